@@ -1,0 +1,394 @@
+"""A plain NumPy model of both accumulators: what the library must answer, the slow and obvious way.
+
+Nothing here is shared with the library: no segment, no hash, no kernel, no lock. Sums of integers
+are Python integers, rows are a dictionary, and every check stands where it must report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...] | None
+
+INT64_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Element:
+    """One of the 19 dtypes: as it travels, as a plain number of the same bytes, as it is summed."""
+
+    name: str
+    dtype: np.dtype[Any]
+    plain: np.dtype[Any]
+    sums: np.dtype[Any]
+
+    @property
+    def integral(self) -> bool:
+        """Whether sums are exact 64-bit integers."""
+        return self.sums.kind in "iu"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the dtype travels as one of TensorFlow's structured NumPy types."""
+        return self.dtype.names is not None
+
+
+def _element(name: str, sums: str) -> Element:
+    if name.startswith("q"):
+        plain = np.dtype(name.removeprefix("q"))
+        return Element(name, np.dtype([(name, plain)]), plain, np.dtype(sums))
+    dtype = np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return Element(name, dtype, dtype, np.dtype(sums))
+
+
+ELEMENTS: Final = {
+    name: _element(name, sums)
+    for sums, names in {
+        "float32": ("float16", "bfloat16", "float32"),
+        "float64": ("float64",),
+        "complex64": ("complex64",),
+        "complex128": ("complex128",),
+        "int64": ("int8", "int16", "int32", "int64", "qint8", "qint16", "qint32"),
+        "uint64": ("uint8", "uint16", "uint32", "uint64", "quint8", "quint16"),
+    }.items()
+    for name in names
+}
+
+
+class Refused(Exception):  # noqa: N818 - not an error of ours: what the library is expected to raise
+    """The name of the error class that must come, and its message where the contract words it."""
+
+    def __init__(self, kind: str, message: str | None = None) -> None:
+        """Keep both."""
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+
+def invalid(message: str | None = None) -> Refused:
+    """Name an argument that must be refused."""
+    return Refused("InvalidArgumentError", message)
+
+
+def text(shape: Shape) -> str:
+    """Print a shape as TensorFlow does, an unknown dimension as a question mark."""
+    return "[" + ",".join("?" if d is None else str(d) for d in shape or ()) + "]"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a take must hand out; dense ones have no indices, row counts and shape."""
+
+    count: int
+    step: int
+    values: Array
+    indices: Array | None = None
+    row_counts: Array | None = None
+    shape: Array | None = None
+
+
+@dataclass
+class Model:
+    """What both kinds have in common: steps, counts, sealing and the arithmetic."""
+
+    element: Element
+    declared: Shape
+    reduction: str
+    step: int = 0
+    count: int = 0
+    sealed: bool = False
+    applied: int = 0
+    dropped: int = 0
+
+    def set_global_step(self, step: int) -> None:
+        """Set the step to anything, backwards too; what is accumulated stays."""
+        self.step = step
+
+    def advance_step(self, step: int) -> int:
+        """Move the fence forward: drop what is here and unseal; a step not ahead does nothing."""
+        if step <= self.step:
+            return 0
+        dropped = self.count
+        self.step, self.sealed = step, False
+        self._empty()
+        return dropped
+
+    def unseal(self) -> None:
+        """Let applies in again."""
+        self.sealed = False
+
+    def take(self, num_required: int) -> Outcome:
+        """Divide, hand out, empty and count the step up, or refuse and leave everything."""
+        if num_required <= 0:
+            raise invalid(f"Argument num_required must be positive, but was {num_required}")
+        self._need(num_required)
+        if self.step == INT64_MAX:
+            raise Refused("OutOfRangeError")
+        outcome = self._outcome(divided=True)
+        self._empty()
+        self.step += 1
+        return outcome
+
+    def take_partial(self, num_required: int, *, seal: bool = False) -> Outcome:
+        """Hand out undivided sums and empty; the step stays."""
+        if num_required < 0:
+            raise invalid()
+        self._need(num_required)
+        outcome = self._outcome(divided=False)
+        self._empty()
+        self.sealed = self.sealed or seal
+        return outcome
+
+    def _need(self, num_required: int) -> None:
+        if self.count < num_required:
+            raise Refused("DeadlineExceededError")
+
+    def _admits(self, local_step: int, contributions: int) -> bool:
+        if local_step < self.step or self.sealed:
+            self.dropped += contributions
+            return False
+        return True
+
+    def _outcome(self, *, divided: bool) -> Outcome:
+        raise NotImplementedError
+
+    def _empty(self) -> None:
+        self.count = 0
+
+    def widened(self, values: Array) -> Array:
+        """Bring values into the form that is summed: Python integers, or the sums' dtype."""
+        plain = values.view(self.element.plain) if self.element.quantised else values
+        return plain.astype(object) if self.element.integral else plain.astype(self.element.sums)
+
+    def add(self, total: Array, more: Array) -> Array:
+        """Add elementwise; an integer sum that leaves 64 bits is refused."""
+        with np.errstate(all="ignore"):
+            result: Array = np.asarray(total + more, dtype=total.dtype)
+        if self.element.integral and result.size:
+            limits = np.iinfo(self.element.sums)
+            if min(result.flat) < limits.min or max(result.flat) > limits.max:
+                raise Refused("OutOfRangeError")
+        return result
+
+    def finished(self, sums: Array, divisor: int) -> Array:
+        """Divide once and round once into the dtype that travels."""
+        if self.element.integral:
+            return self._finished_integers(sums, divisor)
+        with np.errstate(all="ignore"):
+            if self.reduction != "SUM" and sums.size:
+                if sums.dtype.kind == "c":
+                    parts = np.ascontiguousarray(sums).reshape(-1)
+                    real = parts.view(parts.real.dtype)
+                    sums = (real / real.dtype.type(divisor)).view(sums.dtype).reshape(sums.shape)
+                else:
+                    sums = np.asarray(sums / sums.dtype.type(divisor), dtype=sums.dtype)
+            return np.asarray(sums.astype(self.element.dtype))
+
+    def _finished_integers(self, sums: Array, divisor: int) -> Array:
+        limits = np.iinfo(self.element.plain)
+        result = np.empty(sums.shape, dtype=self.element.plain)
+        for where, total in np.ndenumerate(sums):
+            value = total
+            if self.reduction != "SUM":
+                value = abs(total) // divisor * (1 if total >= 0 else -1)
+            if not limits.min <= value <= limits.max:
+                raise Refused("OutOfRangeError")
+            result[where] = value
+        return result.view(self.element.dtype) if self.element.quantised else result
+
+
+@dataclass
+class DenseModel(Model):
+    """The dense accumulator: one array, or nothing."""
+
+    total: Array | None = None
+
+    def apply_grad(self, grad: Array, local_step: int) -> bool:
+        """Add one gradient."""
+        return self._apply(self.widened(grad), 1, local_step)
+
+    def apply_partial(self, partial: Outcome, local_step: int) -> bool:
+        """Add another accumulator's sums."""
+        sums = partial.values
+        return self._apply(
+            sums.astype(object) if self.element.integral else sums, partial.count, local_step
+        )
+
+    def _apply(self, grad: Array, contributions: int, local_step: int) -> bool:
+        if self.declared is not None and not (
+            len(self.declared) == grad.ndim
+            and all(d in (None, n) for d, n in zip(self.declared, grad.shape, strict=True))
+        ):
+            raise invalid(f"Shape mismatch: expected {text(self.declared)}, got {text(grad.shape)}")
+        if not self._admits(local_step, contributions):
+            return False
+        if self.total is None:
+            self.total = grad.copy()
+        elif self.total.shape != grad.shape:
+            raise invalid(
+                f"Shape mismatch: expected {text(self.total.shape)}, got {text(grad.shape)}"
+            )
+        else:
+            self.total = self.add(self.total, grad)
+        self.count += contributions
+        self.applied += contributions
+        return True
+
+    def _outcome(self, *, divided: bool) -> Outcome:
+        total = self.total
+        if total is None:
+            return Outcome(0, self.step, np.zeros((0,), dtype=self.element.sums))
+        values = self.finished(total, self.count) if divided else total.astype(self.element.sums)
+        return Outcome(self.count, self.step, values)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.total = None
+
+
+@dataclass
+class SparseModel(Model):
+    """The sparse accumulator: a dictionary of rows, each with how many gradients touched it."""
+
+    rows: dict[int, tuple[Array, int]] = field(default_factory=dict)
+    inner: tuple[int, ...] | None = None
+
+    def apply_grad(
+        self, indices: Array, values: Array, given: Array | None, local_step: int
+    ) -> bool:
+        """Add one gradient; repeated rows are summed in their order first and count once."""
+        self._check_arguments(indices, values, given)
+        if not self._admits(local_step, 1):
+            return False
+        self._check_round(values.shape)
+        merged: dict[int, tuple[Array, int]] = {}
+        for index, row in zip(indices.tolist(), self.widened(values), strict=True):
+            merged[index] = (
+                (self.add(merged[index][0], np.asarray(row)), 1)
+                if index in merged
+                else (np.asarray(row), 1)
+            )
+        self._merge(merged, values.shape[1:], 1)
+        return True
+
+    def apply_partial(self, partial: Outcome, local_step: int) -> bool:
+        """Add another accumulator's rows with their counts."""
+        assert partial.indices is not None
+        assert partial.row_counts is not None
+        sums = partial.values.astype(object) if self.element.integral else partial.values
+        self._check_arguments(partial.indices, sums, None)
+        if not self._admits(local_step, partial.count):
+            return False
+        self._check_round(sums.shape)
+        merged = {
+            index: (np.asarray(row), contributions)
+            for index, row, contributions in zip(
+                partial.indices.tolist(), sums, partial.row_counts.tolist(), strict=True
+            )
+        }
+        self._merge(merged, sums.shape[1:], partial.count)
+        return True
+
+    def _merge(
+        self, merged: dict[int, tuple[Array, int]], inner: tuple[int, ...], contributions: int
+    ) -> None:
+        rows = dict(self.rows)
+        for index, (row, touched) in merged.items():
+            if index in rows:
+                total, before = rows[index]
+                rows[index] = (self.add(total, row), before + touched)
+            else:
+                rows[index] = (row.copy(), touched)
+        self.rows, self.inner = rows, inner
+        self.count += contributions
+        self.applied += contributions
+
+    def _check_arguments(self, indices: Array, values: Array, given: Array | None) -> None:
+        """Check what the caller's arguments alone decide, also when they are stale."""
+        if indices.ndim != 1:
+            raise invalid(
+                f"Input indices should be vector but received shape: {text(indices.shape)}"
+            )
+        if values.ndim == 0:
+            raise invalid("Values cannot be 0-dimensional.")
+        if len(values) != len(indices):
+            raise invalid(f"Expected {len(indices)} non-empty input values, got {len(values)}")
+        shape = [] if given is None else [int(d) for d in given.reshape(-1)]
+        declared = self.declared or ()
+        if shape:
+            self._check_given(shape, declared)
+        if declared and declared[0] is not None:
+            for position, index in enumerate(indices.tolist()):
+                if index >= declared[0]:
+                    raise invalid(
+                        f"Shape mismatch: index of slice {position} exceeded limits of shape; "
+                        f"index is {index} exceeded {declared[0]}"
+                    )
+        if (indices < 0).any():
+            raise invalid()
+        if shape and (
+            any(g not in (-1, n) for g, n in zip(shape[1:], values.shape[1:], strict=False))
+            or (shape[0] != -1 and (indices >= shape[0]).any())
+        ):
+            raise invalid()
+
+    def _check_given(self, shape: list[int], declared: tuple[int | None, ...]) -> None:
+        if len(shape) < len(declared):
+            raise invalid(
+                f"Shape mismatch: expected shape rank at least {len(declared)}, got {len(shape)}"
+            )
+        for i, (want, got) in enumerate(zip(declared, shape, strict=False)):
+            if want is not None and got not in (-1, want):
+                raise invalid(f"Shape mismatch: expected shape dim {i} to be {want}, got {got}")
+
+    def _check_round(self, shape: tuple[int, ...]) -> None:
+        """Check values against the declared inner dims, then against the round's."""
+        declared = self.declared or ()
+        if len(shape) < len(declared):
+            raise invalid(
+                f"Shape mismatch: expected values rank at least {len(declared)}, got {len(shape)}"
+            )
+        self._check_dims(declared[1:], shape[1:])
+        if self.count and self.inner is not None:
+            if len(self.inner) != len(shape) - 1:
+                raise invalid(
+                    f"Shape mismatch: expected values rank {len(self.inner) + 1}, got {len(shape)}"
+                )
+            self._check_dims(self.inner, shape[1:])
+
+    @staticmethod
+    def _check_dims(wanted: tuple[int | None, ...], inner: tuple[int, ...]) -> None:
+        for i, (want, got) in enumerate(zip(wanted, inner, strict=False), start=1):
+            if want not in (None, got):
+                raise invalid(f"Shape mismatch: expected values dim {i} to be {want}, got {got}")
+
+    def _outcome(self, *, divided: bool) -> Outcome:
+        inner = self.inner or ()
+        sums = np.dtype(object) if self.element.integral else self.element.sums
+        dtype = self.element.dtype if divided else self.element.sums
+        order = sorted(self.rows)
+        values = np.empty((len(order), *inner), dtype=dtype)
+        for slot, index in enumerate(order):
+            total, touched = self.rows[index]
+            total = np.asarray(total, dtype=sums)
+            divisor = touched if self.reduction == "MEAN" else self.count
+            values[slot] = self.finished(total, divisor) if divided else total.astype(dtype)
+        first = self.declared[0] if self.declared else None
+        return Outcome(
+            self.count,
+            self.step,
+            values,
+            np.array(order, dtype=np.int64),
+            np.array([self.rows[i][1] for i in order], dtype=np.int64),
+            np.array([-1 if first is None else first, *inner], dtype=np.int64),
+        )
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.rows, self.inner = {}, None

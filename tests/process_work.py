@@ -1,0 +1,92 @@
+"""What the children of the process tests do: functions that every start method finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+
+if TYPE_CHECKING:
+    from numpy_model import Array
+
+# Rows that gradients share, and above them one row for each gradient there ever is.
+SHARED: Final = 50
+WIDTH: Final = 3
+
+
+def gradient(worker: int, number: int, each: int) -> tuple[Array, Array]:
+    """Make a gradient of whole numbers that anyone can make again.
+
+    Its rows below ``SHARED`` overlap with everybody's and repeat; its last row is its own identity.
+    """
+    rng = np.random.default_rng([worker, number])
+    shared = rng.integers(0, SHARED, size=rng.integers(1, 12))
+    indices = np.append(shared, SHARED + worker * each + number)
+    values = rng.integers(-8, 9, size=(len(indices), WIDTH)).astype(np.float32)
+    values[-1] = 1
+    return indices, values
+
+
+def apply_all(acc: Any, worker: int, each: int, *, follow: bool) -> list[int]:
+    """Apply ``each`` gradients; return the numbers of those that were accepted."""
+    with acc:
+        accepted = []
+        for number in range(each):
+            step = acc.global_step if follow else shmacc.NEVER_STALE
+            if acc.apply_grad(*gradient(worker, number, each), local_step=step):
+                accepted.append(number)
+        return accepted
+
+
+def apply_all_by_name(name: str, worker: int, each: int, *, follow: bool = False) -> list[int]:
+    """Attach by name alone, then apply."""
+    return apply_all(shmacc.attach(name), worker, each, follow=follow)
+
+
+def apply_one(acc: Any, value: float, step: int = 0) -> bool:
+    """Apply one scalar through a handle."""
+    with acc:
+        return bool(acc.apply_grad(value, step))
+
+
+def open_and_apply(name: str, value: float) -> bool:
+    """Create or attach, whoever comes first, and apply one scalar."""
+    with ConditionalAccumulator(np.float64, (), name, reduction_type="SUM") as acc:
+        return acc.apply_grad(value)
+
+
+def open_otherwise(name: str) -> None:
+    """Open a dense accumulator's name as something that it is not."""
+    SparseConditionalAccumulator(np.float64, (), name).close()
+
+
+def take_one(name: str, num_required: int, timeout: float) -> tuple[float, int, int]:
+    """Stand in line once."""
+    with shmacc.attach(name) as acc:
+        taken = acc.take(num_required, timeout=timeout)
+        return taken.value.item(), taken.count, taken.step
+
+
+def follow_steps(name: str, steps: int, timeout: float) -> list[int]:
+    """Follow the chief as a worker does: one gradient a step."""
+    seen = [-1]
+    with shmacc.attach(name) as acc:
+        for _ in range(steps):
+            seen.append(acc.wait_step(seen[-1], timeout=timeout))
+            acc.apply_grad(1.0, local_step=seen[-1])
+    return seen[1:]
+
+
+def raw_by_name(name: str) -> tuple[bool, int]:
+    """Speak raw ops with nothing but a name."""
+    raw = shmacc.raw_ops
+    applied = raw.SparseAccumulatorApplyGradient(name, 0, [2], [[1.0, 2.0]], [], False)  # noqa: FBT003
+    return applied, raw.AccumulatorNumAccumulated(name)
+
+
+def refused_name(name: str) -> None:
+    """Ask for an accumulator that is not there."""
+    shmacc.attach(name)

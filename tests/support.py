@@ -1,0 +1,165 @@
+"""What several test modules share: exact comparison, refusals, waiting, child processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+
+import shmacc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from numpy_model import Array, Outcome
+
+# Generous, because a test machine may be starved; no passing test ever waits for this long.
+LONG: Final = 30.0
+
+START_METHODS: Final = ("fork", "spawn", "forkserver")
+
+
+def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
+    """Return as soon as the condition holds; fail when it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came to hold"
+        time.sleep(0.0005)
+
+
+def same_bits(got: Any, want: Array) -> None:
+    """Assert equal dtype, shape and bytes; one NaN is as good as another."""
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    assert _bits(got) == _bits(want), f"{got!r} is not {want!r}"
+
+
+def _bits(array: Array) -> bytes:
+    plain = np.ascontiguousarray(array)
+    if plain.dtype.kind == "c":
+        plain = plain.reshape(-1).view(plain.real.dtype)
+    if plain.dtype.names is None and plain.dtype.kind not in "iu":
+        plain = np.where(np.isnan(plain), plain.dtype.type(np.nan), plain)
+    return plain.tobytes()
+
+
+def same_outcome(got: Any, want: Outcome) -> None:
+    """Assert that a ``Taken`` or ``Partial`` says what the model says."""
+    assert got.count == want.count
+    assert got.step == want.step
+    if want.indices is None:
+        if want.count:
+            same_bits(got.value, want.values)
+        return
+    assert want.row_counts is not None
+    assert want.shape is not None
+    same_bits(got.indices, want.indices)
+    same_bits(np.asarray(got.row_counts, dtype=np.int64), want.row_counts)
+    if want.count:
+        same_bits(got.values, want.values)
+        same_bits(got.shape, want.shape)
+
+
+@contextmanager
+def refused(message: str | None = None) -> Iterator[None]:
+    """Expect an InvalidArgumentError, with exactly this message where one is given."""
+    with pytest.raises(shmacc.errors.InvalidArgumentError) as caught:
+        yield
+    if message is not None:
+        assert str(caught.value) == message
+
+
+@contextmanager
+def nothing_changes(acc: Any) -> Iterator[None]:
+    """Hold everything that can be seen, the sums included, against what it was before."""
+    before = _seen(acc)
+    yield
+    assert _seen(acc) == before
+
+
+def _seen(acc: Any) -> Any:
+    stats = acc.stats()
+    counters = (acc.num_accumulated(), acc.global_step, stats.applied, stats.dropped, stats.waiting)
+    partial = acc.take_partial(0)
+    if partial.count == 0:
+        return counters, None
+    # Put back, so that the next look sees it too; a seal of the test's own stands in the way.
+    assert acc.apply_partial(partial, shmacc.NEVER_STALE)
+    stats = acc.stats()
+    fields = ("value",) if hasattr(partial, "value") else ("indices", "values", "row_counts")
+    content = [getattr(partial, name).tolist() for name in fields]
+    return (*counters[:2], stats.dropped), content
+
+
+class Child:
+    """A process that runs one function and sends back what it returned or raised."""
+
+    def __init__(self, method: str, function: Callable[..., Any], *args: Any) -> None:
+        """Start it."""
+        context = multiprocessing.get_context(method)
+        self.pipe, theirs = context.Pipe()
+        namespace = os.environ["SHMACC_NAMESPACE"]
+        # The stubs give get_context(str) a base class without Process.
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=_run, args=(theirs, namespace, function, args)
+        )
+        self.process.start()
+        theirs.close()
+
+    def result(self) -> Any:
+        """Wait for the function's end; raise what it raised."""
+        assert self.pipe.poll(LONG), "the child said nothing"
+        fine, value = self.pipe.recv()
+        self.process.join(LONG)
+        assert self.process.exitcode == 0
+        if not fine:
+            raise value
+        return value
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever the test came to."""
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()
+
+
+def _run(
+    pipe: Connection, namespace: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    # A forkserver was started under the namespace of some earlier test.
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    try:
+        answer = (True, function(*args))
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        answer = (False, error)
+    pipe.send(answer)
+    pipe.close()
+
+
+class Crew:
+    """Starts children by one start method and ends them with the test."""
+
+    def __init__(self, method: str) -> None:
+        """Nobody yet."""
+        self.method = method
+        self.children: list[Child] = []
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Child:
+        """Start one more."""
+        child = Child(self.method, function, *args)
+        self.children.append(child)
+        return child
+
+    def end(self) -> None:
+        """End all."""
+        for child in self.children:
+            child.end()

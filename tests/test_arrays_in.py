@@ -1,0 +1,399 @@
+"""What may come in as an array, how it is converted, and whose the arrays out are."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy_model import ELEMENTS
+from support import refused, same_bits
+
+from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
+TABLE: Final = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class OnlyArray:
+    """An object that says what it holds by ``__array__`` alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Give the array."""
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+class OnlyDLPack:
+    """An object that says what it holds by ``__dlpack__`` alone, as other libraries' tensors do."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Give a capsule."""
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """Say that it is on the CPU."""
+        return self.array.__dlpack_device__()
+
+
+def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+FORMS: Final[dict[str, Callable[[Any], Any]]] = {
+    "array": lambda a: a,
+    "list": lambda a: a.tolist(),
+    "tuple": lambda a: tuple(map(tuple, a.tolist())) if a.ndim > 1 else tuple(a.tolist()),
+    "list of arrays": list,
+    "memoryview": lambda a: np.ascontiguousarray(a).data,
+    "fortran order": np.asfortranarray,
+    "strided": lambda a: np.repeat(np.repeat(a, 2, 0), 3, -1)[::2, ..., ::3] if a.ndim > 1 else np.repeat(a, 2)[::2],  # noqa: E501
+    "reversed": lambda a: a[::-1].copy()[::-1],
+    "byte-swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+    "read-only": read_only,
+    "unaligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "wider": lambda a: a.astype("f8" if a.dtype.kind == "f" else "i8"),
+    "subclass": lambda a: a.view(np.matrix) if a.ndim == 2 else a,
+    "__array__": OnlyArray,
+    "__dlpack__": OnlyDLPack,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # np.matrix
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(form: str) -> None:
+    make = FORMS[form]
+    indices = np.array([5, 0, 2], np.int32)
+    with ConditionalAccumulator(np.float32) as acc, SparseConditionalAccumulator("f4") as rows:
+        assert acc.apply_grad(make(TABLE))
+        same_bits(acc.take_grad(1), TABLE)
+
+        rows.apply_grad(make(indices), make(TABLE), make(np.array([9, 4])))
+        rows.apply_indexed_slices_grad(IndexedSlices(make(TABLE), make(indices)))
+        taken = rows.take_grad(2)
+        same_bits(taken.indices, np.array([0, 2, 5]))
+        same_bits(taken.values, TABLE[[1, 2, 0]])
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_each_dtype_in_and_out(name: str) -> None:
+    element = ELEMENTS[name]
+    values = np.arange(1, 13).reshape(3, 4).astype(element.plain).view(element.dtype)
+    with ConditionalAccumulator(name) as acc, SparseConditionalAccumulator(name) as rows:
+        for _ in range(2):
+            acc.apply_grad(values)
+            rows.apply_grad([7, 8, 9], values[::-1])
+        same_bits(acc.take_grad(2), values)
+        same_bits(rows.take_grad(2).values, values[::-1])
+        partial = acc.take_partial(0)
+        assert partial.count == 0
+
+
+@pytest.mark.parametrize("name", [n for n in ELEMENTS if ELEMENTS[n].quantised])
+def test_quantised_are_tensorflows_structured_types(name: str) -> None:
+    element = ELEMENTS[name]
+    values = np.array([(1,), (2,)], dtype=[(name, element.plain)])
+    with ConditionalAccumulator(name, reduction_type="SUM") as acc:
+        acc.apply_grad(values)
+        acc.apply_grad(values[::-1])
+        total = acc.take_grad(2)
+        assert total.dtype.names == (name,)
+        assert total[name].tolist() == [3, 3]
+
+
+CONVERTED: Final = [
+    ("float32", np.array([1.5, 2.5]), [1.5, 2.5]),
+    ("float32", np.array([1, 2], np.int64), [1, 2]),
+    ("float32", np.array([1, 2], np.uint8), [1, 2]),
+    ("float32", np.array([True, False]), [1, 0]),
+    ("float32", np.array([0.1], np.float16), [np.float32(np.float16(0.1))]),
+    ("float32", np.array([1.5], ml_dtypes.bfloat16), [1.5]),
+    ("float32", np.array([np.inf, -np.inf, 1e300 * 1e-300]), [np.inf, -np.inf, 1]),
+    ("float32", [1, 2.5, True], [1, 2.5, 1]),
+    ("float16", np.array([0.1], np.float64), [np.float16(0.1)]),
+    ("float16", [1e-30], [0]),
+    ("bfloat16", np.array([1.0, 2.0], np.float32), [1, 2]),
+    ("bfloat16", [1.0, 257.0], [1, 256]),
+    ("float64", np.array([1.5], np.float32), [1.5]),
+    ("complex64", np.array([1.5, 2.0]), [1.5, 2]),
+    ("complex64", np.array([1 + 2j], np.complex128), [1 + 2j]),
+    ("complex128", [1j, 2], [1j, 2]),
+    ("int8", np.array([-128, 127], np.int64), [-128, 127]),
+    ("int8", np.array([5], np.uint8), [5]),
+    ("int8", [-128, 127], [-128, 127]),
+    ("int32", [1.0, -2.0], [1, -2]),
+    ("uint8", [0, 255], [0, 255]),
+    ("uint8", np.array([0, 255], np.uint64), [0, 255]),
+    ("uint64", [2**64 - 1, 0], [2**64 - 1, 0]),
+    ("int64", np.array([True]), [1]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "given", "expected"), CONVERTED)
+def test_converted(dtype: str, given: Any, expected: list[Any]) -> None:
+    with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
+        assert acc.apply_grad(given)
+        got = acc.take_grad(1)
+        assert got.dtype == ELEMENTS[dtype].dtype
+        assert got.tolist() == expected
+        rows.apply_grad(range(len(expected)), given)
+        assert rows.take_grad(1).values.tolist() == expected
+
+
+REFUSED: Final = [
+    # not same_kind
+    ("float32", np.array([1j])),
+    ("float32", [1j]),
+    ("bfloat16", np.array([1 + 1j], np.complex64)),  # NumPy's same_kind would let this through
+    ("int32", np.array([1.0])),
+    ("int32", np.array([1.0], np.float16)),
+    ("int64", np.array([1j])),
+    ("uint8", np.array([1], np.int64)),
+    ("uint64", np.array([1], np.int8)),
+    # a finite value that would become infinite
+    ("float32", np.array([1e39])),
+    ("float32", [1e39]),
+    ("float32", [0, -1e300]),
+    ("float32", [10**40]),
+    ("float16", np.array([65520.0], np.float32)),
+    ("float16", np.array([70000], np.int64)),
+    ("float16", [70000]),
+    ("bfloat16", np.array([3.4e38])),
+    ("float64", [10**400]),
+    ("complex64", np.array([1e300j])),
+    # integers out of range
+    ("int8", np.array([128], np.int64)),
+    ("int8", np.array([-129], np.int16)),
+    ("int8", np.array([200], np.uint8)),
+    ("int8", [128]),
+    ("uint8", [-1]),
+    ("uint8", [256]),
+    ("int64", [2**63]),
+    ("int64", np.array([2**63], np.uint64)),
+    ("uint64", [2**64]),
+    ("uint64", [-1]),
+    ("int32", np.array([2**31], np.int64)),
+    # floats that are not integers
+    ("int32", [1.5]),
+    ("int32", [1, 2.5]),
+    ("int32", [float("nan")]),
+    ("uint8", [-1.0]),
+    ("int8", [1e30]),
+    # nothing that is a number
+    ("float32", None),
+    ("float32", "1"),
+    ("float32", ["1"]),
+    ("float32", [None]),
+    ("float32", [[1.0], [1.0, 2.0]]),
+    ("float32", {1.0}),
+    ("float32", object()),
+    ("float32", [Fraction(1, 3)]),
+    ("float32", np.array(["2020-01-01"], "datetime64[D]")),
+    ("float32", np.zeros(1, [("x", "f4")])),
+    ("float32", np.zeros(1, [("qint8", "i1")])),
+    ("qint8", np.array([1.0])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "given"), REFUSED, ids=repr)
+def test_refused(dtype: str, given: Any) -> None:
+    with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
+        with refused():
+            acc.apply_grad(given)
+        with refused():
+            rows.apply_grad([0], given)
+        # Also when it is stale: the caller's own mistake does not hang on timing.
+        acc.set_global_step(1)
+        with refused():
+            acc.apply_grad(given)
+        assert acc.num_accumulated() == rows.num_accumulated() == 0
+        assert acc.stats().dropped == 0
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [0.0],
+        [1.5],
+        [True],
+        np.array([0.0]),
+        np.array([True]),
+        [2**63],
+        np.array([2**63], np.uint64),
+        ["0"],
+        [None],
+        None,
+        [1j],
+        [[0], [0, 1]],
+    ],
+    ids=repr,
+)
+def test_indices_refused(indices: Any) -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        for stale in (0, 1):
+            acc.set_global_step(stale)
+            with refused():
+                acc.apply_grad(indices, [1.0])
+        assert acc.stats().dropped == 0
+
+
+@pytest.mark.parametrize(
+    "given", [[1.0], [True, 2], np.array([3.0, 1.0]), ["3"], [2**63, 1], [None, 1]], ids=repr
+)
+def test_given_shapes_refused(given: Any) -> None:
+    with SparseConditionalAccumulator(np.float32) as acc, refused():
+        acc.apply_grad([0], [[1.0]], given)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4", ">u8"])
+def test_indices_of_any_integer_type(dtype: str) -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        acc.apply_grad(np.array([7, 3, 7], dtype), [1.0, 2.0, 4.0])
+        taken = acc.take_grad(1)
+        same_bits(taken.indices, np.array([3, 7]))
+        assert taken.values.tolist() == [2.0, 5.0]
+
+
+def test_indices_of_other_kinds() -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        acc.apply_grad((2, 1), [[1.0], [2.0]])
+        acc.apply_grad(range(2), [[1.0], [2.0]])
+        acc.apply_grad([np.int64(9), np.uint8(1)], [[1.0], [2.0]])
+        assert acc.take_grad(3).indices.tolist() == [0, 1, 2, 9]
+
+
+def test_repeats_and_any_order() -> None:
+    """The gradient of an embedding lookup as it comes; TensorFlow answers 12 and 13.5 here."""
+    for reduction, rows in (("MEAN", [6, 12]), ("SUM", [12, 24]), ("CMEAN", [6, 12])):
+        with SparseConditionalAccumulator(np.float64, reduction_type=reduction) as acc:
+            acc.apply_grad([4, 1, 4], [[1.0], [2.0], [3.0]])
+            acc.apply_grad([1, 4], [[10.0], [20.0]])
+            taken = acc.take(2)
+            assert taken.indices.tolist() == [1, 4]
+            assert taken.values.tolist() == [[r] for r in rows]
+            assert taken.row_counts.tolist() == [2, 2]
+
+
+def test_a_repeated_row_counts_once() -> None:
+    with SparseConditionalAccumulator(np.float64) as acc:
+        acc.apply_grad([1, 1], [1.0, 10.0])
+        acc.apply_grad([1], [100.0])
+        taken = acc.take(2)
+        assert (taken.values.tolist(), taken.row_counts.tolist()) == ([55.5], [2])
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 0), (3, 0), (3, 2, 0)])
+def test_empty_gradients_and_zero_width_rows(shape: tuple[int, ...]) -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        indices = np.arange(shape[0])
+        for _ in range(2):
+            acc.apply_grad(indices, np.zeros(shape, np.float32))
+        taken = acc.take(2)
+        assert taken.count == 2
+        same_bits(taken.indices, indices)
+        same_bits(taken.values, np.zeros(shape, np.float32))
+        same_bits(taken.shape, np.array([-1, *shape[1:]]))
+        assert taken.row_counts.tolist() == [2] * shape[0]
+
+
+def test_an_empty_list_is_an_empty_gradient() -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        assert acc.apply_grad([], [])
+        assert acc.take_grad(1).values.shape == (0,)
+
+
+@pytest.mark.parametrize("scalar", [2, 2.0, True, np.float64(2), np.array(2), np.int8(2)], ids=repr)
+def test_scalars(scalar: Any) -> None:
+    with ConditionalAccumulator(np.float32, ()) as acc:
+        acc.apply_grad(scalar)
+        mean = acc.take_grad(1)
+        same_bits(mean, np.asarray(scalar, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_accumulates_in_single_and_rounds_once(dtype: str) -> None:
+    half = ELEMENTS[dtype].dtype
+    with ConditionalAccumulator(dtype, reduction_type="SUM") as acc:
+        # In half precision 2048 + 1 + 1 ... would stay 2048 (256 in bfloat16).
+        acc.apply_grad([2048.0])
+        for _ in range(64):
+            acc.apply_grad([1.0])
+        same_bits(acc.take_grad(65), np.array([2112], half))
+        partial = acc.take_partial(0)
+        assert partial.count == 0
+    with ConditionalAccumulator(dtype) as acc:
+        top = np.array([3.3895314e38 if dtype == "bfloat16" else 65504], half)
+        for _ in range(2):
+            acc.apply_grad(top)
+        # The sum is out of the half's range, the mean is not (nor is it in float32, for bfloat16).
+        expected = top if dtype == "float16" else np.array([np.inf], half)
+        same_bits(acc.take_grad(2), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_in_are_read_at_once_and_left_alone(kind: Any) -> None:
+    indices, values = np.array([4, 2, 4]), np.ones((3, 2), np.float32)
+    arguments = (values,) if kind is ConditionalAccumulator else (indices, values)
+    with kind(np.float32, reduction_type="SUM") as acc:
+        acc.apply_grad(*arguments)
+        assert values.tolist() == [[1, 1]] * 3
+        assert indices.tolist() == [4, 2, 4]
+        values[:] = 99
+        indices[:] = 0
+        taken = acc.take(1)
+        if kind is SparseConditionalAccumulator:
+            assert taken.indices.tolist() == [2, 4]
+            assert taken.values.tolist() == [[1, 1], [2, 2]]
+        else:
+            assert taken.value.tolist() == [[1, 1]] * 3
+
+
+def test_arrays_out_are_the_callers_own() -> None:
+    with SparseConditionalAccumulator(np.float32) as acc, ConditionalAccumulator("f4") as dense:
+        outs: list[tuple[Any, ...]] = []
+        for step in range(2):
+            acc.apply_grad([1, 2], [[1.0], [2.0]], local_step=step)
+            dense.apply_grad([[1.0], [2.0]], local_step=step)
+            taken = acc.take(1)
+            outs.append((taken.indices, taken.values, taken.shape, taken.row_counts))
+            outs[-1] += (dense.take_grad(1),)
+            for array in outs[0]:
+                assert array.flags.writeable
+                assert array.flags.owndata or array.base is not None
+                assert array.flags.c_contiguous
+                assert array.flags.aligned
+                array[...] = -7
+        partial = acc.take_partial(0)
+        assert partial.count == 0
+    # The segments are gone; the arrays are not.
+    assert outs[1][1].tolist() == [[1.0], [2.0]]
+    assert outs[1][4].tolist() == [[1.0], [2.0]]
+    assert all((array == -7).all() for array in outs[0])
+
+
+def test_anything_with_the_three_attributes() -> None:
+    class Slices:
+        indices = (1, 0)
+        values = ((1.0,), (2.0,))
+        dense_shape = None
+
+    with SparseConditionalAccumulator(np.float32) as acc:
+        assert acc.apply_indexed_slices_grad(Slices())
+        again = acc.take_indexed_slices_grad(1)
+        assert acc.apply_indexed_slices_grad(again, local_step=1)
+        assert acc.take_grad(1).values.tolist() == [[2.0], [1.0]]
+        # An ndarray is none; this is not worded by the contract, but it is no silent success.
+        with pytest.raises((AttributeError, TypeError, ValueError)):
+            acc.apply_indexed_slices_grad(np.ones((1, 1)))

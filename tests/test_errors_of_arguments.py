@@ -1,0 +1,257 @@
+"""Every refusal of an apply or a take: its message to the letter, and that it changed nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from support import nothing_changes, refused
+
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+
+
+def ones(*shape: int) -> np.ndarray[Any, Any]:
+    return np.ones(shape, np.float32)
+
+
+# --- sparse applies: section 4, row by row -------------------------------------------------------
+
+# What the caller's own arguments decide: it is checked first, so also when the gradient is stale.
+CALLERS: Final[list[tuple[Any, ...]]] = [
+    # row 2
+    (None, [[0, 1], [1, 0]], ones(2, 2), None,
+     "Input indices should be vector but received shape: [2,2]"),
+    (None, 0, ones(1), None, "Input indices should be vector but received shape: []"),
+    # row 3
+    (None, [0], np.float32(1), None, "Values cannot be 0-dimensional."),
+    # row 4
+    (None, [0, 1], ones(1, 3), None, "Expected 2 non-empty input values, got 1"),
+    (None, [], ones(1, 3), None, "Expected 0 non-empty input values, got 1"),
+    (None, [0], ones(0, 3), None, "Expected 1 non-empty input values, got 0"),
+    # row 5
+    ([2, 2, None], [0], ones(1, 2), [2, 2],
+     "Shape mismatch: expected shape rank at least 3, got 2"),
+    # row 6
+    ([2, 2], [0], ones(1, 3), [2, 3], "Shape mismatch: expected shape dim 1 to be 2, got 3"),
+    ([3, 2], [0], ones(1, 2), [4, 2], "Shape mismatch: expected shape dim 0 to be 3, got 4"),
+    ([3, 2], [0], ones(1, 2), [-7, 2], "Shape mismatch: expected shape dim 0 to be 3, got -7"),
+    ([3, 2], [0], ones(1, 2), [[3], [5]], "Shape mismatch: expected shape dim 1 to be 2, got 5"),
+    # row 7
+    ([2, 2], [3], ones(1, 2),
+     None, "Shape mismatch: index of slice 0 exceeded limits of shape; index is 3 exceeded 2"),
+    ([2, 2], [1, 0, 2, 9], ones(4, 2),
+     None, "Shape mismatch: index of slice 2 exceeded limits of shape; index is 2 exceeded 2"),
+]  # fmt: skip
+
+# Where several rows fail, the first reports.
+IN_ORDER: Final[list[tuple[Any, ...]]] = [
+    (None, [[0]], np.float32(1), None, "Input indices should be vector but received shape: [1,1]"),
+    (None, [0, 1], np.float32(1), None, "Values cannot be 0-dimensional."),
+    ([2, 2], [0, 5], ones(1, 3), [2], "Expected 2 non-empty input values, got 1"),
+    ([2, 2], [5], ones(1, 3), [3], "Shape mismatch: expected shape rank at least 2, got 1"),
+    ([2, 2], [5], ones(1, 3), [3, 2], "Shape mismatch: expected shape dim 0 to be 2, got 3"),
+    ([2, 2], [-1, 5], ones(2, 3),
+     None, "Shape mismatch: index of slice 1 exceeded limits of shape; index is 5 exceeded 2"),
+    ([2, 2], [-1], ones(1, 2), [2, 3], "Shape mismatch: expected shape dim 1 to be 2, got 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(
+    ("declared", "indices", "values", "given", "message"),
+    CALLERS + IN_ORDER,
+)
+def test_sparse_what_the_caller_decides(
+    declared: Any, indices: Any, values: Any, given: Any, message: str, *, stale: bool
+) -> None:
+    with SparseConditionalAccumulator(np.float32, declared) as acc:
+        if stale:
+            acc.set_global_step(7)
+        with nothing_changes(acc), refused(message):
+            acc.apply_grad(indices, values, given)
+        assert acc.num_accumulated() == 0
+
+
+# What depends on the round or is decided with it; a stale gradient is dropped before it.
+ROUNDS: Final[list[tuple[Any, ...]]] = [
+    # row 8a, 8b: an earlier gradient settled them
+    (None, ones(1, 2, 2, 2), ones(1, 2, 2), "Shape mismatch: expected values rank 4, got 3"),
+    (None, ones(1, 2, 2, 2), ones(1, 2, 2, 3),
+     "Shape mismatch: expected values dim 3 to be 2, got 3"),
+    (None, ones(1), ones(1, 1), "Shape mismatch: expected values rank 1, got 2"),
+    ([2, None], ones(1, 4), ones(1, 5), "Shape mismatch: expected values dim 1 to be 4, got 5"),
+    # row 9a, 9b: the declaration does
+    ([2, 2, None], None, ones(1, 2), "Shape mismatch: expected values rank at least 3, got 2"),
+    ([2, 2, None], None, ones(1, 3, 2), "Shape mismatch: expected values dim 1 to be 2, got 3"),
+    ([None, None, 3], None, ones(1, 9, 4), "Shape mismatch: expected values dim 2 to be 3, got 4"),
+    # both: the declared one is reported
+    ([2, 2, None], ones(1, 2, 2, 2), ones(1, 2),
+     "Shape mismatch: expected values rank at least 3, got 2"),
+    ([2, 2, None], ones(1, 2, 5), ones(1, 3, 4),
+     "Shape mismatch: expected values dim 1 to be 2, got 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("declared", "first", "values", "message"), ROUNDS)
+def test_sparse_what_the_round_decides(
+    declared: Any, first: Any, values: Any, message: str
+) -> None:
+    with SparseConditionalAccumulator(np.float32, declared) as acc:
+        if first is not None:
+            acc.apply_grad([1], first)
+        with nothing_changes(acc), refused(message):
+            acc.apply_grad([0], values)
+        acc.set_global_step(1)
+        if first is not None:
+            assert acc.apply_grad([0], values) is False
+            assert acc.stats().dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "indices", "values", "given"),
+    [
+        (None, [0, -1], ones(2, 2), None),
+        (None, [-(2**63)], ones(1, 2), None),
+        ([4, 2], [-1], ones(1, 2), None),
+        # A given shape against the gradient's own.
+        (None, [0], ones(1, 2), [5, 3]),
+        (None, [5], ones(1, 2), [5, 2]),
+        (None, [0, 50], ones(2, 1), [3, 1]),
+        ([None, None], [2], ones(1, 2), [2, 2]),
+        ([None, None], [0], ones(1, 2), [2, 4]),
+    ],
+)
+@pytest.mark.parametrize("stale", [False, True])
+def test_sparse_new_refusals(
+    declared: Any, indices: Any, values: Any, given: Any, *, stale: bool
+) -> None:
+    with SparseConditionalAccumulator(np.float32, declared) as acc:
+        acc.set_global_step(int(stale))
+        with nothing_changes(acc), refused():
+            acc.apply_grad(indices, values, given)
+
+
+@pytest.mark.parametrize(
+    ("declared", "indices", "values", "given"),
+    [
+        (None, [50], ones(1, 2), None),
+        (None, [2**63 - 1], ones(1, 2), None),
+        # [] is "not given", also against a declared shape.
+        ([2, 2], [0], ones(1, 2), []),
+        ([2, 2], [0], ones(1, 2), np.empty(0, np.int64)),
+        # -1 is "unknown", everywhere.
+        ([2, 2], [0], ones(1, 2), [-1, 2]),
+        ([2, 2], [0], ones(1, 2), [2, -1]),
+        (None, [9], ones(1, 2), [-1, -1]),
+        # Longer than the declared rank, or than the values', as TensorFlow takes it; or flattened.
+        ([2], [0], ones(1, 2), [2, 2]),
+        ([2], [0], ones(1), [2, 2, 2]),
+        (None, [0], ones(1), [2, 2, 2]),
+        ([2, 2], [0], ones(1, 2), [[2], [2]]),
+        ([2, 2], [0], ones(1, 2), [[2, 2]]),
+        ([2], [0], ones(1, 2), 2),
+        # Values may have more dims than declared.
+        ([5], [0, 4], ones(2, 2, 2), None),
+        ((), [0], ones(1, 2, 2), None),
+        # Empty gradients, rows of width zero.
+        ([5, 3], [], ones(0, 3), None),
+        (None, [0, 3], ones(2, 0), None),
+    ],
+)
+def test_sparse_accepted(declared: Any, indices: Any, values: Any, given: Any) -> None:
+    with SparseConditionalAccumulator(np.float32, declared) as acc:
+        assert acc.apply_grad(indices, values, given) is True
+        taken = acc.take_grad(1)
+        assert taken.indices.tolist() == list(indices)
+        assert taken.values.tolist() == values.tolist()
+
+
+def test_sparse_empty_first_gradient_settles_the_round() -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        acc.apply_grad([], ones(0, 3))
+        with nothing_changes(acc), refused("Shape mismatch: expected values dim 1 to be 3, got 2"):
+            acc.apply_grad([0], ones(1, 2))
+        indices, values, shape = acc.take_grad(1)
+    assert indices.shape == (0,)
+    assert indices.dtype == np.int64
+    assert values.shape == (0, 3)
+    assert shape.tolist() == [-1, 3]
+
+
+# --- dense applies: section 3 --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declared", "shape", "message"),
+    [
+        ((None, 2), (4, 3), "Shape mismatch: expected [?,2], got [4,3]"),
+        ((2,), (3,), "Shape mismatch: expected [2], got [3]"),
+        ((2,), (1, 2), "Shape mismatch: expected [2], got [1,2]"),
+        ((2,), (), "Shape mismatch: expected [2], got []"),
+        ((), (1,), "Shape mismatch: expected [], got [1]"),
+        ((None, None), (3,), "Shape mismatch: expected [?,?], got [3]"),
+    ],
+)
+@pytest.mark.parametrize("stale", [False, True])
+def test_dense_declared_shape(
+    declared: Any, shape: tuple[int, ...], message: str, *, stale: bool
+) -> None:
+    with ConditionalAccumulator(np.float32, declared) as acc:
+        acc.set_global_step(int(stale))
+        with nothing_changes(acc), refused(message):
+            acc.apply_grad(ones(*shape))
+
+
+def test_dense_shape_of_the_round() -> None:
+    with ConditionalAccumulator(np.float32, [None, 2]) as acc:
+        acc.apply_grad(ones(4, 2))
+        with nothing_changes(acc), refused("Shape mismatch: expected [4,2], got [5,2]"):
+            acc.apply_grad(ones(5, 2))
+        # No broadcasting either.
+        with nothing_changes(acc), refused("Shape mismatch: expected [4,2], got [1,2]"):
+            acc.apply_grad(ones(1, 2))
+        # Both violated: the declared one is reported.
+        with nothing_changes(acc), refused("Shape mismatch: expected [?,2], got [4,3]"):
+            acc.apply_grad(ones(4, 3))
+        acc.take_grad(1)
+        # Stale: dropped before the round's shape is looked at; then the next round settles another.
+        assert acc.apply_grad(ones(5, 2)) is False
+        assert acc.apply_grad(ones(5, 2), local_step=1) is True
+        assert acc.take_grad(1).shape == (5, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0, 2)])
+def test_dense_scalars_and_empty_arrays(shape: tuple[int, ...]) -> None:
+    with ConditionalAccumulator(np.float32) as acc:
+        for _ in range(3):
+            acc.apply_grad(ones(*shape))
+        mean = acc.take_grad(3)
+        assert isinstance(mean, np.ndarray)
+        assert mean.tolist() == ones(*shape).tolist()
+
+
+# --- takes: section 6 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["take", "take_grad", "take_indexed_slices_grad"])
+@pytest.mark.parametrize("number", [0, -1, -(2**63)])
+def test_num_required_must_be_positive(method: str, number: int) -> None:
+    with SparseConditionalAccumulator(np.float32) as acc:
+        acc.apply_grad([0], ones(1))
+        with (
+            nothing_changes(acc),
+            refused(f"Argument num_required must be positive, but was {number}"),
+        ):
+            getattr(acc, method)(number)
+        assert acc.num_accumulated() == 1
+
+
+def test_num_required_up_to_the_largest() -> None:
+    with ConditionalAccumulator(np.float32) as acc:
+        acc.apply_grad(1.0)
+        for number in (2**31, 2**63 - 1):
+            with nothing_changes(acc), pytest.raises(errors.DeadlineExceededError):
+                acc.take_grad(number, timeout=0)
+        with nothing_changes(acc), refused():
+            acc.take_grad(2**63, timeout=0)

@@ -1,0 +1,184 @@
+"""Takes of several processes stand in one line: its order, its head, and every way to leave it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import process_work
+import pytest
+from support import LONG, START_METHODS, Crew, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+
+
+@pytest.fixture
+def dense() -> Iterator[ConditionalAccumulator]:
+    """A named dense accumulator of sums, removed at the end."""
+    with ConditionalAccumulator(np.float64, (), "dense", reduction_type="SUM") as acc:
+        yield acc
+        acc.unlink()
+
+
+def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Any]:
+    """Start one taking process for each number, in this order."""
+    takers = []
+    for place, number in enumerate(numbers, start=1):
+        takers.append(crew.start(process_work.take_one, "dense", number, LONG))
+        until(lambda place=place: acc.stats().waiting == place)  # type: ignore[misc]
+    return takers
+
+
+@every_start_method
+def test_first_come_first_served(crew: Crew, dense: ConditionalAccumulator) -> None:
+    takers = line_up(crew, dense, 1, 1, 2, 1)
+    for step, value in enumerate([1.0, 2.0]):
+        assert dense.apply_grad(value, local_step=step)
+    # The next round is the third's, which needs two.
+    for value in (4.0, 8.0):
+        assert dense.apply_grad(value, local_step=2)
+    assert dense.apply_grad(16.0, local_step=3)
+    results = [taker.result() for taker in takers]
+    assert results == [(1.0, 1, 0), (2.0, 1, 1), (12.0, 2, 2), (16.0, 1, 3)]
+
+
+def test_head_of_line_blocks(crew: Crew, dense: ConditionalAccumulator) -> None:
+    first, second = line_up(crew, dense, 3, 1)
+    for value in (1.0, 2.0):
+        dense.apply_grad(value)
+        # Enough for the second, but it is the first's turn.
+        assert dense.stats().waiting == 2
+        with pytest.raises(errors.DeadlineExceededError):
+            dense.take(1, timeout=0)
+    assert dense.num_accumulated() == 2
+    dense.apply_grad(4.0)
+    assert first.result() == (7.0, 3, 0)
+    assert not second.pipe.poll()
+    assert dense.apply_grad(8.0, local_step=1)
+    assert second.result() == (8.0, 1, 1)
+
+
+def test_when_the_head_gives_up_the_next_is_served(
+    crew: Crew, dense: ConditionalAccumulator
+) -> None:
+    dense.apply_grad(1.0)
+    first = crew.start(process_work.take_one, "dense", 3, 0.4)
+    until(lambda: dense.stats().waiting == 1)
+    second = crew.start(process_work.take_one, "dense", 1, LONG)
+    with pytest.raises(errors.DeadlineExceededError):
+        first.result()
+    # Nothing was consumed by the one, and no apply had to come for the other.
+    assert second.result() == (1.0, 1, 0)
+    assert dense.stats().waiting == 0
+
+
+def test_take_partial_of_nothing_stands_in_line(crew: Crew, dense: ConditionalAccumulator) -> None:
+    (first,) = line_up(crew, dense, 2)
+    dense.apply_grad(1.0)
+    with pytest.raises(errors.DeadlineExceededError):
+        dense.take_partial(0, timeout=0)
+    dense.apply_grad(2.0)
+    assert first.result() == (3.0, 2, 0)
+    assert dense.take_partial(0, timeout=LONG).count == 0
+
+
+def test_a_timeout_consumes_nothing(crew: Crew, dense: ConditionalAccumulator) -> None:
+    """Applies land around the deadline; a take has all that it reports, or it has nothing."""
+    rng = np.random.default_rng(1)
+    applied = taken = timeouts = 0.0
+    for _ in range(20):
+        taker = crew.start(_take_often, "dense", 15, float(rng.uniform(0.0005, 0.004)))
+        while not taker.pipe.poll(0.0015):
+            applied += dense.apply_grad(1.0, shmacc.NEVER_STALE)
+        values, late = taker.result()
+        taken += sum(values)
+        timeouts += late
+        if timeouts and taken:
+            break
+    assert timeouts
+    assert taken + dense.take_partial(0).value.sum() == applied
+
+
+def test_cancel_reaches_every_process(crew: Crew, dense: ConditionalAccumulator) -> None:
+    takers = line_up(crew, dense, 1, 2)
+    with shmacc.attach("dense") as other:
+        other.cancel()
+    for taker in takers:
+        with pytest.raises(errors.CancelledError, match="was cancelled"):
+            taker.result()
+    assert dense.stats().waiting == 0
+    # It is no lasting state.
+    (later,) = line_up(crew, dense, 1)
+    dense.apply_grad(5.0)
+    assert later.result() == (5.0, 1, 0)
+
+
+def test_cancel_from_a_child(crew: Crew, dense: ConditionalAccumulator) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        take = pool.submit(dense.take, 1, timeout=LONG)
+        until(lambda: dense.stats().waiting == 1)
+        crew.start(_cancel, "dense").result()
+        with pytest.raises(errors.CancelledError, match="was cancelled"):
+            take.result()
+
+
+def test_close_wakes_this_handles_takes_only(crew: Crew, dense: ConditionalAccumulator) -> None:
+    mine = shmacc.attach("dense")
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(mine.take, 1, timeout=LONG)]
+        waits.append(pool.submit(mine.wait_step, 0, timeout=LONG))
+        until(lambda: dense.stats().waiting >= 1)
+        (theirs,) = line_up_behind(crew, dense)
+        mine.close()
+        for wait in waits:
+            with pytest.raises((errors.CancelledError, errors.FailedPreconditionError)):
+                wait.result()
+        with pytest.raises(errors.CancelledError, match="was cancelled"):
+            waits[0].result()
+    dense.apply_grad(3.0)
+    assert theirs.result() == (3.0, 1, 0)
+
+
+def line_up_behind(crew: Crew, acc: ConditionalAccumulator) -> list[Any]:
+    """Start one more taking process behind whoever waits."""
+    before = acc.stats().waiting
+    taker = crew.start(process_work.take_one, "dense", 1, LONG)
+    until(lambda: acc.stats().waiting == before + 1)
+    return [taker]
+
+
+def test_unlinked_under_their_users(crew: Crew, dense: ConditionalAccumulator) -> None:
+    (taker,) = line_up(crew, dense, 1)
+    dense.unlink()
+    with pytest.raises(errors.NotFoundError):
+        crew.start(process_work.refused_name, "dense").result()
+    # Those who have it go on.
+    dense.apply_grad(2.0)
+    assert taker.result() == (2.0, 1, 0)
+
+
+def _take_often(name: str, times: int, timeout: float) -> tuple[list[float], int]:
+    values, late = [], 0
+    with shmacc.attach(name) as acc:
+        for _ in range(times):
+            try:
+                values.append(acc.take(2, timeout=timeout).value.item())
+            except errors.DeadlineExceededError:
+                late += 1
+    return values, late
+
+
+def _cancel(name: str) -> None:
+    with shmacc.attach(name) as acc:
+        acc.cancel()

@@ -1,0 +1,271 @@
+"""Real processes, under every start method, that share nothing but names and pickled handles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import process_work
+import pytest
+from process_work import SHARED, WIDTH, gradient
+from support import LONG, START_METHODS, Crew, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+
+
+@pytest.fixture
+def dense() -> Iterator[ConditionalAccumulator]:
+    """A named dense accumulator of sums, removed at the end."""
+    with ConditionalAccumulator(np.float64, (), "dense", reduction_type="SUM") as acc:
+        yield acc
+        acc.unlink()
+
+
+@pytest.fixture
+def sparse() -> Iterator[SparseConditionalAccumulator]:
+    """A named sparse accumulator of sums, removed at the end."""
+    with SparseConditionalAccumulator(
+        np.float32, (None, WIDTH), "sparse", reduction_type="SUM"
+    ) as acc:
+        yield acc
+        acc.unlink()
+
+
+@every_start_method
+def test_pickled_handles_and_names(crew: Crew, dense: ConditionalAccumulator) -> None:
+    children = [crew.start(process_work.apply_one, dense, 1.0)]
+    children.append(crew.start(process_work.open_and_apply, "dense", 2.0))
+    assert [child.result() for child in children] == [True, True]
+    # Here the parent makes, the child takes.
+    dense.apply_grad(4.0)
+    taker = crew.start(process_work.take_one, "dense", 3, LONG)
+    assert taker.result() == (7.0, 3, 0)
+    assert dense.global_step == 1
+    assert crew.start(process_work.apply_one, dense, 1.0, 0).result() is False
+    assert dense.stats().dropped == 1
+
+
+@every_start_method
+def test_private_handles_pickle_too(crew: Crew) -> None:
+    with ConditionalAccumulator(np.float32) as acc:
+        children = [crew.start(process_work.apply_one, acc, float(i)) for i in range(2)]
+        assert acc.take_grad(2, timeout=LONG).item() == 0.5
+        assert all(child.result() for child in children)
+        # The children are gone, and closed it; it is its creator's.
+        assert acc.apply_grad(1.0, local_step=1)
+
+
+@every_start_method
+def test_errors_come_back_from_children(crew: Crew, dense: ConditionalAccumulator) -> None:
+    nobody = crew.start(process_work.refused_name, "nobody")
+    otherwise = crew.start(process_work.open_otherwise, "dense")
+    with pytest.raises(errors.NotFoundError):
+        nobody.result()
+    with pytest.raises(errors.InvalidArgumentError):
+        otherwise.result()
+    assert dense.num_accumulated() == 0
+
+
+def test_any_other_process_with_the_name_alone(sparse: SparseConditionalAccumulator) -> None:
+    script = "import shmacc; shmacc.attach('sparse').apply_grad([4], [[1, 2, 3]])"
+    # It ends without a close: what it applied stays, and so does the name.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=LONG)
+    taken = sparse.take(1, timeout=0)
+    assert (taken.indices.tolist(), taken.values.tolist()) == ([4], [[1, 2, 3]])
+    until(lambda: sparse.stats().attached == 1)
+
+
+def test_a_private_one_goes_with_its_creator(namespace: str) -> None:
+    script = (
+        "import shmacc, sys; acc = shmacc.ConditionalAccumulator('f4'); acc.apply_grad(1.0); "
+        "print(acc.shared_name); assert shmacc.testing.leaked_names(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, namespace],
+        check=True,
+        timeout=LONG,
+        capture_output=True,
+        text=True,
+    )
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach(done.stdout.strip())
+    assert shmacc.testing.leaked_names(namespace) == ()
+
+
+def test_forked_child_uses_its_parents_handle(sparse: SparseConditionalAccumulator) -> None:
+    """Not pickled, not attached again: the very handle, and the parent's threads were using it."""
+    stop = threading.Event()
+
+    def keep_reading() -> None:
+        while not stop.is_set():
+            sparse.num_accumulated()
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(keep_reading)
+        pids = []
+        for number in range(4):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    for i in range(20):
+                        sparse.apply_grad(*gradient(number, i, 20), local_step=0)
+                    sparse.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            pids.append(pid)
+            assert sparse.apply_grad([number], np.zeros((1, WIDTH)))
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+        stop.set()
+        reading.result()
+    taken = sparse.take(84, timeout=0)
+    assert taken.count == 84
+    check_members(taken.indices, taken.values, 4, 20, [range(20)] * 4)
+
+
+def test_threads_share_one_handle(sparse: SparseConditionalAccumulator) -> None:
+    with ThreadPoolExecutor(8) as pool:
+
+        def work(worker: int) -> int:
+            return sum(sparse.apply_grad(*gradient(worker, i, 40)) for i in range(40))
+
+        assert list(pool.map(work, range(8))) == [40] * 8
+    taken = sparse.take(320, timeout=0)
+    assert taken.count == 320
+    check_members(taken.indices, taken.values, 8, 40, [range(40)] * 8)
+
+
+def check_members(indices: Any, values: Any, workers: int, each: int, members: list[Any]) -> None:
+    """Prove twice that these sums are of these gradients: by identity rows, and by adding up."""
+    identities = indices[indices >= SHARED] - SHARED
+    assert identities.tolist() == [w * each + i for w in range(workers) for i in members[w]]
+    assert (values[indices >= SHARED] == 1).all()
+
+    expected = np.zeros((SHARED + workers * each, WIDTH))
+    for worker in range(workers):
+        for number in members[worker]:
+            rows, more = gradient(worker, number, each)
+            np.add.at(expected, rows, more)
+    got = np.zeros_like(expected)
+    got[indices] = values
+    np.testing.assert_array_equal(got, expected)
+
+
+@every_start_method
+def test_eight_processes_at_once(crew: Crew, sparse: SparseConditionalAccumulator) -> None:
+    """While they apply, takes go on; all takes together are all gradients, each once."""
+    workers, each = 8, 25
+    children = [
+        crew.start(process_work.apply_all_by_name, "sparse", worker, each)
+        for worker in range(workers)
+    ]
+    total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
+    seen = np.zeros(len(total), dtype=np.int64)
+    count = 0
+    numbers = np.random.default_rng(0)
+    while count < workers * each:
+        wanted = int(numbers.integers(1, min(9, workers * each - count + 1)))
+        taken = sparse.take(wanted, timeout=LONG)
+        assert taken.count >= wanted
+        assert (np.diff(taken.indices) > 0).all()
+        total[taken.indices] += taken.values
+        own = taken.indices[taken.indices >= SHARED]
+        assert len(own) == taken.count
+        seen[own] += 1
+        count += taken.count
+    assert [child.result() for child in children] == [list(range(each))] * workers
+    # Once by identity: each gradient was in exactly one take.
+    assert (seen[SHARED:] == 1).all()
+    # And once by the sums.
+    check_members(np.arange(len(total)), total, workers, each, [range(each)] * workers)
+    stats = sparse.stats()
+    assert (stats.applied, stats.dropped) == (workers * each, 0)
+    assert sparse.num_accumulated() == 0
+
+
+def test_accepted_is_taken_and_dropped_is_not(
+    crew: Crew, sparse: SparseConditionalAccumulator
+) -> None:
+    """Workers that follow the step race with the takes: True means in a take, False in none."""
+    workers, each = 8, 40
+    children = [crew.start(_follow, "sparse", worker, each) for worker in range(workers)]
+    total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
+    count = takes = 0
+    while any(child.process.is_alive() for child in children):
+        try:
+            taken = sparse.take(3, timeout=0.02)
+        except errors.DeadlineExceededError:
+            continue
+        total[taken.indices] += taken.values
+        count += taken.count
+        takes += 1
+    accepted = [child.result() for child in children]
+    rest = sparse.take_partial(0)
+    total[rest.indices] += rest.values
+    assert count + rest.count == sum(map(len, accepted))
+    assert sparse.global_step == takes
+    here = np.flatnonzero(total.any(axis=1) & (np.arange(len(total)) >= SHARED))
+    indices = np.concatenate([np.arange(SHARED), here])
+    check_members(indices, total[indices], workers, each, accepted)
+    assert sparse.stats().dropped == workers * each - sum(map(len, accepted))
+
+
+@every_start_method
+def test_create_or_attach_without_a_race(crew: Crew, namespace: str) -> None:
+    """Whoever comes first makes it; nobody's gradient goes into one that nobody else sees."""
+    children = [crew.start(process_work.open_and_apply, "new", 2.0**i) for i in range(8)]
+    assert all(child.result() for child in children)
+    with shmacc.attach("new") as acc:
+        assert acc.take_grad(8, timeout=0).item() == 255
+        acc.unlink()
+    assert shmacc.testing.leaked_names(namespace) == ()
+
+
+@every_start_method
+def test_workers_follow_the_step(crew: Crew, dense: ConditionalAccumulator) -> None:
+    steps = 10
+    workers = [crew.start(process_work.follow_steps, "dense", steps, LONG) for _ in range(3)]
+    for step in range(steps):
+        taken = dense.take(3, timeout=LONG)
+        assert (taken.value.item(), taken.count, taken.step) == (3.0, 3, step)
+    assert [worker.result() for worker in workers] == [list(range(steps))] * 3
+    assert dense.stats().dropped == 0
+
+
+@pytest.mark.parametrize("how", ["set_global_step", "advance_step"])
+def test_wait_step_sees_every_way_to_move_it(
+    crew: Crew, dense: ConditionalAccumulator, how: str
+) -> None:
+    waiting = crew.start(process_work.follow_steps, "dense", 2, LONG)
+    until(lambda: dense.num_accumulated() == 1)
+    getattr(dense, how)(5)
+    assert waiting.result() == [0, 5]
+    with pytest.raises(errors.DeadlineExceededError):
+        dense.wait_step(5, timeout=0.01)
+
+
+def test_raw_ops_by_name(crew: Crew) -> None:
+    with SparseConditionalAccumulator(np.float32, shared_name="raw") as acc:
+        assert crew.start(process_work.raw_by_name, "raw").result() == (True, 1)
+        assert acc.take_grad(1, timeout=0).values.tolist() == [[1.0, 2.0]]
+        acc.unlink()
+
+
+def _follow(name: str, worker: int, each: int) -> list[int]:
+    return process_work.apply_all_by_name(name, worker, each, follow=True)
