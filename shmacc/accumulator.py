@@ -1,0 +1,402 @@
+"""What both conditional accumulators have in common.
+
+The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
+``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
+docstring says so. Data goes one way: arguments are converted and checked (gradients.py), the
+extension does what happens under the lock, and what it hands back is dressed as NumPy arrays.
+"""
+
+import logging
+import os
+import weakref
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from shmacc import _core, dtypes, gradients, names, segment
+from shmacc.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+)
+from shmacc.names import SegmentName
+from shmacc.records import Stats, ValueArray
+
+NEVER_STALE = 2**63 - 1
+"""A ``local_step`` that no accumulator's step is past."""
+
+_logger = logging.getLogger("shmacc")
+_REDUCTION_NAMES = {code: name for name, code in segment.REDUCTIONS.items()}
+_KIND_NAMES = {code: kind for kind, code in segment.KINDS.items()}
+
+
+def _reduction(reduction_type: object) -> str:
+    if reduction_type is None:
+        return "MEAN"
+    if isinstance(reduction_type, bytes):
+        reduction_type = reduction_type.decode("ascii", "replace")
+    if not isinstance(reduction_type, str) or reduction_type not in segment.REDUCTIONS:
+        raise InvalidArgumentError(
+            "Value for attr 'reduction_type' of "
+            f"{reduction_type!r} was passed: passed string {reduction_type!r} not in: "
+            '"MEAN", "SUM", "CMEAN".'
+        )
+    return reduction_type
+
+
+def _mode(mode: object) -> int:
+    bits = gradients.int64(mode, "mode")
+    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
+        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    return bits
+
+
+def _finish(handle: _core.Handle, name: SegmentName, private_to_pid: int | None) -> None:
+    # Not when a forked child of the creator ends.
+    if private_to_pid == os.getpid() and not handle.closed:
+        segment.unlink(name, handle)
+    segment.close(handle)
+
+
+class AccumulatorRef:
+    """What raw ops take as ``handle``; keeps its accumulator open."""
+
+    __slots__ = ("accumulator",)
+
+    def __init__(self, accumulator: "Accumulator") -> None:
+        """A reference to this accumulator."""
+        self.accumulator = accumulator
+
+    def __repr__(self) -> str:
+        """Says which accumulator."""
+        return f"AccumulatorRef({self.accumulator!r})"
+
+
+class Accumulator:
+    """What both accumulators have in common.
+
+    Use as a context manager to close at the end of the block. Handles pickle: another process that
+    unpickles one attaches to the same segment.
+    """
+
+    _KIND: ClassVar[str]
+    _DEFAULT_NAME: ClassVar[str]
+    kinds: ClassVar[dict[str, type["Accumulator"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Makes the class known by its kind, for `attach`."""
+        Accumulator.kinds[cls._KIND] = cls
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = None,
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int = 0o600,
+    ) -> None:
+        """Creates the accumulator, or attaches to the one that has this shared_name.
+
+        Args:
+            dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
+            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
+                unknown.
+            shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
+                share the accumulator, and it lives until `unlink`. None or empty: private, it goes
+                when this process closes it or ends.
+            name: A label.
+            reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
+                or "CMEAN" (sparse: of each row over all gradients of the round).
+            mode: Permission bits of what stands in /dev/shm; exact, whatever the umask.
+
+        Raises:
+            InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
+                in kind, dtype, shape or reduction (the message says both).
+            ResourceExhaustedError: Shared memory is full.
+            PermissionDeniedError: The accumulator is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
+        private = not shared_name and not isinstance(shared_name, bytes)
+        spec = segment.Spec(
+            kind=self._KIND,
+            dtype=dtypes.resolve(dtype),
+            shape=gradients.declared_shape(shape),
+            reduction=_reduction(reduction_type),
+            mode=_mode(mode),
+            private=private,
+        )
+        label = self._DEFAULT_NAME if name is None else name
+        segment_name = names.segment_name(names.generated_name() if private else shared_name)
+        handle = segment.open_or_create(segment_name, spec)
+        self._adopt(handle, segment_name, label, private_to_pid=os.getpid() if private else None)
+        try:
+            self._check_agreement(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of_handle(cls, handle: _core.Handle, segment_name: SegmentName, label: str | None) -> Self:
+        """An accumulator of this class on an open segment of its kind (for `attach`)."""
+        self = cls.__new__(cls)
+        self._adopt(handle, segment_name, cls._DEFAULT_NAME if label is None else label, None)
+        return self
+
+    def _adopt(
+        self,
+        handle: _core.Handle,
+        segment_name: SegmentName,
+        label: str,
+        private_to_pid: int | None,
+    ) -> None:
+        self._handle = handle
+        self._segment_name = segment_name
+        self._label = label
+        self._finalizer = weakref.finalize(self, _finish, handle, segment_name, private_to_pid)
+        config = handle.config()
+        dtype = dtypes.by_number(config["dtype"])
+        reduction = _REDUCTION_NAMES.get(config["reduction"])
+        if dtype is None or reduction is None:
+            self._finalizer()
+            raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
+        self._dtype = dtype
+        self._reduction = reduction
+        self._shared_name: str = config["name"]
+        declared = config["declared"]
+        self._shape: gradients.Shape = (
+            None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
+        )
+        self._found_kind = _KIND_NAMES[config["kind"]]
+
+    def _check_agreement(self, asked: segment.Spec) -> None:
+        pairs = [
+            ("kind", self._found_kind, asked.kind),
+            ("dtype", self._dtype.name, asked.dtype.name),
+            ("reduction_type", self._reduction, asked.reduction),
+        ]
+        if asked.shape is not None:
+            pairs.append(
+                (
+                    "shape",
+                    gradients.describe_shape(self._shape),
+                    gradients.describe_shape(asked.shape),
+                )
+            )
+        for what, existing, wanted in pairs:
+            if existing != wanted:
+                raise InvalidArgumentError(
+                    f"The accumulator {self._shared_name!r} exists with {what} {existing}, "
+                    f"but {wanted} was asked for"
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        self._handle.config()  # a closed handle does not pickle
+        return open_by_name, (self._segment_name, self._label)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Kind, name, dtype, shape, reduction."""
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} {self._dtype.name} "
+            f"{gradients.describe_shape(self._shape)} {self._reduction}"
+            f"{' closed' if self._handle.closed else ''}>"
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of gradients and results, as NumPy has it."""
+        return self._dtype.numpy
+
+    @property
+    def shape(self) -> gradients.Shape:
+        """The declared shape; None: unknown rank; None as a dimension: unknown."""
+        return self._shape
+
+    @property
+    def reduction_type(self) -> str:
+        """MEAN, SUM or CMEAN."""
+        return self._reduction
+
+    @property
+    def name(self) -> str:
+        """The label given at construction."""
+        return self._label
+
+    @property
+    def shared_name(self) -> str:
+        """The name that processes share; of a private accumulator, its generated name."""
+        return self._shared_name
+
+    @property
+    def accumulator_ref(self) -> AccumulatorRef:
+        """The handle that raw ops take."""
+        return AccumulatorRef(self)
+
+    @property
+    def global_step(self) -> int:
+        """The accumulator's step; gradients of older steps are dropped. Takes no lock."""
+        return self._handle.step
+
+    def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
+        """How many gradients wait to be taken. Takes no lock (TF: AccumulatorNumAccumulated)."""
+        return self._handle.count
+
+    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
+        """Sets the step. What is accumulated stays (TF: AccumulatorSetGlobalStep).
+
+        A step lower than the current one is set all the same, with a warning to logger "shmacc".
+
+        Raises:
+            InvalidArgumentError: Not an integer of 64 bits.
+        """
+        new = gradients.int64(new_global_step, "new_global_step")
+        old = self._handle.set_step(new)
+        if new < old:
+            _logger.warning(
+                "Attempt to set current_global_step_ to smaller value: "
+                "current_global_step_ = %d >= %d = new_global_step.",
+                old,
+                new,
+            )
+
+    def advance_step(self, step: int) -> int:
+        """Moves the step forward: drops what older steps left here, and unseals.
+
+        A step that is not past the current one changes nothing, so that repeated and late
+        announcements of a step are harmless.
+
+        Returns:
+            How many accumulated gradients were dropped.
+
+        Raises:
+            InvalidArgumentError: Not an integer of 64 bits.
+        """
+        return self._handle.advance_step(gradients.int64(step, "step"))
+
+    def wait_step(self, after: int, *, timeout: float | None = None) -> int:
+        """Waits until the global step is past `after`: how a worker follows the chief.
+
+        Returns:
+            The global step.
+
+        Raises:
+            DeadlineExceededError: The timeout (seconds) passed.
+            CancelledError: The handle was closed.
+            InvalidArgumentError: A bad argument.
+        """
+        return self._handle.wait_step(gradients.int64(after, "after"), gradients.timeout(timeout))
+
+    def unseal(self) -> None:
+        """Lets gradients in again after ``take_partial(seal=True)``, at the same step."""
+        self._handle.unseal()
+
+    def stats(self) -> Stats:
+        """The segment's counters at one instant. Takes no lock."""
+        state = self._handle.state()
+        return Stats(
+            applied=state["applied"],
+            dropped=state["dropped"],
+            discarded=state["discarded"],
+            taken=state["taken"],
+            takes=state["takes"],
+            num_accumulated=state["count"],
+            rows=state["rows"],
+            global_step=state["step"],
+            sealed=state["sealed"],
+            waiting=state["waiting"],
+            attached=state["attached"],
+            recoveries=state["recoveries"],
+        )
+
+    def cancel(self) -> None:
+        """Ends every take that waits now, in whichever process, with CancelledError."""
+        self._handle.cancel()
+
+    def close(self) -> None:
+        """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
+        self._finalizer()
+
+    def unlink(self) -> None:
+        """Removes the segment and its semaphore from the system. Idempotent.
+
+        Who has it open goes on using it until they close, as with an unlinked file; who opens the
+        name from now on makes a new one.
+
+        Raises:
+            PermissionDeniedError: The segment is another user's.
+            FailedPreconditionError: The handle is closed.
+        """
+        segment.unlink(self._segment_name, self._handle)
+
+    def _take(
+        self, num_required: int, timeout: float | None, *, partial: bool, seal: bool = False
+    ) -> tuple[int, int, list[int] | None, Any, Any, Any]:
+        lowest, highest = self._dtype.bounds
+        required = gradients.int64(num_required, "num_required")
+        if partial:
+            if required < 0:
+                raise InvalidArgumentError(
+                    f"Argument num_required must not be negative, but was {required}"
+                )
+            lowest, highest = -(2**63), 2**64 - 1
+        elif required <= 0:
+            raise InvalidArgumentError(
+                f"Argument num_required must be positive, but was {required}"
+            )
+        try:
+            return self._handle.take(
+                required,
+                gradients.timeout(timeout),
+                divide=not partial and self._reduction != "SUM",
+                advance=not partial,
+                seal=seal,
+                lowest=max(lowest, -(2**63)),
+                highest=highest,
+            )
+        except DeadlineExceededError as error:
+            raise DeadlineExceededError(f"{error}; {self._attached_processes()}") from None
+
+    def _attached_processes(self) -> str:
+        alive = [entry["pid"] for entry in self._handle.participants() if entry["alive"]]
+        return f"attached processes: {', '.join(f'pid {pid}' for pid in sorted(alive))}"
+
+    def _dress(self, flat: Any, shape: tuple[int, ...], *, partial: bool) -> ValueArray:
+        """Flat sums or results as an array of the dtype that the caller is to see."""
+        array: ValueArray = flat
+        if self._dtype.components > 1:
+            array = array.view(self._dtype.storage)
+        if not partial:
+            with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+                array = array.astype(self._dtype.storage, copy=False)
+            if self._dtype.numpy != self._dtype.storage:
+                array = array.view(self._dtype.numpy)
+        return array.reshape(shape)
+
+
+def attach(shared_name: str) -> Accumulator:
+    """The accumulator of that name, of whichever kind it is.
+
+    Raises:
+        NotFoundError: There is none.
+        InvalidArgumentError: No possible name.
+        PermissionDeniedError: It is another user's.
+        DataLossError: What stands under the name is no valid segment of this version.
+    """
+    return open_by_name(names.segment_name(shared_name))
+
+
+def open_by_name(segment_name: SegmentName, label: str | None = None) -> Accumulator:
+    """`attach` by the segment's whole name; what unpickling a handle does."""
+    handle = segment.attach(segment_name)
+    kind = _KIND_NAMES[handle.config()["kind"]]
+    return Accumulator.kinds[kind].of_handle(handle, segment_name, label)

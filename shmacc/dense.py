@@ -1,0 +1,126 @@
+"""The dense accumulator."""
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shmacc import gradients
+from shmacc.accumulator import Accumulator
+from shmacc.errors import InvalidArgumentError
+from shmacc.records import DensePartial, DenseTaken, ValueArray
+
+__all__ = ["ConditionalAccumulator"]
+
+_Record = TypeVar("_Record", bound=DenseTaken)
+
+
+class ConditionalAccumulator(Accumulator):
+    """Adds up dense gradients, as ``tf.compat.v1.ConditionalAccumulator``."""
+
+    _KIND = "dense"
+    _DEFAULT_NAME = "conditional_accumulator"
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = "conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int = 0o600,
+    ) -> None:
+        """Creates or attaches; arguments and errors as `Accumulator`."""
+        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode)
+
+    def apply_grad(
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+    ) -> bool:
+        """Adds a gradient, unless it is stale (TF: AccumulatorApplyGradient).
+
+        Args:
+            grad: An array of the declared shape; in a round, all have the same.
+            local_step: The step that the gradient was computed at.
+            name: Ignored.
+
+        Returns:
+            True if it was added; False if it was dropped, because ``local_step`` is less than the
+            accumulator's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
+                the round's. Nothing was added.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+        """
+        step = gradients.int64(local_step, "local_step")
+        value = gradients.values_array(grad, self._dtype, "grad")
+        gradients.check_dense(value.shape, self._shape)
+        return self._handle.apply_dense(value, value.shape, step, 1)
+
+    def apply_partial(self, partial: DenseTaken, local_step: int = 0) -> bool:
+        """Adds what another accumulator's `take_partial` handed out.
+
+        It counts as ``partial.count`` gradients.
+
+        Returns:
+            As `apply_grad`.
+
+        Raises:
+            As `apply_grad`.
+        """
+        step = gradients.int64(local_step, "local_step")
+        count = gradients.int64(partial.count, "partial.count")
+        value = gradients.sums_array(partial.value, self._dtype, "The value")
+        if count < 0:
+            raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
+        if count == 0:
+            return not self._handle.drop_if_stale(step)
+        gradients.check_dense(value.shape, self._shape)
+        return self._handle.apply_dense(value, value.shape, step, count)
+
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> ValueArray:
+        """Waits for gradients and takes their reduction (TF: AccumulatorTakeGradient).
+
+        Arguments and errors as `SparseConditionalAccumulator.take_grad`.
+
+        Returns:
+            An array of the round's shape.
+        """
+        return self.take(num_required, timeout=timeout).value
+
+    def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
+        """`take_grad` with the numbers that TensorFlow does not report."""
+        return self._dense(DenseTaken, self._take(num_required, timeout, partial=False))
+
+    def take_partial(
+        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
+    ) -> DensePartial:
+        """Takes the sums, not divided; the step stays.
+
+        Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
+        has zero rows along every dimension that is not declared.
+        """
+        return self._dense(
+            DensePartial, self._take(num_required, timeout, partial=True, seal=bool(seal))
+        )
+
+    def _dense(self, record: type[_Record], raw: tuple[Any, ...]) -> _Record:
+        count, step, dims, _, flat, _ = raw
+        partial = issubclass(record, DensePartial)
+        if dims is None:  # a partial of nothing
+            value: ValueArray = np.zeros(
+                [dim or 0 for dim in (self._shape or (0,))], dtype=self._dtype.partial
+            )
+        else:
+            value = self._dress(flat, tuple(dims), partial=partial)
+        return record(value=value, count=count, step=step)

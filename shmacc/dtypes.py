@@ -1,0 +1,166 @@
+"""The 19 dtypes that TensorFlow's op registry advertises for accumulators.
+
+Sums are kept in one of four types: float32 (also for the half types, which are rounded once, at
+the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes
+go in and out as TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc.errors import InvalidArgumentError
+
+BFLOAT16_NUMBER = 14
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype of accumulators.
+
+    Attributes:
+        name: TensorFlow's name.
+        number: TensorFlow's ``DataType`` number, which stands in the segment.
+        numpy: What arrays in and out have.
+        storage: The same without a quantised dtype's field.
+        sums: What sums are kept in; a complex dtype has two of them a number.
+        components: Sums a number: 2 for complex dtypes, else 1.
+    """
+
+    name: str
+    number: int
+    numpy: np.dtype[Any]
+    storage: np.dtype[Any]
+    sums: np.dtype[Any]
+    components: int
+
+    @property
+    def partial(self) -> np.dtype[Any]:
+        """The dtype of sums as a partial hands them out."""
+        return self.storage if self.components > 1 else self.sums
+
+    @property
+    def sum_code(self) -> int:
+        """The number by which the extension knows the type of sums (layout.hpp)."""
+        return {"float32": 1, "float64": 2, "int64": 3, "uint64": 4}[self.sums.name]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Lowest and highest value of an integer dtype; of others, of the 64-bit types."""
+        if self.storage.kind in "iu":
+            info = np.iinfo(self.storage)
+            return int(info.min), int(info.max)
+        return -(2**63), 2**64 - 1
+
+
+_SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
+
+
+def _plain(name: str, number: int) -> DType:
+    storage = np.dtype(name)
+    sums = _SUMS.get(storage.char) or ("int64" if storage.kind == "i" else "uint64")
+    components = 2 if storage.kind == "c" else 1
+    return DType(name, number, storage, storage, np.dtype(sums), components)
+
+
+def _quantised(name: str, number: int) -> DType:
+    plain = _plain(name.removeprefix("q"), number)
+    structured = np.dtype([(name, plain.storage)])
+    return DType(name, number, structured, plain.storage, plain.sums, 1)
+
+
+_KNOWN = {
+    dtype.name: dtype
+    for dtype in (
+        _plain("float32", 1),
+        _plain("float64", 2),
+        _plain("int32", 3),
+        _plain("uint8", 4),
+        _plain("int16", 5),
+        _plain("int8", 6),
+        _plain("complex64", 8),
+        _plain("int64", 9),
+        _quantised("qint8", 11),
+        _quantised("quint8", 12),
+        _quantised("qint32", 13),
+        _quantised("qint16", 15),
+        _quantised("quint16", 16),
+        _plain("uint16", 17),
+        _plain("complex128", 18),
+        _plain("float16", 19),
+        _plain("uint32", 22),
+        _plain("uint64", 23),
+    )
+}
+_BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
+# Where TensorFlow and NumPy read a name differently, TensorFlow's reading counts.
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+
+
+def _bfloat16() -> DType:
+    # Imported when first asked for: `import shmacc` is to load nothing heavier than NumPy.
+    import ml_dtypes
+
+    storage = np.dtype(ml_dtypes.bfloat16)
+    return DType("bfloat16", BFLOAT16_NUMBER, storage, storage, np.dtype("float32"), 1)
+
+
+def by_number(number: int) -> DType | None:
+    """The dtype of a ``DataType`` number; None if there is none."""
+    if number == BFLOAT16_NUMBER:
+        return _bfloat16()
+    return _BY_NUMBER.get(number)
+
+
+def resolve(dtype: object) -> DType:
+    """The dtype that a user means.
+
+    Args:
+        dtype: Whatever TensorFlow or NumPy take for one: a NumPy dtype or type, a ``tf.DType``, a
+            name, a ``DataType`` number.
+
+    Raises:
+        InvalidArgumentError: It is none, or none that accumulators work with.
+    """
+    found = _lookup(dtype)
+    if found is None:
+        allowed = ", ".join(sorted([*_KNOWN, "bfloat16"]))
+        raise InvalidArgumentError(
+            f"Value passed to parameter 'dtype' is {dtype!r}, which is not in list of allowed "
+            f"values: {allowed}"
+        )
+    return found
+
+
+def _lookup(dtype: object) -> DType | None:
+    if dtype is None or isinstance(dtype, bool):
+        return None
+    if isinstance(dtype, int):
+        return by_number(dtype)
+    if dtype is float:
+        dtype = "float32"
+    dtype = getattr(dtype, "as_numpy_dtype", dtype)
+    if isinstance(dtype, str):
+        dtype = _ALIASES.get(dtype, dtype)
+        if dtype == "bfloat16":
+            return _bfloat16()
+        if dtype in _KNOWN:
+            return _KNOWN[dtype]
+    try:
+        return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+
+
+def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
+    if dtype.names is not None:
+        return next((known for known in _KNOWN.values() if known.numpy == dtype), None)
+    return _bfloat16() if dtype.name == "bfloat16" else _KNOWN.get(dtype.name)
+
+
+def kind_of(dtype: npt.DTypeLike) -> str:
+    """NumPy's kind letter; bfloat16, which NumPy knows as void, is a float."""
+    dtype = np.dtype(dtype)
+    return "f" if dtype.name == "bfloat16" else dtype.kind

@@ -1,0 +1,344 @@
+"""Arguments on their way in: converted without silent loss, checked in TensorFlow's order.
+
+Everything here depends on the caller's own arguments alone and happens before the lock; so a
+malformed gradient raises whether it is stale or not. What depends on the round (rows 8 and 9 of
+TensorFlow's checks) is left to the apply, when the gradient is known to be fresh:
+`declared_conflict` only words row 9, and the extension checks row 8.
+"""
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from shmacc.dtypes import DType, kind_of
+from shmacc.errors import InvalidArgumentError
+from shmacc.records import IndexArray, ValueArray
+
+Shape = tuple[int | None, ...] | None
+"""A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_MAX_RANK = 64
+# NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
+_SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
+
+
+def int64(value: object, what: str) -> int:
+    """An integer argument: an int, a NumPy integer, an integer scalar array; no bool, no float.
+
+    Raises:
+        InvalidArgumentError: It is anything else, or does not fit int64.
+    """
+    if type(value) is not int:
+        if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == np.bool_:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}")
+        try:
+            value = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
+    if not _INT64_MIN <= value <= _INT64_MAX:
+        raise InvalidArgumentError(f"{what} must fit 64 bits, but was {value}")
+    return value
+
+
+def timeout(value: object) -> float | None:
+    """A timeout in seconds; None: for ever.
+
+    Raises:
+        InvalidArgumentError: It is negative, NaN or no number.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool | np.bool_ | str | bytes):
+            raise TypeError  # noqa: TRY301
+        seconds = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"timeout must be a number of seconds or None, but was {value!r}"
+        ) from None
+    if math.isnan(seconds) or seconds < 0:
+        raise InvalidArgumentError(f"timeout must not be negative or NaN, but was {value!r}")
+    return None if math.isinf(seconds) else seconds
+
+
+def declared_shape(shape: Any) -> Shape:
+    """A constructor's shape: None, an int, or a sequence (a ``tf.TensorShape``) of ints and None.
+
+    Raises:
+        InvalidArgumentError: It is anything else.
+    """
+    if shape is None or (hasattr(shape, "rank") and shape.rank is None):
+        return None
+    if hasattr(shape, "as_list"):
+        shape = shape.as_list()
+    if isinstance(shape, str | bytes):
+        raise InvalidArgumentError(f"shape must be integers or None, but was {shape!r}")
+    if hasattr(shape, "__index__") and np.ndim(shape) == 0:
+        shape = [shape]
+    try:
+        entries = list(shape)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"shape must be a sequence of integers and None, but was {shape!r}"
+        ) from None
+    if len(entries) > _MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {_MAX_RANK} dimensions")
+    dims = tuple(
+        None if entry is None else int64(getattr(entry, "value", entry), "A dimension")
+        for entry in entries
+    )
+    for dim in dims:
+        if dim is not None and dim < 0:
+            raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
+    return dims
+
+
+def describe_shape(shape: Shape) -> str:
+    """As TensorFlow prints it: ``[?,2]``."""
+    if shape is None:
+        return "<unknown>"
+    return "[" + ",".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
+    """A gradient's values, C-contiguous, in the type that its sums are kept in (or pairs of it).
+
+    Arrays (and whatever NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python numbers
+    are converted by value. What would lose a value's meaning is refused: an integer out of the
+    dtype's range, a finite number that would become infinite, a fraction into an integer dtype.
+
+    Raises:
+        InvalidArgumentError: The conversion is refused, or the value is no array at all.
+    """
+    if (
+        type(value) is np.ndarray
+        and value.dtype == dtype.partial
+        and dtype.partial == dtype.storage
+        and value.flags.c_contiguous
+        and value.flags.aligned
+    ):
+        return value
+    array, by_value = _view(value, what)
+    if array.dtype.names is not None and array.dtype == dtype.numpy:
+        array = np.ascontiguousarray(array).view(dtype.storage)
+    stored = _convert(array, dtype.storage, what, by_value=by_value)
+    return np.require(stored.astype(dtype.partial, copy=False), requirements=["C", "A"])
+
+
+def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
+    """A partial's sums; they must have the very dtype that partials of this accumulator have.
+
+    Raises:
+        InvalidArgumentError: They have another one.
+    """
+    array = np.asarray(value)
+    if array.dtype != dtype.partial:
+        raise InvalidArgumentError(
+            f"{what} of a partial for a {dtype.name} accumulator must be {dtype.partial.name}, "
+            f"but are {array.dtype}"
+        )
+    return np.require(array, requirements=["C", "A"])
+
+
+def index_array(value: Any, what: str) -> IndexArray:
+    """Row indices as C-contiguous int64 of whatever rank.
+
+    Raises:
+        InvalidArgumentError: They are not integers, or do not fit int64.
+    """
+    if (
+        type(value) is np.ndarray
+        and value.dtype == np.int64
+        and value.flags.c_contiguous
+        and value.flags.aligned
+    ):
+        return value
+    array, by_value = _view(value, what)
+    if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
+        raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > _INT64_MAX:
+        raise InvalidArgumentError(f"{what} must fit 64 bits, but one is {int(array.max())}")
+    return np.require(array.astype(np.int64, copy=False), requirements=["C", "A"])
+
+
+def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
+    """The value as an array, and whether it came as plain Python numbers."""
+    try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value), False
+        array = np.asarray(value)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
+        ) from error
+    by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
+        value, np.generic
+    )
+    return array, by_value
+
+
+def _convert(
+    array: np.ndarray[Any, Any], to: np.dtype[Any], what: str, *, by_value: bool
+) -> np.ndarray[Any, Any]:
+    if array.dtype == to:
+        return array
+    source, target = kind_of(array.dtype), kind_of(to)
+    if by_value and array.size == 0:
+        return array.astype(to)
+    allowed = target in _SAME_KIND.get(source, "")
+    if by_value and source in "iuf" and target in "iu":
+        allowed = True
+        if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
+            raise InvalidArgumentError(f"{what} are not all integers, which {to.name} holds")
+    if not allowed:
+        raise InvalidArgumentError(
+            f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
+        )
+    if target in "iu" and source != "b":
+        _check_integer_range(array, to, what)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(to)
+        if target in "fc" and _can_overflow(array.dtype, to):
+            infinite = ~np.isfinite(converted) & np.isfinite(array)
+            if bool(infinite.any()):
+                raise InvalidArgumentError(
+                    f"{what} hold {array[infinite].flat[0]!r}, which {to.name} cannot: "
+                    "it would become infinite"
+                )
+    return converted
+
+
+def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: str) -> None:
+    if array.size == 0:
+        return
+    info = np.iinfo(to)
+    for extreme in (array.min(), array.max()):
+        if not info.min <= int(extreme) <= info.max:
+            raise InvalidArgumentError(
+                f"{what} hold {int(extreme)}, which does not fit {to.name} "
+                f"({info.min} to {info.max})"
+            )
+
+
+def _can_overflow(source: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    # Float32 and wider hold every 64-bit integer's magnitude; half holds up to 65504 only.
+    if kind_of(source) in "biu":
+        return to.name == "float16"
+    return not np.can_cast(source, to, "safe") if to.name != "bfloat16" else source != to
+
+
+def given_shape(shape: Any) -> tuple[int, ...] | None:
+    """A gradient's ``grad_shape``: flattened; None or ``[]`` is "not given", -1 is "unknown".
+
+    Raises:
+        InvalidArgumentError: It does not consist of integers.
+    """
+    if shape is None:
+        return None
+    if hasattr(shape, "as_list"):
+        shape = shape.as_list()
+    return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None
+
+
+def check_sparse(
+    indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
+) -> None:
+    """Rows 2 to 7 of TensorFlow's checks, then those that it lacks.
+
+    Raises:
+        InvalidArgumentError: The first check that fails.
+    """
+    if indices.ndim != 1:
+        raise InvalidArgumentError(
+            f"Input indices should be vector but received shape: {describe_shape(indices.shape)}"
+        )
+    if values.ndim == 0:
+        raise InvalidArgumentError("Values cannot be 0-dimensional.")
+    if values.shape[0] != indices.size:
+        raise InvalidArgumentError(
+            f"Expected {indices.size} non-empty input values, got {values.shape[0]}"
+        )
+    if given is not None and declared is not None:
+        _check_given_against_declared(given, declared)
+    if declared and declared[0] is not None:
+        _check_limit(indices, declared[0])
+    if indices.size and int(indices.min()) < 0:
+        first = int(np.flatnonzero(indices < 0)[0])
+        raise InvalidArgumentError(
+            f"Indices must not be negative; index of slice {first} is {indices[first]}"
+        )
+    if given is not None:
+        _check_given_against_gradient(given, indices, values)
+
+
+def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | None, ...]) -> None:
+    if len(given) < len(declared):
+        raise InvalidArgumentError(
+            f"Shape mismatch: expected shape rank at least {len(declared)}, got {len(given)}"
+        )
+    for i, (expected, got) in enumerate(zip(declared, given, strict=False)):
+        if expected is not None and got not in {expected, -1}:
+            raise InvalidArgumentError(
+                f"Shape mismatch: expected shape dim {i} to be {expected}, got {got}"
+            )
+
+
+def _check_limit(indices: IndexArray, limit: int) -> None:
+    if indices.size and int(indices.max()) >= limit:
+        first = int(np.flatnonzero(indices >= limit)[0])
+        raise InvalidArgumentError(
+            f"Shape mismatch: index of slice {first} exceeded limits of shape; "
+            f"index is {indices[first]} exceeded {limit}"
+        )
+
+
+def _check_given_against_gradient(
+    given: tuple[int, ...], indices: IndexArray, values: ValueArray
+) -> None:
+    if given[0] != -1:
+        _check_limit(indices, given[0])
+    for i, (expected, got) in enumerate(zip(given[1:], values.shape[1:], strict=False), start=1):
+        if expected not in {got, -1}:
+            raise InvalidArgumentError(
+                f"Shape mismatch: the given shape's dim {i} is {expected}, but the gradient's "
+                f"values have {got}"
+            )
+
+
+def declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | None:
+    """Row 9 of TensorFlow's checks, in its words; None if the values fit the declared shape."""
+    if declared is None:
+        return None
+    if len(values_shape) < len(declared):
+        return (
+            f"Shape mismatch: expected values rank at least {len(declared)}, "
+            f"got {len(values_shape)}"
+        )
+    for i, expected in enumerate(declared[1:], start=1):
+        if expected is not None and values_shape[i] != expected:
+            return (
+                f"Shape mismatch: expected values dim {i} to be {expected}, got {values_shape[i]}"
+            )
+    return None
+
+
+def check_dense(shape: tuple[int, ...], declared: Shape) -> None:
+    """Whether a dense gradient fits the declared shape.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    if declared is None:
+        return
+    fits = len(shape) == len(declared) and all(
+        expected is None or expected == got for expected, got in zip(declared, shape, strict=True)
+    )
+    if not fits:
+        raise InvalidArgumentError(
+            f"Shape mismatch: expected {describe_shape(declared)}, got {describe_shape(shape)}"
+        )

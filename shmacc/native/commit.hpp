@@ -1,0 +1,140 @@
+// The commit protocol: how an operation is wholly there or not at all, whatever dies at whatever instruction.
+//
+// All committed state is one record, State, kept twice (LMDB's two meta pages). `generation` says which
+// copy is current: state[generation & 1]. An operation works on a copy of the current State and commits by
+// writing it to the other place and then storing generation + 1: one aligned 8-byte store. Before that store
+// the operation has not happened, after it has.
+//
+// What lies outside State is written so that it means nothing before the commit:
+//   * new rows go to slots >= State::rows, new index entries point to such slots;
+//   * a grown index is built in the region that is not current;
+//   * a dense sum is written to the buffer that is not current;
+//   * a grown reservation that the State does not know yet is reserved again by whoever needs it.
+// One thing is changed in place, rows that are added to. For them there is an undo log: `begin` stamps
+// the journal with the generation that the operation would become, `publish` says how many old rows are
+// completely saved, and only then are these rows changed.
+//
+//   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
+//              If it is equal, they are after the first journal.rows undo records are put back.
+//
+// `recover` runs first thing under every newly acquired lock, so the order is everywhere the same:
+// acquire, recover, operate. Each instant of death:
+//   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
+//   after the stamp                the records counted belong to this operation: `rows` was set to 0 before
+//                                  the stamp, and is raised only after a record is complete.
+//   amid changing a row            its record is published: the whole row is put back.
+//   amid writing the other State   it is not current, and is written anew by the next commit.
+//   after the commit               journal.generation == generation: nothing to undo.
+//   amid recover                   putting back again puts back the same; the stamp still says so.
+//                                  recover's own commit is what ends it.
+// Index entries that an undone operation left behind point to slots >= rows, or later to a slot that another
+// row owns; a lookup compares the row number in the slot, so they are only occupied places: State::index_filled
+// counts them until the next rebuild drops them.
+//
+// Not done: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
+// copies of rows at other places (free rows get scattered, and the pointers need an undo of their own);
+// undo by subtraction (not exact).
+#pragma once
+
+#include <algorithm>
+
+#include "layout.hpp"
+#include "mapping.hpp"
+#include "support.hpp"
+
+namespace shmacc {
+
+class Committed {
+  public:
+    Committed(Header* header, Mapping& mapping) : header_(header), mapping_(mapping) {}
+
+    // The committed state, for the lock's owner.
+    State current() const {
+        uint64_t generation = load(header_->generation);
+        State state = header_->state[generation & 1];
+        verify(state, generation);
+        return state;
+    }
+
+    // The committed state without the lock: what it was at some instant during the call.
+    State glimpse() const {
+        for (int attempt = 0;; ++attempt) {
+            uint64_t generation = load(header_->generation);
+            State state = header_->state[generation & 1];
+            std::atomic_thread_fence(std::memory_order_acquire);
+            // The copy is overwritten only on the way to generation + 2.
+            if (load(header_->generation) == generation || attempt == kGlimpses) {
+                verify(state, generation);
+                return state;
+            }
+        }
+    }
+
+    void begin(const State& state, uint64_t new_rows) {
+        store(header_->journal.rows, uint64_t{0});
+        store(header_->journal.new_rows, new_rows);
+        store(header_->journal.generation, state.generation + 1);
+        store_barrier();
+    }
+
+    // The first `rows` records are complete.
+    void publish(uint64_t rows) {
+        store_barrier();
+        store(header_->journal.rows, rows);
+        store_barrier();
+    }
+
+    void commit(State& state) {
+        ++state.generation;
+        state.checksum = checksum_of(state);
+        header_->state[state.generation & 1] = state;
+        store(header_->generation, state.generation);
+    }
+
+    bool cut_short(const State& state) const {
+        return load(header_->journal.generation) == state.generation + 1;
+    }
+
+    // Puts back what an operation changed that did not commit. `deaths`: 1 if its process died, 0 if it
+    // gave up itself.
+    void undo(State& state, uint64_t row_bytes, uint64_t deaths) {
+        const Journal& journal = header_->journal;
+        uint64_t records = load(journal.rows);
+        uint64_t record_bytes = sizeof(UndoRecord) + row_bytes;
+        if (records > 0) {
+            if (records > state.reserved[kUndoRegion] / record_bytes) data_loss("undo log too long");
+            auto* slots = mapping_.array<Slot>(kSlotsRegion, state.rows);
+            unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
+            const unsigned char* from = mapping_.at_least(kUndoRegion, records * record_bytes);
+            for (uint64_t i = 0; i < records; ++i, from += record_bytes) {
+                UndoRecord record;
+                std::memcpy(&record, from, sizeof record);
+                if (record.slot >= state.rows) data_loss("an undo record names no row");
+                slots[record.slot].contributions = record.contributions;
+                if (row_bytes)
+                    std::memcpy(rows + record.slot * row_bytes, from + sizeof record, row_bytes);
+            }
+        }
+        state.index_filled += std::min(load(journal.new_rows), kMaxRows);
+        state.recoveries += deaths;
+        commit(state);
+    }
+
+  private:
+    static constexpr int kGlimpses = 1000000;
+
+    static void verify(const State& state, uint64_t generation) {
+        if (state.generation != generation || state.checksum != checksum_of(state))
+            data_loss("its committed state has a wrong checksum");
+        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 &&
+                    state.shape <= 1 && state.buffer <= 1 && state.index <= 1 &&
+                    state.index_buckets <= kMaxRows && state.row_elements <= kRegionSpan;
+        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+        if (!fits) data_loss("its committed state has a size out of range");
+    }
+
+    Header* header_;
+    Mapping& mapping_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,145 @@
+// A sparse gradient on its way in: checked, in ascending order of row, each row once.
+//
+// All of it happens in the caller, before the lock. Values are not moved unless rows repeat: a gradient that
+// is merely unsorted is read through `order`.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "layout.hpp"
+#include "support.hpp"
+
+namespace shmacc {
+
+// a += b; false if the sum does not fit (integers; nothing was added then).
+template <class T>
+bool add(T& a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+        return !__builtin_add_overflow(a, b, &a);
+    } else {
+        a += b;
+        return true;
+    }
+}
+
+// Indices into `keys` in ascending order of key; equal keys stay in their order. Radix sort of 11-bit digits;
+// digits in which no keys differ are skipped.
+inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count) {
+    constexpr int kBits = 11;
+    constexpr uint64_t kDigits = 1u << kBits;
+    struct Item {
+        uint64_t key;
+        uint32_t at;
+    };
+    std::unique_ptr<Item[]> from(new Item[count]), to(new Item[count]);
+    uint64_t differing = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        from[i] = {static_cast<uint64_t>(keys[i]), i};
+        differing |= from[i].key ^ from[0].key;
+    }
+    for (int shift = 0; shift < 64 && differing >> shift; shift += kBits) {
+        if (((differing >> shift) & (kDigits - 1)) == 0) continue;
+        uint32_t starts[kDigits] = {};
+        for (uint32_t i = 0; i < count; ++i) ++starts[(from[i].key >> shift) & (kDigits - 1)];
+        uint32_t start = 0;
+        for (uint32_t& at : starts) {
+            uint32_t size = at;
+            at = start;
+            start += size;
+        }
+        for (uint32_t i = 0; i < count; ++i)
+            to[starts[(from[i].key >> shift) & (kDigits - 1)]++] = from[i];
+        std::swap(from, to);
+    }
+    std::vector<uint32_t> order(count);
+    for (uint32_t i = 0; i < count; ++i) order[i] = from[i].at;
+    return order;
+}
+
+inline bool strictly_ascending(const int64_t* keys, uint32_t count) {
+    bool ascending = true;
+    for (uint32_t i = 1; i < count; ++i) ascending &= keys[i - 1] < keys[i];
+    return ascending;
+}
+
+template <class T>
+class Gradient {
+  public:
+    // counts: contributions of each row, or null for one each. All arrays must outlive this.
+    Gradient(const int64_t* keys, const T* values, const int64_t* counts, uint32_t count, uint64_t width)
+        : keys_(keys), values_(values), counts_(counts), count_(count), width_(width) {
+        if (!strictly_ascending(keys, count)) sort();
+    }
+
+    uint32_t count() const { return count_; }
+    uint64_t width() const { return width_; }
+    const int64_t* keys() const { return keys_; }
+    const T* row(uint32_t i) const { return values_ + (order_.empty() ? i : order_[i]) * width_; }
+    int64_t contributions(uint32_t i) const {
+        return counts_ ? counts_[order_.empty() ? i : order_[i]] : 1;
+    }
+
+  private:
+    void sort() {
+        std::vector<uint32_t> order = ascending_order(keys_, count_);
+        sorted_keys_.resize(count_);
+        uint32_t distinct = 0;
+        for (uint32_t i = 0; i < count_; ++i) {
+            sorted_keys_[i] = keys_[order[i]];
+            distinct += i == 0 || sorted_keys_[i] != sorted_keys_[i - 1];
+        }
+        if (distinct < count_)
+            merge_repeats(order, distinct);
+        else
+            order_ = std::move(order);
+        keys_ = sorted_keys_.data();
+    }
+
+    // Repeats are summed in the order in which they stand; a row counts once however often it repeats
+    // (in a partial: as often as its parts say).
+    void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
+        merged_.reset(new T[distinct * width_]);
+        if (counts_) merged_counts_.assign(distinct, 0);
+        uint32_t at = 0;
+        for (uint32_t i = 0; i < count_; ++i) {
+            const T* value = values_ + order[i] * width_;
+            bool first = i == 0 || sorted_keys_[i] != sorted_keys_[i - 1];
+            if (first && i > 0) ++at;
+            T* row = merged_.get() + at * width_;
+            if (first) {
+                std::copy(value, value + width_, row);
+            } else {
+                bool fits = true;
+                for (uint64_t j = 0; j < width_; ++j) fits = add(row[j], value[j]) && fits;
+                if (!fits) sum_overflows();
+            }
+            sorted_keys_[at] = sorted_keys_[i];
+            if (counts_ && !add(merged_counts_[at], counts_[order[i]])) sum_overflows();
+        }
+        sorted_keys_.resize(distinct);
+        values_ = merged_.get();
+        if (counts_) counts_ = merged_counts_.data();
+        count_ = distinct;
+    }
+
+  public:
+    [[noreturn]] static void sum_overflows() {
+        throw Error(Failure::kOutOfRange,
+                    "A 64-bit sum would overflow; the gradient was not added, nothing was changed");
+    }
+
+  private:
+    const int64_t* keys_;
+    const T* values_;
+    const int64_t* counts_;
+    uint32_t count_;
+    uint64_t width_;
+    std::vector<uint32_t> order_;
+    std::vector<int64_t> sorted_keys_;
+    std::vector<int64_t> merged_counts_;
+    std::unique_ptr<T[]> merged_;
+};
+
+}  // namespace shmacc

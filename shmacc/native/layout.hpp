@@ -1,0 +1,221 @@
+// What stands in a segment, byte for byte.
+//
+// A segment is one sparse file in /dev/shm whose size is fixed for life: every region has a terabyte of
+// the file to itself and is reserved (posix_fallocate) from its front as it is needed. Holes in a tmpfs
+// file cost nothing; so nothing ever moves, no size ever shrinks under a process that has it mapped, and
+// a region grows where it stands.
+//
+//   Header        Config (never changes), the two States with the generation that says which is
+//                 current, the journal, the head of the line
+//   Participants  one entry for each attached process; entry i belongs to whoever holds the kernel's
+//                 record lock on byte kPresenceByte + i
+//   Waiters       one entry for each waiting take
+//   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
+//   Slots         {row number, contributions} of each row in use, in order of first touch
+//   Rows0         the rows' sums, one slot after the other; for a dense accumulator one of two buffers
+//   Rows1         a dense accumulator's other buffer
+//   Undo          rows as they were before the apply that runs now
+//
+// Everything is little-endian native words; the version is part of the magic check, so a segment of
+// another layout is refused, never misread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace shmacc {
+
+constexpr char kMagic[8] = {'s', 'h', 'm', 'a', 'c', 'c', '\r', '\n'};
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
+constexpr uint32_t kUnknownRank = 0xffffffffu;
+constexpr uint32_t kMaxName = 200;
+
+enum Region : uint32_t {
+    kHeaderRegion,
+    kParticipantsRegion,
+    kWaitersRegion,
+    kIndex0Region,
+    kIndex1Region,
+    kSlotsRegion,
+    kRows0Region,
+    kRows1Region,
+    kUndoRegion,
+    kRegions
+};
+
+constexpr uint64_t kRegionSpan = uint64_t{1} << 40;
+constexpr uint64_t kFileSize = kRegionSpan * kRegions;
+constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region; }
+
+// Bytes that only the kernel's record locks know; they lie past the end of the file.
+constexpr int64_t kLockByte = int64_t{1} << 60;
+constexpr int64_t kPresenceByte = kLockByte + 1;
+constexpr uint32_t kMaxParticipants = 4096;
+constexpr uint32_t kMaxWaiters = 4096;
+
+enum Kind : uint32_t { kSparse = 1, kDense = 2 };
+enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
+// What sums are kept in. Half types sum in float, integers in 64 bits, complex ones as pairs.
+enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
+
+constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
+
+// FNV-like mix of 8-byte words: finds scribbled records, is no protection against forgers (every field is
+// range-checked as well before it is used).
+inline uint64_t mix_words(const void* data, size_t bytes) {
+    uint64_t hash = 0x9e3779b97f4a7c15u;
+    const auto* at = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t word;
+        std::memcpy(&word, at + i, 8);
+        hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+template <class Record>
+uint64_t checksum_of(const Record& record) {
+    return mix_words(&record, offsetof(Record, checksum));
+}
+
+// Written before the segment has a name, never changed.
+struct Config {
+    char magic[8];
+    uint32_t version;
+    uint32_t kind;
+    uint32_t dtype;  // TensorFlow's DataType number
+    uint32_t sum;
+    uint32_t reduction;
+    uint32_t components;  // numbers in an element: 2 for complex, else 1
+    uint32_t declared_rank;
+    uint32_t is_private;
+    int64_t declared_dims[kMaxRank];  // -1: unknown
+    uint64_t token;                   // tells this incarnation of the name from all others
+    int64_t created_ns;               // CLOCK_REALTIME
+    uint32_t mode;
+    uint32_t name_length;
+    char name[kMaxName];
+    uint64_t checksum;
+};
+
+// All committed state. Kept twice; see commit.hpp.
+struct State {
+    uint64_t generation;
+    int64_t step;
+    int64_t count;          // gradients in this round
+    uint64_t sealed;        // 1: applies are refused
+    uint64_t rows;          // sparse: slots in use; dense: 0
+    uint64_t row_elements;  // numbers in a row (dense: in the array) of this round
+    uint64_t shape;         // which of Header::shapes is this round's
+    uint64_t buffer;        // dense: which Rows region holds the sum
+    uint64_t index;         // which Index region is current
+    uint64_t index_buckets;
+    uint64_t index_stamp;   // buckets with another stamp are empty
+    uint64_t index_filled;  // entries in use, those of undone applies included
+    uint64_t reserved[kRegions];
+    uint64_t applied;    // gradients accepted, ever
+    uint64_t dropped;    // gradients refused as stale or because of a seal, ever
+    uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
+    uint64_t taken;      // gradients handed out, ever
+    uint64_t takes;      // takes that handed out, ever
+    uint64_t recoveries; // operations cut short by a death and undone, ever
+    uint64_t checksum;
+};
+
+// Dims of this round's values; sparse: without the leading one.
+struct Shape {
+    uint64_t rank;
+    int64_t dims[kMaxRank];
+};
+
+struct Journal {
+    uint64_t generation;  // the undo records belong to an operation that would become this generation
+    uint64_t rows;        // undo records that are complete
+    uint64_t new_rows;    // index entries that the operation may have left behind
+};
+
+struct LineHead {
+    uint64_t next_ticket;
+    uint64_t cancelled_through;  // every ticket up to this one is cancelled
+    uint32_t top;                // waiter entries from here on have never been used
+    uint32_t turn;               // futex: changes with the step, and when a take or a waiter leaves
+};
+
+struct Header {
+    alignas(64) Config config;
+    alignas(64) uint64_t unlinked;  // 1: the name was given up on purpose
+    alignas(64) uint64_t generation;
+    alignas(64) State state[2];
+    alignas(64) Shape shapes[2];
+    alignas(64) Journal journal;
+    alignas(64) LineHead line;
+    alignas(64) uint32_t participants_top;  // participant entries from here on have never been used
+};
+
+constexpr uint64_t kHeaderBytes = 8192;
+static_assert(sizeof(Header) <= kHeaderBytes, "the header outgrew its reservation");
+
+enum Activity : uint32_t {
+    kIdle,
+    kWaitsForLock,
+    kApplies,
+    kTakes,
+    kWaitsInLine,
+    kWaitsForTurn,
+    kWaitsForStep
+};
+
+// Written by its process alone; read by others for display, and `token` as proof of identity.
+struct Participant {
+    alignas(64) uint64_t token;  // 0: free or left in order
+    uint64_t pid_namespace;      // inode of /proc/self/ns/pid
+    uint64_t start_ticks;        // field 22 of /proc/self/stat
+    int64_t attached_ns;         // CLOCK_REALTIME, like all times here
+    int64_t seen_ns;
+    int64_t applied_ns;    // last accepted apply
+    int64_t applied_step;  // global step that it was accepted at
+    uint32_t pid;
+    uint32_t activity;
+    uint64_t applied;
+    uint64_t dropped;
+    uint64_t taken;
+};
+static_assert(sizeof(Participant) == 128, "entries must not share a cache line");
+
+struct Waiter {
+    alignas(64) uint64_t ticket;  // 0: free
+    uint64_t participant_token;
+    int64_t num_required;
+    int64_t since_ns;
+    uint32_t participant;
+    uint32_t wake;     // futex
+    uint32_t overdue;  // 1: did not come although its number was reached; applies no longer wait for it
+};
+static_assert(sizeof(Waiter) == 64, "entries must not share a cache line");
+
+struct Slot {
+    int64_t row;
+    int64_t contributions;
+};
+
+constexpr uint32_t kBucketEntries = 10;
+
+// One cache line of the index: ten entries of a 16-bit tag (0: free) and a slot number.
+struct Bucket {
+    alignas(64) uint16_t tags[kBucketEntries];
+    uint32_t stamp;
+    uint32_t slots[kBucketEntries];
+};
+static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+
+constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
+
+struct UndoRecord {  // followed by the row
+    uint64_t slot;
+    int64_t contributions;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,136 @@
+// The segment's lock: who may write to it.
+//
+// The truth is in the kernel: the owner is the process that holds the POSIX record lock on one byte of
+// the segment's own file. The kernel lets go of it when the process ends, however it ends, and at no
+// other time; it asks no pid, so pid namespaces and reused pids cannot deceive it; a process that is
+// merely stopped keeps it.
+//
+// In front stands a named semaphore. It is a queue and a hint, nothing more: it lets waiters sleep until
+// a release instead of spinning on the record lock, and its value proves nothing. To acquire is to get a
+// token from it, or to run out of a slice of time without one, and then to try the record lock; whoever
+// gets that owns the segment, with a token or without. A token eaten without getting the record lock is
+// dropped. To release is to drop the record lock, then to see to it that there is a token.
+//
+//   Invariant: whoever writes to committed state holds the record lock.
+//   Progress:  if nobody holds the record lock, then either there is a token, or every waiter's slice
+//              ends within kSlice and one of them gets the lock; its release makes a token.
+//
+// Each instant of death:
+//   after the semaphore, before the record lock   the token is lost; slices end; the next release
+//                                                 finds the value 0 and posts.
+//   holding the record lock                       the kernel drops it; as above. What was half written
+//                                                 is undone by the next owner (commit.hpp).
+//   after the record lock, before the post        as the first.
+// Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is eaten by the
+// next process that passes and fails to get the record lock.
+//
+// Not done: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
+// namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
+// parent); an owner's pid beside the semaphore (it lies for the instants before it is written).
+//
+// Record locks belong to a process. Hence threads queue on a mutex of the process's own first, a forked
+// child starts with a fresh one, and the process must have one descriptor of the file and no more, since
+// closing any other would drop the lock (core.hpp sees to that).
+#pragma once
+
+#include <fcntl.h>
+#include <semaphore.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <new>
+
+#include "layout.hpp"
+#include "support.hpp"
+
+namespace shmacc {
+
+inline bool set_record_lock(int fd, int64_t byte, short type) {
+    struct flock lock {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    return fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+// Whether another process holds a record lock in [first, first + count). *pid: the holder as this
+// process's pid namespace knows it (0: not in it).
+inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr) {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = first;
+    lock.l_len = count;
+    if (fcntl(fd, F_GETLK, &lock) != 0) return true;  // not known to be free
+    if (lock.l_type == F_UNLCK) return false;
+    if (pid) *pid = std::max(0, static_cast<int>(lock.l_pid));
+    return true;
+}
+
+class Lock {
+  public:
+    static constexpr int64_t kSlice = 20 * kMillisecond;
+
+    Lock(int fd, sem_t* queue) : fd_(fd), queue_(queue) {}
+
+    // False: the deadline (monotonic, kForever for none) passed.
+    bool acquire(int64_t deadline, Interruption& interruption) {
+        while (!threads_.try_lock()) {
+            if (threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline)))) break;
+            if (past(deadline)) return false;
+            interruption.check();
+        }
+        try {
+            if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
+            for (;;) {
+                wait_for_token(deadline);  // a token, a slice, a signal: what counts is what follows
+                if (set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
+                if (past(deadline)) break;
+                interruption.check();
+            }
+        } catch (...) {
+            threads_.unlock();
+            throw;
+        }
+        threads_.unlock();
+        return false;
+    }
+
+    void release() {
+        set_record_lock(fd_, kLockByte, F_UNLCK);
+        int value = 0;
+        if (sem_getvalue(queue_, &value) == 0 && value <= 0) sem_post(queue_);
+        threads_.unlock();
+    }
+
+    // In a forked child: the parent's threads are not here to unlock anything.
+    void after_fork_in_child() { new (&threads_) std::timed_mutex; }
+
+    int queue_value() const {
+        int value = 0;
+        sem_getvalue(queue_, &value);
+        return value;
+    }
+
+  private:
+    static bool past(int64_t deadline) {
+        return deadline != kForever && monotonic_ns() >= deadline;
+    }
+    static int64_t slice_until(int64_t deadline) {
+        if (deadline == kForever) return kSlice;
+        return std::clamp<int64_t>(deadline - monotonic_ns(), 0, kSlice);
+    }
+    void wait_for_token(int64_t deadline) {
+        int64_t until = monotonic_ns() + slice_until(deadline);
+        timespec when{static_cast<time_t>(until / 1000000000), static_cast<long>(until % 1000000000)};
+        sem_clockwait(queue_, CLOCK_MONOTONIC, &when);
+    }
+
+    int fd_;
+    sem_t* queue_;
+    std::timed_mutex threads_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,129 @@
+// The extension module: shmacc._core.
+#include "handle.hpp"
+
+namespace shmacc {
+namespace {
+
+void initialise(int fd, const std::string& name, uint32_t kind, uint32_t dtype, uint32_t sum,
+                uint32_t components, uint32_t reduction, std::optional<Dims> declared, bool is_private,
+                uint64_t token, uint32_t mode) {
+    Config config{};
+    config.kind = kind;
+    config.dtype = dtype;
+    config.sum = sum;
+    config.components = components;
+    config.reduction = reduction;
+    config.is_private = is_private;
+    config.token = token;
+    config.mode = mode;
+    config.created_ns = wall_ns();
+    config.declared_rank = kUnknownRank;
+    if (declared) {
+        if (declared->size() > kMaxRank)
+            throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
+        config.declared_rank = static_cast<uint32_t>(declared->size());
+        std::copy(declared->begin(), declared->end(), config.declared_dims);
+    }
+    if (name.size() > kMaxName) throw Error(Failure::kInvalidArgument, "The name is too long");
+    config.name_length = static_cast<uint32_t>(name.size());
+    std::copy(name.begin(), name.end(), config.name);
+    Core::initialise(fd, config);
+}
+
+// A Handle, or why there is none: "nothing", "unfinished", "other version".
+nb::object open_segment(const std::string& path) {
+    std::shared_ptr<Core> core;
+    Core::Found found = Core::Found::kNothing;
+    {
+        nb::gil_scoped_release released;
+        core = Core::open(path, &found);
+    }
+    if (core) return nb::cast(new Handle(std::move(core)), nb::rv_policy::take_ownership);
+    switch (found) {
+        case Core::Found::kUnfinished: return nb::str("unfinished");
+        case Core::Found::kOtherVersion: return nb::str("other version");
+        default: return nb::str("nothing");
+    }
+}
+
+const char* class_of(Failure failure) {
+    switch (failure) {
+        case Failure::kInvalidArgument: return "InvalidArgumentError";
+        case Failure::kDeadlineExceeded: return "DeadlineExceededError";
+        case Failure::kCancelled: return "CancelledError";
+        case Failure::kNotFound: return "NotFoundError";
+        case Failure::kFailedPrecondition: return "FailedPreconditionError";
+        case Failure::kResourceExhausted: return "ResourceExhaustedError";
+        case Failure::kPermissionDenied: return "PermissionDeniedError";
+        case Failure::kOutOfRange: return "OutOfRangeError";
+        case Failure::kDataLoss: return "DataLossError";
+    }
+    return "ShmaccError";
+}
+
+}  // namespace
+}  // namespace shmacc
+
+NB_MODULE(_core, m) {
+    using namespace shmacc;
+    nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+            nb::object type = nb::module_::import_("shmacc.errors").attr(class_of(error.failure()));
+            PyErr_SetString(type.ptr(), error.what());
+        }
+    });
+
+    nb::class_<Handle>(m, "Handle")
+        .def("close", &Handle::close)
+        .def_prop_ro("closed", &Handle::closed)
+        .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
+             nb::arg("contributions").none(), nb::arg("dims"), nb::arg("local_step"), nb::arg("gradients"))
+        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"),
+             nb::arg("local_step"), nb::arg("gradients"))
+        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"))
+        .def("take", &Handle::take, nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("divide"),
+             nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
+        .def("set_step", &Handle::set_step, nb::arg("step"))
+        .def("advance_step", &Handle::advance_step, nb::arg("step"))
+        .def("unseal", &Handle::unseal)
+        .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none())
+        .def("cancel", &Handle::cancel)
+        .def_prop_ro("step", &Handle::step)
+        .def_prop_ro("count", &Handle::count)
+        .def("use_queue", &Handle::use_queue, nb::arg("name"))
+        .def("attach", &Handle::attach)
+        .def_prop_ro("is_attached", &Handle::is_attached)
+        .def("sweep", &Handle::sweep)
+        .def_prop_ro("unlinked", &Handle::unlinked)
+        .def("mark_unlinked", &Handle::mark_unlinked)
+        .def_prop_ro("others_attached", &Handle::others_attached)
+        .def("lock_name", &Handle::lock_name)
+        .def("unlock_name", &Handle::unlock_name)
+        .def_prop_ro("inode", &Handle::inode)
+        .def("config", &Handle::config)
+        .def("state", &Handle::state)
+        .def("participants", &Handle::participants)
+        .def("waiters", &Handle::waiters)
+        .def("lock_state", &Handle::lock_state)
+        .def("round_shape", &Handle::round_shape)
+        .def("read", &Handle::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
+        .def_prop_ro("allocated_bytes", &Handle::allocated_bytes);
+
+    m.def("open", &open_segment, nb::arg("path"));
+    m.def("initialise", &initialise, nb::arg("fd"), nb::arg("name"), nb::arg("kind"), nb::arg("dtype"),
+          nb::arg("sum"), nb::arg("components"), nb::arg("reduction"), nb::arg("declared").none(),
+          nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+    m.def("set_identity",
+          [](uint64_t pid_namespace, uint64_t start_ticks, uint64_t token) {
+              this_process = {pid_namespace, start_ticks};
+              this_token = token;
+          },
+          nb::arg("pid_namespace"), nb::arg("start_ticks"), nb::arg("token"));
+    m.def("after_fork_in_child", [] { Core::after_fork_in_child(this_process, this_token); });
+    m.attr("VERSION") = kVersion;
+    m.attr("BUCKET_BYTES") = sizeof(Bucket);
+    m.attr("SLOT_BYTES") = sizeof(Slot);
+}

@@ -1,0 +1,390 @@
+// What can be done to an accumulator: each operation is one stay under the lock, without any Python in it
+// (no signal handler, finaliser or thread switch can come between), ended by one commit.
+#pragma once
+
+#include <cstdlib>
+#include <optional>
+
+#include "core.hpp"
+
+namespace shmacc {
+
+// A stopped process may hold the lock for ever; a call with a deadline still gets a look at the lock.
+constexpr int64_t kLockPatience = 100 * kMillisecond;
+
+inline int64_t lock_deadline(int64_t deadline) {
+    return deadline == kForever ? kForever : std::max(deadline, monotonic_ns() + kLockPatience);
+}
+
+struct FreeDeleter {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory handed out to the caller. Large pieces ask for huge pages: a take is bound by page faults else.
+class Output {
+  public:
+    explicit Output(uint64_t bytes) {
+        constexpr uint64_t kHuge = 1 << 21;
+        void* memory = nullptr;
+        if (bytes >= 2 * kHuge) {
+            if (posix_memalign(&memory, kHuge, bytes) == 0) madvise(memory, bytes, MADV_HUGEPAGE);
+        } else {
+            memory = std::malloc(std::max<uint64_t>(bytes, 1));
+        }
+        if (!memory) throw std::bad_alloc();
+        memory_.reset(memory);
+    }
+    void* get() const { return memory_.get(); }
+    void* release() { return memory_.release(); }
+
+  private:
+    std::unique_ptr<void, FreeDeleter> memory_;
+};
+
+struct Taken {
+    int64_t count;
+    int64_t step;
+    std::optional<Dims> dims;  // none: nothing was ever accumulated
+    uint64_t rows;
+    uint64_t row_elements;
+    Output indices, values, contributions;
+};
+
+struct TakeRequest {
+    int64_t num_required;
+    int64_t deadline;
+    bool divide;        // MEAN and CMEAN; a partial is not divided
+    bool advance_step;
+    bool seal;
+    int64_t lowest;     // integers: what the dtype holds
+    uint64_t highest;
+};
+
+// Says in the participant's entry what the process is doing, for those who look.
+class Doing {
+  public:
+    Doing(Core& core, Activity activity) : entry_(core.presence().own()) {
+        entry_.activity = activity;
+        entry_.seen_ns = wall_ns();
+    }
+    ~Doing() { entry_.activity = kIdle; }
+    void now(Activity activity) { entry_.activity = activity; }
+    Participant& entry() { return entry_; }
+
+  private:
+    Participant& entry_;
+};
+
+class Operations {
+  public:
+    Operations(Core& core, Interruption& interruption) : core_(core), interruption_(interruption) {}
+
+    // add(state) puts the gradient in. False: dropped, as stale or because of a seal.
+    template <class Add>
+    bool apply(const Dims& dims, int64_t local_step, int64_t gradients, Add add) {
+        Doing doing(core_, kWaitsForLock);
+        for (Stall stall;;) {
+            Core::Session session(core_, kForever, interruption_);
+            doing.now(kApplies);
+            State& state = session.state;
+            if (local_step < state.step || state.sealed) {
+                drop(session, doing, gradients);
+                return false;
+            }
+            Line& line = core_.line();
+            uint32_t head = line.living_head();
+            if (head != Line::kNobody && stall.must_wait(line[head], state)) {
+                uint32_t seen = load(line.turn_word());
+                session.release();
+                doing.now(kWaitsForTurn);
+                futex_wait(line.turn_word(), seen, stall.until());
+                interruption_.check();
+                continue;
+            }
+            check_shape(state, dims);
+            if (__builtin_add_overflow(state.count, gradients, &state.count))
+                throw Error(Failure::kOutOfRange, "The number of gradients would exceed 2**63 - 1");
+            try {
+                if (session.before.count == 0) start_round(core_.header(), state, dims);
+                add(state);
+            } catch (...) {
+                session.roll_back();
+                throw;
+            }
+            state.applied += static_cast<uint64_t>(gradients);
+            session.commit();
+            Participant& entry = doing.entry();
+            entry.applied += static_cast<uint64_t>(gradients);
+            entry.applied_ns = wall_ns();
+            entry.applied_step = state.step;
+            bool reached = head != Line::kNobody && state.count >= line[head].num_required;
+            session.release();
+            if (reached) line.wake(head);
+            return true;
+        }
+    }
+
+    // For a gradient that is malformed as far as the round goes: true if it is dropped anyway.
+    bool drop_if_stale(int64_t local_step) {
+        Doing doing(core_, kApplies);
+        Core::Session session(core_, kForever, interruption_);
+        if (local_step >= session.state.step && !session.state.sealed) return false;
+        drop(session, doing, 1);
+        return true;
+    }
+
+    Taken take(const TakeRequest& request) {
+        Doing doing(core_, kWaitsForLock);
+        Place place(core_.line());
+        for (;;) {
+            uint32_t seen = 0;
+            {
+                Core::Session session(core_, lock_deadline(request.deadline), interruption_);
+                if (!session.held()) deadline_exceeded(request);
+                doing.now(kTakes);
+                place.check_cancelled();
+                uint32_t head = core_.line().living_head();
+                bool first = head == Line::kNobody || head == place.entry();
+                if (first && session.state.count >= request.num_required) {
+                    Taken taken = collect(session, request);
+                    doing.entry().taken += static_cast<uint64_t>(taken.count);
+                    place.leave();
+                    session.release();
+                    core_.line().turn();
+                    core_.line().wake_head();
+                    return taken;
+                }
+                if (past(request.deadline)) deadline_exceeded(request);
+                // Perhaps just freed of a dead one in front of it.
+                if (!first && session.state.count >= core_.line()[head].num_required)
+                    core_.line().wake(head);
+                place.join(request.num_required);
+                seen = place.wake_word();
+            }
+            doing.now(kWaitsInLine);
+            wait_turn(place, seen, request);
+        }
+    }
+
+    // The old step.
+    int64_t set_step(int64_t step) {
+        Core::Session session(core_, kForever, interruption_);
+        int64_t old = session.state.step;
+        session.state.step = step;
+        session.commit();
+        session.release();
+        core_.line().turn();
+        return old;
+    }
+
+    // How many gradients of older steps were dropped.
+    int64_t advance_step(int64_t step) {
+        Core::Session session(core_, kForever, interruption_);
+        State& state = session.state;
+        if (step <= state.step) return 0;
+        int64_t dropped = state.count;
+        reset_round(state);
+        state.discarded += static_cast<uint64_t>(dropped);
+        state.step = step;
+        state.sealed = 0;
+        session.commit();
+        session.release();
+        core_.line().turn();
+        return dropped;
+    }
+
+    void unseal() {
+        Core::Session session(core_, kForever, interruption_);
+        session.state.sealed = 0;
+        session.commit();
+    }
+
+    int64_t wait_step(int64_t after, int64_t deadline) {
+        Doing doing(core_, kWaitsForStep);
+        for (;;) {
+            uint32_t seen = load(core_.line().turn_word());
+            int64_t step = core_.committed().glimpse().step;
+            if (step > after) return step;
+            if (past(deadline))
+                throw Error(Failure::kDeadlineExceeded,
+                            "The global step is still " + std::to_string(step) + ", not past " +
+                                std::to_string(after));
+            futex_wait(core_.line().turn_word(), seen, deadline);
+            interruption_.check();
+            core_.check_file();
+        }
+    }
+
+  private:
+    // An apply that comes when the head's number is reached already: see line.hpp.
+    class Stall {
+      public:
+        bool must_wait(Waiter& head, const State& state) {
+            if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
+            int64_t now = monotonic_ns();
+            if (head.ticket != ticket_) {
+                ticket_ = head.ticket;
+                until_ = now + kPatience;
+            }
+            if (now < until_) return true;
+            head.overdue = 1;
+            return false;
+        }
+        int64_t until() const { return until_; }
+
+      private:
+        uint64_t ticket_ = 0;
+        int64_t until_ = 0;
+    };
+
+    // A waiting take's place in line; given up however the take ends.
+    class Place {
+      public:
+        explicit Place(Line& line) : line_(line) {}
+        ~Place() {
+            if (entry_ == Line::kNobody) return;
+            leave();
+            line_.wake_head();  // it may be another's turn now
+            line_.turn();
+        }
+        uint32_t entry() const { return entry_; }
+        uint32_t wake_word() const { return load(line_[entry_].wake); }
+        void join(int64_t num_required) {
+            if (entry_ != Line::kNobody) return;
+            entry_ = line_.join(num_required);
+            ticket_ = load(line_[entry_].ticket);
+        }
+        void leave() {
+            if (entry_ != Line::kNobody) line_.leave(entry_);
+            entry_ = Line::kNobody;
+        }
+        void check_cancelled() {
+            if (entry_ == Line::kNobody) return;
+            if (load(line_[entry_].ticket) != ticket_) {
+                entry_ = Line::kNobody;
+                data_loss("a waiting take lost its place in line");
+            }
+            if (line_.cancelled(entry_))
+                throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
+        }
+
+      private:
+        Line& line_;
+        uint32_t entry_ = Line::kNobody;
+        uint64_t ticket_ = 0;
+    };
+
+    static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
+
+    [[noreturn]] void deadline_exceeded(const TakeRequest& request) {
+        throw Error(Failure::kDeadlineExceeded,
+                    std::to_string(core_.committed().glimpse().count) + " of the " +
+                        std::to_string(request.num_required) + " required gradients had arrived");
+    }
+
+    void drop(Core::Session& session, Doing& doing, int64_t gradients) {
+        session.state.dropped += static_cast<uint64_t>(gradients);
+        session.commit();
+        doing.entry().dropped += static_cast<uint64_t>(gradients);
+    }
+
+    // TensorFlow's checks against the round (semantics: rows 8a, 8b; dense: 3).
+    void check_shape(const State& state, const Dims& dims) {
+        if (state.count == 0) return;
+        Dims round = round_dims(core_.header(), state);
+        if (core_.config().kind == kDense) {
+            if (dims != round)
+                throw Error(Failure::kInvalidArgument, "Shape mismatch: expected " + in_brackets(round) +
+                                                           ", got " + in_brackets(dims));
+            return;
+        }
+        if (dims.size() != round.size())
+            throw Error(Failure::kInvalidArgument,
+                        "Shape mismatch: expected values rank " + std::to_string(round.size() + 1) +
+                            ", got " + std::to_string(dims.size() + 1));
+        for (size_t i = 0; i < dims.size(); ++i)
+            if (dims[i] != round[i])
+                throw Error(Failure::kInvalidArgument,
+                            "Shape mismatch: expected values dim " + std::to_string(i + 1) + " to be " +
+                                std::to_string(round[i]) + ", got " + std::to_string(dims[i]));
+    }
+
+    void wait_turn(Place& place, uint32_t seen, const TakeRequest& request) {
+        Line& line = core_.line();
+        for (;;) {
+            uint32_t& word = line[place.entry()].wake;
+            futex_wait(word, seen, request.deadline);
+            interruption_.check();
+            core_.check_file();
+            place.check_cancelled();
+            if (load(word) != seen || past(request.deadline)) return;
+            // Nobody woke us: is it our turn all the same, or does a dead one stand before us?
+            uint32_t head = line.head();
+            if (head == place.entry()) {
+                if (core_.committed().glimpse().count >= request.num_required) return;
+            } else if (head != Line::kNobody && !line.alive(head)) {
+                return;
+            }
+        }
+    }
+
+    void reset_round(State& state) {
+        end_round(state, core_.row_bytes(state), Index::buckets_for(state.rows));
+    }
+
+    Taken collect(Core::Session& session, const TakeRequest& request) {
+        State& state = session.state;
+        if (request.advance_step && state.step == INT64_MAX)
+            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
+        const bool any = state.count > 0;
+        const uint64_t elements = any ? state.row_elements : 0;
+        const bool sparse = core_.config().kind == kSparse;
+        const uint64_t number = sum_bytes(core_.config().sum);
+        std::optional<Dims> dims;
+        if (any) dims = round_dims(core_.header(), state);
+        Taken taken{state.count,
+                    state.step,
+                    std::move(dims),
+                    state.rows,
+                    elements,
+                    Output(state.rows * sizeof(int64_t)),
+                    Output((sparse ? state.rows : 1) * elements * number),
+                    Output(state.rows * sizeof(int64_t))};
+        Reduce reduce{request.divide, !sparse || core_.config().reduction == kCmean, state.count,
+                      request.lowest, request.highest};
+        bool fits = true;
+        if (any) switch (core_.config().sum) {
+            case kFloat32: fits = read<float>(state, taken, reduce); break;
+            case kFloat64: fits = read<double>(state, taken, reduce); break;
+            case kInt64: fits = read<int64_t>(state, taken, reduce); break;
+            case kUint64: fits = read<uint64_t>(state, taken, reduce); break;
+        }
+        if (!fits)
+            throw Error(Failure::kOutOfRange,
+                        "A result does not fit the accumulator's dtype; the round stays as it is, and "
+                        "take_partial hands out its 64-bit sums");
+        core_.committed().begin(state, 0);
+        reset_round(state);
+        state.taken += static_cast<uint64_t>(taken.count);
+        state.takes += 1;
+        if (request.advance_step) ++state.step;
+        if (request.seal) state.sealed = 1;
+        session.commit();
+        return taken;
+    }
+
+    template <class T>
+    bool read(State& state, Taken& taken, const Reduce& reduce) {
+        auto* values = static_cast<T*>(taken.values.get());
+        if (core_.config().kind == kDense)
+            return Buffer<T>(state, core_.mapping(), core_.committed()).read(values, reduce);
+        return Rows<T>(state, core_.mapping(), core_.committed())
+            .read(static_cast<int64_t*>(taken.indices.get()), values,
+                  static_cast<int64_t*>(taken.contributions.get()), reduce);
+    }
+
+    Core& core_;
+    Interruption& interruption_;
+};
+
+}  // namespace shmacc

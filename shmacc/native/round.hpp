@@ -1,0 +1,135 @@
+// What sparse and dense rounds share: the shape of a round, reserving space for it, reducing it, ending it.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "commit.hpp"
+
+namespace shmacc {
+
+using Dims = std::vector<int64_t>;
+
+inline uint64_t product(const Dims& dims) {
+    uint64_t elements = 1;
+    for (int64_t dim : dims)
+        if (dim < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dim), &elements) ||
+            elements > kRegionSpan)
+            throw Error(Failure::kResourceExhausted, "An accumulator holds at most 2**40 numbers");
+    return elements;
+}
+
+inline std::string in_brackets(const Dims& dims) {
+    std::string text = "[";
+    for (size_t i = 0; i < dims.size(); ++i) text += (i ? "," : "") + std::to_string(dims[i]);
+    return text + "]";
+}
+
+inline Dims round_dims(const Header& header, const State& state) {
+    const uint64_t components = header.config.components;
+    const Shape& shape = header.shapes[state.shape];
+    uint64_t rank = load(shape.rank);
+    if (rank > kMaxRank) data_loss("a shape of too many dimensions");
+    Dims dims(shape.dims, shape.dims + rank);
+    uint64_t elements = components;
+    for (int64_t dim : dims)
+        if (dim < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dim), &elements))
+            data_loss("a dimension out of range");
+    if (elements != state.row_elements) data_loss("its shape and its rows disagree");
+    return dims;
+}
+
+// The first gradient of a round fixes the round's shape. Becomes true with the commit.
+inline void start_round(Header& header, State& state, const Dims& dims) {
+    state.row_elements = product(dims) * header.config.components;
+    const Shape& now = header.shapes[state.shape];
+    if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
+    state.shape ^= 1;
+    Shape& shape = header.shapes[state.shape];
+    std::copy(dims.begin(), dims.end(), shape.dims);
+    store(shape.rank, uint64_t{dims.size()});
+}
+
+// Sizes grow by a sixteenth, or 64 KiB: memory stays near what the rows need.
+inline uint64_t with_room(uint64_t bytes) {
+    return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536));
+}
+
+constexpr uint64_t kSpare = 1 << 20;
+
+inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uint64_t bytes) {
+    if (bytes <= state.reserved[region]) return;
+    uint64_t grown = with_room(bytes);
+    mapping.grow(region, state.reserved[region], grown);
+    state.reserved[region] = grown;
+}
+
+// Empties the round; becomes true with the commit. Space is kept for a next round of this one's size, and
+// what is beyond that given back by `give_back` after the commit.
+inline void end_round(State& state, uint64_t row_bytes, uint64_t index_buckets_needed) {
+    auto keep = [&](uint32_t region, uint64_t used) {
+        if (state.reserved[region] > used / 4 * 5 + kSpare) state.reserved[region] = with_room(used);
+    };
+    const uint64_t rows = state.rows;
+    keep(kSlotsRegion, rows * sizeof(Slot));
+    keep(kRows0Region, std::max<uint64_t>(rows, 1) * row_bytes);
+    keep(kRows1Region, rows ? 0 : row_bytes);
+    keep(kUndoRegion, rows * (sizeof(UndoRecord) + row_bytes));
+    if (state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket) ||
+        state.index_stamp == UINT32_MAX) {
+        state.reserved[kIndex0Region + state.index] = 0;
+        state.index_buckets = state.index_stamp = 0;
+    }
+    ++state.index_stamp;
+    state.index_filled = 0;
+    state.rows = 0;
+    state.count = 0;
+}
+
+inline void give_back(Mapping& mapping, const State& before, const State& now) {
+    for (uint32_t region = 0; region < kRegions; ++region)
+        if (now.reserved[region] < before.reserved[region]) mapping.punch(region, now.reserved[region]);
+}
+
+// How a take reduces and what must fit.
+struct Reduce {
+    bool divide;       // by contributions, or by `gradients`
+    bool by_gradients;
+    int64_t gradients;
+    int64_t lowest;    // integers: the dtype's range
+    uint64_t highest;
+};
+
+template <class T>
+T quotient(T sum, int64_t count) {
+    return sum / static_cast<T>(count);
+}
+
+template <class T>
+bool within(T value, const Reduce& reduce) {
+    if constexpr (std::is_floating_point_v<T>) return true;
+    if constexpr (std::is_signed_v<T>)
+        return value >= reduce.lowest && (value < 0 || static_cast<uint64_t>(value) <= reduce.highest);
+    return static_cast<uint64_t>(value) <= reduce.highest;
+}
+
+// out[i] = sums[i], divided if asked to; false if a result does not fit the dtype.
+template <class T>
+bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, const Reduce& reduce) {
+    bool fits = true;
+    if (!reduce.divide) {
+        for (uint64_t j = 0; j < count; ++j) {
+            out[j] = sums[j];
+            if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
+        }
+    } else {
+        int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
+        for (uint64_t j = 0; j < count; ++j) {
+            out[j] = quotient(sums[j], divisor);
+            if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
+        }
+    }
+    return fits;
+}
+
+}  // namespace shmacc

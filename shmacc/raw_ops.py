@@ -1,0 +1,133 @@
+"""TensorFlow's eight raw ops, eager: argument names as in ``tf.raw_ops``.
+
+``handle`` is what an accumulator op returned, an ``accumulator_ref``, an accumulator, or a
+shared_name. Errors are those of the accumulators' methods.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from shmacc import accumulator as _base
+from shmacc import dense, dtypes, sparse
+from shmacc.accumulator import Accumulator, AccumulatorRef
+from shmacc.errors import InvalidArgumentError
+from shmacc.records import SparseGradient, ValueArray
+
+__all__ = [
+    "AccumulatorApplyGradient",
+    "AccumulatorNumAccumulated",
+    "AccumulatorSetGlobalStep",
+    "AccumulatorTakeGradient",
+    "ConditionalAccumulator",
+    "SparseAccumulatorApplyGradient",
+    "SparseAccumulatorTakeGradient",
+    "SparseConditionalAccumulator",
+]
+
+# ruff: noqa: N802  the names are TensorFlow's
+
+
+@contextlib.contextmanager
+def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        if isinstance(handle, str):
+            handle = stack.enter_context(_base.attach(handle))
+        elif isinstance(handle, AccumulatorRef):
+            handle = handle.accumulator
+        if not isinstance(handle, kind):
+            raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but is {handle!r}")
+        yield handle
+
+
+def _check_dtype(accumulator: Accumulator, dtype: Any) -> None:
+    asked = dtypes.resolve(dtype).numpy
+    if asked != accumulator.dtype:
+        raise InvalidArgumentError(
+            f"dtype is {asked}, but the accumulator's is {accumulator.dtype}"
+        )
+
+
+def SparseConditionalAccumulator(
+    dtype: Any,
+    shape: Any,
+    container: str = "",  # noqa: ARG001  of TensorFlow's resource manager
+    shared_name: str = "",
+    reduction_type: str = "MEAN",
+    name: str | None = None,
+) -> AccumulatorRef:
+    """A handle on a sparse accumulator; `container` is ignored."""
+    return sparse.SparseConditionalAccumulator(
+        dtype, shape, shared_name, name, reduction_type
+    ).accumulator_ref
+
+
+def SparseAccumulatorApplyGradient(
+    handle: Any,
+    local_step: Any,
+    gradient_indices: Any,
+    gradient_values: Any,
+    gradient_shape: Any,
+    has_known_shape: bool,
+    name: str | None = None,
+) -> bool:
+    """Adds a sparse gradient; False if it was dropped as stale."""
+    with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
+        shape = gradient_shape if has_known_shape else None
+        return bool(
+            accumulator.apply_grad(gradient_indices, gradient_values, shape, local_step, name)
+        )
+
+
+def SparseAccumulatorTakeGradient(
+    handle: Any, num_required: Any, dtype: Any, name: str | None = None
+) -> SparseGradient:
+    """Waits for gradients; ``(indices, values, shape)`` of their reduction."""
+    with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
+        _check_dtype(accumulator, dtype)
+        taken: SparseGradient = accumulator.take_grad(num_required, name)
+        return taken
+
+
+def ConditionalAccumulator(
+    dtype: Any,
+    shape: Any,
+    container: str = "",  # noqa: ARG001  of TensorFlow's resource manager
+    shared_name: str = "",
+    reduction_type: str = "MEAN",
+    name: str | None = None,
+) -> AccumulatorRef:
+    """A handle on a dense accumulator; `container` is ignored."""
+    return dense.ConditionalAccumulator(
+        dtype, shape, shared_name, name, reduction_type
+    ).accumulator_ref
+
+
+def AccumulatorApplyGradient(
+    handle: Any, local_step: Any, gradient: Any, name: str | None = None
+) -> bool:
+    """Adds a dense gradient; False if it was dropped as stale."""
+    with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
+        return bool(accumulator.apply_grad(gradient, local_step, name))
+
+
+def AccumulatorTakeGradient(
+    handle: Any, num_required: Any, dtype: Any, name: str | None = None
+) -> ValueArray:
+    """Waits for gradients; their reduction."""
+    with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
+        _check_dtype(accumulator, dtype)
+        taken: ValueArray = accumulator.take_grad(num_required, name)
+        return taken
+
+
+def AccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:
+    """How many gradients wait to be taken, in an accumulator of either kind."""
+    with _accumulator(handle) as accumulator:
+        return int(accumulator.num_accumulated(name))
+
+
+def AccumulatorSetGlobalStep(handle: Any, new_global_step: Any, name: str | None = None) -> None:
+    """Sets the step of an accumulator of either kind."""
+    with _accumulator(handle) as accumulator:
+        accumulator.set_global_step(new_global_step, name)
