@@ -302,21 +302,7 @@ class Accumulator:
 
     def stats(self) -> Stats:
         """The segment's counters at one instant. Takes no lock."""
-        state = self._handle.state()
-        return Stats(
-            applied=state["applied"],
-            dropped=state["dropped"],
-            discarded=state["discarded"],
-            taken=state["taken"],
-            takes=state["takes"],
-            num_accumulated=state["count"],
-            rows=state["rows"],
-            global_step=state["step"],
-            sealed=state["sealed"],
-            waiting=state["waiting"],
-            attached=state["attached"],
-            recoveries=state["recoveries"],
-        )
+        return Stats.of(self._handle.state())
 
     def cancel(self) -> None:
         """Ends every take that waits now, in whichever process, with CancelledError."""

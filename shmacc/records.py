@@ -130,3 +130,21 @@ class Stats:
     waiting: int
     attached: int
     recoveries: int
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Stats":
+        """From what the extension reports."""
+        return cls(
+            applied=state["applied"],
+            dropped=state["dropped"],
+            discarded=state["discarded"],
+            taken=state["taken"],
+            takes=state["takes"],
+            num_accumulated=state["count"],
+            rows=state["rows"],
+            global_step=state["step"],
+            sealed=state["sealed"],
+            waiting=state["waiting"],
+            attached=state["attached"],
+            recoveries=state["recoveries"],
+        )

@@ -1,0 +1,54 @@
+"""What stands in shared memory: who holds it, who waits, is it sound, and what may go.
+
+Everything here looks without attaching and without the segment's lock, so it works on segments
+whose processes are stopped or dead in the middle of a commit, and holds nobody up. What is read is
+the committed state of one instant. Whether a process lives is the kernel's word (presence.hpp), not
+a guess from its pid.
+Segments are named by their ``shared_name`` in the current namespace, or by their whole system name
+(``shmacc....``), which `list_segments` reports.
+"""
+
+from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
+from shmacc.inspection.examination import (
+    Finding,
+    RowCount,
+    ValueSummary,
+    check,
+    most_touched,
+    summarise_values,
+)
+from shmacc.inspection.records import (
+    AttachedProcess,
+    Description,
+    Leftover,
+    LockState,
+    Region,
+    SegmentState,
+    Summary,
+    WaitingTake,
+)
+from shmacc.inspection.segments import describe, list_segments, resolve
+
+__all__ = [
+    "AttachedProcess",
+    "Description",
+    "Finding",
+    "Leftover",
+    "LockState",
+    "Region",
+    "RowCount",
+    "SegmentState",
+    "Summary",
+    "ValueSummary",
+    "WaitingTake",
+    "cancel",
+    "check",
+    "clean",
+    "describe",
+    "leftovers",
+    "list_segments",
+    "most_touched",
+    "remove",
+    "resolve",
+    "summarise_values",
+]

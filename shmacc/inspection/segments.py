@@ -1,0 +1,264 @@
+"""Which segments there are, and all there is to say of one without reading its rows."""
+
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from shmacc import _core, dtypes, names, segment
+from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
+from shmacc.inspection.records import (
+    AttachedProcess,
+    Description,
+    LockState,
+    Region,
+    SegmentState,
+    Summary,
+    WaitingTake,
+)
+from shmacc.names import SegmentName
+from shmacc.records import Stats
+
+_KINDS = {code: kind for kind, code in segment.KINDS.items()}
+_REDUCTIONS = {code: name for name, code in segment.REDUCTIONS.items()}
+_ACTIVITIES = (
+    "idle",
+    "waits for the lock",
+    "applies",
+    "takes",
+    "waits in line",
+    "waits for the head of the line",
+    "waits for the step",
+)
+REGIONS = (
+    "header",
+    "participants",
+    "waiters",
+    "index 0",
+    "index 1",
+    "slots",
+    "rows 0",
+    "rows 1",
+    "undo",
+)
+REGION_SPAN = 2**40
+
+
+def resolve(name: str) -> SegmentName:
+    """The segment that a shared_name or a system name means.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    whole = names.parse_segment_file(name)
+    if whole is not None and os.path.lexists(whole.path):
+        return whole
+    return names.segment_name(name)
+
+
+@contextlib.contextmanager
+def open_view(name: SegmentName) -> Iterator[_core.Handle]:
+    """A handle that looks without attaching; errors as `segment.view`."""
+    handle = segment.view(name)
+    try:
+        yield handle
+    finally:
+        segment.close(handle)
+
+
+def list_segments(pattern: str = "*") -> tuple[Summary, ...]:
+    """All segments of this library, of every namespace and user, by name.
+
+    Args:
+        pattern: A glob that the shared_name or the system name must match.
+    """
+    found = []
+    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
+        name = names.parse_segment_file(file_name)
+        if name is None:
+            continue
+        if fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern):
+            with contextlib.suppress(NotFoundError):  # removed since the directory was read
+                found.append(summarise(name))
+    return tuple(found)
+
+
+def describe(name: str) -> Description:
+    """All there is to say of a segment without reading its rows.
+
+    Raises:
+        NotFoundError: There is none of that name.
+        DataLossError: It is damaged, or of another version.
+        PermissionDeniedError: It is not this user's to read.
+    """
+    segment_name = resolve(name)
+    with open_view(segment_name) as handle:
+        _look_at_queue(segment_name, handle)
+        config, state = handle.config(), handle.state()
+        processes = _processes(handle)
+        held, pid, queue = handle.lock_state()
+        buckets = state["index_buckets"]
+        round_shape = handle.round_shape()
+        return Description(
+            summary=_summary_of(segment_name, handle),
+            token=config["token"],
+            generation=state["generation"],
+            round_shape=None if round_shape is None else tuple(round_shape),
+            stats=Stats.of(state),
+            processes=processes,
+            line=_line(handle, processes),
+            lock=LockState(held, pid or None, queue, state["in_operation"]),
+            regions=_regions(config, state),
+            index_load=state["index_filled"] / (buckets * 10) if buckets else None,
+        )
+
+
+def _look_at_queue(name: SegmentName, handle: _core.Handle) -> None:
+    with contextlib.suppress(NotFoundError, PermissionDeniedError):
+        handle.use_queue(names.semaphore_name(name.system_name, handle.config()["token"]))
+
+
+def summarise(name: SegmentName) -> Summary:
+    """A segment in a line, whatever state it is in."""
+    try:
+        with open_view(name) as handle:
+            return _summary_of(name, handle)
+    except PermissionDeniedError as error:
+        return _bare_summary(name, SegmentState.UNREADABLE, str(error))
+    except DataLossError as error:
+        text = str(error)
+        other = "another version" in text
+        starting = "a process holds" in text
+        state = (
+            SegmentState.OTHER_VERSION
+            if other
+            else SegmentState.STARTING
+            if starting
+            else SegmentState.DAMAGED
+        )
+        return _bare_summary(name, state, text)
+
+
+def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
+    try:
+        status = os.stat(name.path, follow_symlinks=False)
+    except FileNotFoundError:
+        raise NotFoundError(f"{name.system_name} is gone") from None
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        owner = str(status.st_uid)
+    known.setdefault("created", status.st_ctime)
+    return Summary(
+        name=name,
+        state=state,
+        detail=detail,
+        owner=owner,
+        owner_uid=status.st_uid,
+        mode=status.st_mode & 0o7777,
+        bytes_reserved=status.st_blocks * 512,
+        **known,
+    )
+
+
+def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
+    config, state = handle.config(), handle.state()
+    dtype = dtypes.by_number(config["dtype"])
+    kind, reduction = _KINDS[config["kind"]], _REDUCTIONS.get(config["reduction"])
+    if dtype is None or reduction is None:
+        raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
+    participants = handle.participants()
+    alive = sum(entry["alive"] for entry in participants)
+    used = handle.others_attached or handle.is_attached
+    declared = config["declared"]
+    return _bare_summary(
+        SegmentName(name.system_name, name.namespace, config["name"]),
+        SegmentState.SOUND if used else SegmentState.ORPHANED,
+        "" if used else "no living process has it attached",
+        created=config["created_ns"] / 1e9,
+        kind=kind,
+        dtype=dtype.name,
+        shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
+        reduction_type=reduction,
+        private=config["is_private"],
+        global_step=state["step"],
+        num_accumulated=state["count"],
+        rows=state["rows"],
+        bytes_used=sum(region.used for region in _regions(config, state)),
+        attached_alive=alive,
+        attached_dead=len(participants) - alive,
+        waiting_for=tuple(take.num_required for take in _line(handle, ()) if take.alive),
+    )
+
+
+def _processes(handle: _core.Handle) -> tuple[AttachedProcess, ...]:
+    own_namespace = os.stat("/proc/self/ns/pid").st_ino
+    processes = []
+    for entry in handle.participants():
+        same = entry["pid_namespace"] == own_namespace
+        applied = entry["applied_ns"] > 0
+        processes.append(
+            AttachedProcess(
+                entry=entry["entry"],
+                pid=entry["pid"],
+                same_pid_namespace=same,
+                alive=entry["alive"],
+                command=_command(entry["pid"]) if same and entry["alive"] else "",
+                activity=_ACTIVITIES[entry["activity"]]
+                if entry["activity"] < len(_ACTIVITIES)
+                else "?",
+                attached_at=entry["attached_ns"] / 1e9,
+                last_seen=entry["seen_ns"] / 1e9,
+                last_applied=entry["applied_ns"] / 1e9 if applied else None,
+                last_applied_step=entry["applied_step"] if applied else None,
+                applied=entry["applied"],
+                dropped=entry["dropped"],
+                taken=entry["taken"],
+            )
+        )
+    return tuple(processes)
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _line(handle: _core.Handle, processes: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
+    pids = {process.entry: process.pid for process in processes}
+    waiters = sorted(handle.waiters(), key=lambda waiter: int(waiter["ticket"]))
+    return tuple(
+        WaitingTake(
+            position=position,
+            entry=waiter["participant"],
+            pid=pids.get(waiter["participant"]),
+            num_required=waiter["num_required"],
+            since=waiter["since_ns"] / 1e9,
+            alive=waiter["alive"],
+            overdue=waiter["overdue"],
+        )
+        for position, waiter in enumerate(waiters, start=1)
+    )
+
+
+def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
+    dtype = dtypes.by_number(config["dtype"])
+    row_bytes = state["row_elements"] * (dtype.sums.itemsize if dtype else 0)
+    sparse = _KINDS[config["kind"]] == "sparse"
+    used = dict.fromkeys(REGIONS, 0)
+    used["header"] = 8192
+    used[f"index {state['index']}"] = state["index_buckets"] * _core.BUCKET_BYTES
+    used["slots"] = state["rows"] * _core.SLOT_BYTES
+    if sparse:
+        used["rows 0"] = state["rows"] * row_bytes
+    elif state["count"]:
+        used[f"rows {state['buffer']}"] = row_bytes
+    return tuple(
+        Region(name, index * REGION_SPAN, max(state["reserved"][index], 0), used[name])
+        for index, name in enumerate(REGIONS)
+    )
