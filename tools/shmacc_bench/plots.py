@@ -1,0 +1,211 @@
+"""The plots of a run, each as PNG and as SVG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from shmacc_bench.operations import Operation
+from shmacc_bench.peers import LIMITS, MODULES
+from shmacc_bench.runner import MAIN_PEER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+# So that two runs of the same results write the same bytes, and a diff shows what was measured.
+mpl.rcParams["svg.hashsalt"] = "shmacc"
+mpl.rcParams["font.size"] = 9
+
+MEMORY_WIDTH = 64  # of the widths that are measured, the one that is drawn
+
+COLOURS = dict(
+    zip(
+        MODULES,
+        (
+            "#d62728",
+            "#1f77b4",
+            "#7fb4de",
+            "#ff7f0e",
+            "#ffbb78",
+            "#2ca02c",
+            "#98df8a",
+            "#9467bd",
+            "#8c564b",
+            "#444444",
+            "#999999",
+        ),
+        strict=True,
+    )
+)
+
+
+def draw(results: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw every plot that there are figures for; return the files."""
+    written = []
+    rows = [case for case in results["cases"] if case["family"] == "rows"]
+    for operation, name in (
+        (Operation.APPLY, "apply"),
+        (Operation.APPLY_FULL, "apply-full-table"),
+        (Operation.ROUND, "round"),
+    ):
+        cases = [case for case in rows if case["operation"] == operation.value]
+        if cases:
+            written += _save(_bars(cases, operation.value), directory, name)
+    growth = [case for case in results["cases"] if case["family"] == "growth"]
+    if growth:
+        written += _save(_growth(growth), directory, "growth")
+    scenarios = results["scenarios"]
+    if any("measured" in of for of in scenarios.get("throughput", {}).values()):
+        written += _save(_throughput(scenarios["throughput"]), directory, "throughput")
+    if any("from_call" in of for of in scenarios.get("wakeup", {}).values()):
+        written += _save(_wakeup(scenarios["wakeup"]), directory, "wakeup")
+    if any("measured" in of for of in scenarios.get("memory", {}).values()):
+        written += _save(_memory(scenarios["memory"]), directory, "memory")
+    return written
+
+
+def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"{name}.png", directory / f"{name}.svg"]
+    figure.tight_layout()
+    figure.savefig(paths[0], dpi=130, metadata={"Software": None})
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _measured(cases: Sequence[dict[str, Any]]) -> list[str]:
+    return [name for name in MODULES if any("median" in c["peers"].get(name, {}) for c in cases)]
+
+
+def _bars(cases: Sequence[dict[str, Any]], title: str) -> Figure:
+    names = _measured(cases)
+    figure = Figure(figsize=(10, 4.2))
+    axes = figure.subplots()
+    width = 0.85 / len(names)
+    for place, name in enumerate(names):
+        at, medians, low, high = [], [], [], []
+        for group, case in enumerate(cases):
+            peer = case["peers"].get(name, {})
+            if "median" in peer:
+                at.append(group + (place - (len(names) - 1) / 2) * width)
+                medians.append(peer["median"])
+                low.append(max(0.0, peer["median"] - peer["p10"]))
+                high.append(max(0.0, peer["p90"] - peer["median"]))
+        axes.bar(
+            at,
+            medians,
+            width,
+            yerr=(low, high),
+            label=name,
+            color=COLOURS[name],
+            hatch="//" if name in LIMITS else None,
+            error_kw={"lw": 0.6},
+        )
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(cases)), [case["workload"] for case in cases])
+    axes.set_ylabel("microseconds (median, p10-p90)")
+    axes.set_title(f"{title}: rows x float32, a table of 1,000,000 rows; lower is better")
+    _finish(axes)
+    return figure
+
+
+def _growth(cases: Sequence[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.subplots()
+    for name in _measured(cases):
+        points = [
+            (case["parameters"]["table_rows"], case["peers"][name]["median"])
+            for case in cases
+            if "median" in case["peers"].get(name, {})
+        ]
+        style = ":" if name in LIMITS else "-"
+        axes.plot(*zip(*points, strict=True), style, marker="o", label=name, color=COLOURS[name])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("rows that are in the accumulator")
+    axes.set_ylabel("microseconds (median)")
+    axes.set_title("One apply of 1,000 x 8 as the table grows")
+    _finish(axes)
+    return figure
+
+
+def _throughput(found: dict[str, Any]) -> Figure:
+    lines = [(name, line) for name, of in found.items() for line in of.get("measured", ())]
+    sizes = sorted({line["rows"] for _, line in lines})
+    patterns = sorted({line["pattern"] for _, line in lines})
+    figure = Figure(figsize=(10, 3.4 * len(sizes)))
+    grid = figure.subplots(len(sizes), len(patterns), squeeze=False, sharex=True)
+    for row, size in enumerate(sizes):
+        for column, pattern in enumerate(patterns):
+            axes = grid[row][column]
+            for name in found:
+                points = [
+                    (line["processes"], line["applies_per_second"])
+                    for of, line in lines
+                    if (of, line["rows"], line["pattern"]) == (name, size, pattern)
+                ]
+                if points:
+                    axes.plot(
+                        *zip(*points, strict=True), marker="o", label=name, color=COLOURS[name]
+                    )
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_title(f"{size:,} x 64, {pattern} rows")
+            axes.set_xlabel("processes that apply at once")
+            axes.set_ylabel("applies a second, together")
+            _finish(axes)
+    return figure
+
+
+def _wakeup(found: dict[str, Any]) -> Figure:
+    names = [name for name in found if "from_call" in found[name]]
+    figure = Figure(figsize=(6, 3))
+    axes = figure.subplots()
+    medians = [found[name]["from_call"]["median"] for name in names]
+    low = [max(0.0, m - found[n]["from_call"]["p10"]) for n, m in zip(names, medians, strict=True)]
+    high = [max(0.0, found[n]["from_call"]["p90"] - m) for n, m in zip(names, medians, strict=True)]
+    axes.barh(names, medians, xerr=(low, high), color=[COLOURS[name] for name in names])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("microseconds from the last apply to the take's return (median, p10-p90)")
+    axes.set_title("Waking a take that waits in another process")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _memory(found: dict[str, Any]) -> Figure:
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.subplots()
+    lines = [
+        line
+        for line in found.get(MAIN_PEER, {}).get("measured", ())
+        if line["width"] == MEMORY_WIDTH
+    ]
+    for name, of in found.items():
+        points = [
+            (line["rows"], (line["allocated"] or line["resident"]) / 2**20)
+            for line in of.get("measured", ())
+            if line["width"] == MEMORY_WIDTH  # the widest of the scenario's widths
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name, color=COLOURS[name])
+    allowed = [(line["rows"], line["allowed"] / 2**20) for line in lines]
+    if allowed:
+        axes.plot(*zip(*allowed, strict=True), "k--", lw=0.8, label="target")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("rows of 64 float32 that are in the accumulator")
+    axes.set_ylabel("MiB (segment, or growth of the process)")
+    axes.set_title("Memory")
+    _finish(axes)
+    return figure
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=7, ncols=2)

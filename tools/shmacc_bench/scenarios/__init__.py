@@ -1,0 +1,37 @@
+"""What is measured otherwise than by timing one call of one process, one module each.
+
+Every module has a class `Scenario(name, peer, quick=...)`, whose `step()` measures once and is run
+in the peer's own process, and a function `summary(steps)`, which runs in the runner's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from shmacc_bench.peers import LIMITS, MODULES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
+WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Who takes part in a scenario, and how many steps each one does."""
+
+    peers: tuple[str, ...]
+    steps: int
+    quick_steps: int
+
+
+PLANS: Mapping[str, Plan] = {
+    "wakeup": Plan(WAITING, steps=10, quick_steps=3),
+    "throughput": Plan(SHARING, steps=3, quick_steps=1),
+    "contention": Plan(SHARING, steps=3, quick_steps=1),
+    "recovery": Plan(SHARING, steps=1, quick_steps=1),
+    "memory": Plan(("shmacc", "tf-local", "torch", "numpy-fancy"), steps=1, quick_steps=1),
+    "startup": Plan(tuple(p for p in MODULES if p not in LIMITS), steps=1, quick_steps=1),
+}

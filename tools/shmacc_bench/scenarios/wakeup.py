@@ -1,0 +1,58 @@
+"""How long after the last apply a take that waits in another process returns."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shmacc_bench.crew import Crew
+from shmacc_bench.samples import summarise
+from shmacc_bench.workload import Workload, make_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shmacc_bench.peers.base import Peer
+
+WORKLOAD = Workload("sparse", 10, 64)  # so small that the copy is nothing
+TAKER, APPLIER = 0, 1
+SETTLE_SECONDS = 0.01  # until the taker surely sleeps; nothing is timed in it
+
+
+class Scenario:
+    """One process waits in a take of two, another applies twice."""
+
+    def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
+        """Start both processes."""
+        self.trials = 5 if quick else 20
+        self.peer = peer
+        peer.open(WORKLOAD)
+        self.crew = Crew(name, peer, 2)
+        for number in (TAKER, APPLIER):
+            self.crew.ask(number, "use", [make_gradient(WORKLOAD)])
+
+    def step(self) -> dict[str, Any]:
+        """Return microseconds from the call, and from the return, of the last apply."""
+        from_call, from_return = [], []
+        for _ in range(self.trials):
+            self.crew.order(TAKER, "take", 2)
+            self.crew.ask(APPLIER, "apply")
+            time.sleep(SETTLE_SECONDS)
+            called, returned = self.crew.ask(APPLIER, "apply")
+            _, woken = self.crew.answer(TAKER)
+            from_call.append((woken - called) / 1000)
+            from_return.append((woken - returned) / 1000)
+        return {"from_call": from_call, "from_return": from_return}
+
+    def close(self) -> None:
+        """End both processes."""
+        self.crew.close()
+        self.peer.close()
+
+
+def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the distributions, in microseconds."""
+    return {
+        key: summarise([sample for step in steps for sample in step[key]])
+        for key in ("from_call", "from_return")
+    }

@@ -1,0 +1,224 @@
+"""The tables of a run, as text in cells: once for the terminal and for Markdown alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from typing import TYPE_CHECKING, Any
+
+from shmacc_bench.peers import MODULES
+from shmacc_bench.targets import Verdict, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+NONE = "-"
+FROM_HERE_WHOLE = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """A title, a note on how to read it, the head and the rows."""
+
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def figure(value: float) -> str:
+    """Return three digits that matter, without exponents."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= FROM_HERE_WHOLE else f"{rounded:g}"
+
+
+def all_tables(results: dict[str, Any]) -> Iterator[Table]:
+    """Return all tables that there are figures for, the targets first."""
+    found = verdicts(results)
+    if found:
+        yield _targets_table(found)
+    yield from case_tables(results["cases"])
+    scenarios = results["scenarios"]
+    for name, build in SCENARIO_TABLES.items():
+        if scenarios.get(name):
+            yield build(scenarios[name])
+    yield _peers_table(results["peers"])
+
+
+def _targets_table(found: Sequence[Verdict]) -> Table:
+    rows = [
+        (
+            verdict.what,
+            verdict.against or NONE,
+            f"{figure(verdict.measured)} {verdict.unit}",
+            f"<= {figure(verdict.limit)} {verdict.unit}",
+            "met" if verdict.met else "MISSED",
+        )
+        for verdict in found
+    ]
+    return Table(
+        "Targets",
+        "x: shmacc's time over that peer's (of several, the fastest), paired by round",
+        ("what", "against", "measured", "target", ""),
+        rows,
+    )
+
+
+def case_tables(cases: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """Return one table for each family and operation: a column for each workload."""
+    key = operator.itemgetter("family", "operation")
+    for (family, operation), group in itertools.groupby(sorted(cases, key=key), key=key):
+        same = list(group)
+        names = [
+            name for name in MODULES if any("median" in c["peers"].get(name, {}) for c in same)
+        ]
+        if not names:
+            continue
+        label = _held_label if family == "growth" else _workload_label
+        rows = [(name, *(_cell(case, name) for case in same)) for name in names]
+        yield Table(
+            f"{family}: {operation} (us)",
+            "median [p10-p90]; x: shmacc's time over this peer's, below 1 shmacc is faster; "
+            "(!) the peer's answer is not the mean by rows",
+            ("", *(label(case) for case in same)),
+            rows,
+        )
+
+
+def _workload_label(case: dict[str, Any]) -> str:
+    label: str = case["workload"]
+    return label
+
+
+def _held_label(case: dict[str, Any]) -> str:
+    return f"{case['workload']} into {case['parameters']['table_rows']:,} rows"
+
+
+def _cell(case: dict[str, Any], name: str) -> str:
+    peer = case["peers"].get(name, {})
+    if "median" not in peer:
+        return NONE
+    text = f"{figure(peer['median'])} [{figure(peer['p10'])}-{figure(peer['p90'])}]"
+    if peer["answer"].startswith("wrong"):
+        text += " (!)"
+    if name in case["ratios"]:
+        text += f" x{figure(case['ratios'][name]['median'])}"
+    return text
+
+
+def _distribution(found: Mapping[str, float] | None) -> str:
+    if not found:
+        return NONE
+    return f"{figure(found['median'])} [{figure(found['p10'])}-{figure(found['p90'])}]"
+
+
+def _wakeup_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (name, _distribution(of.get("from_call")), _distribution(of.get("from_return")))
+        for name, of in found.items()
+    ]
+    head = ("", "from the call of the last apply", "from its return")
+    return Table("A waiting take returns (us)", "in another process; 10 x 64", head, rows)
+
+
+def _throughput_table(found: dict[str, Any]) -> Table:
+    lines: dict[tuple[int, str, int], dict[str, str]] = {}
+    for name, of in found.items():
+        for line in of.get("measured", ()):
+            place = (line["rows"], line["pattern"], line["processes"])
+            rate, fair = figure(line["applies_per_second"]), figure(line["fairness"])
+            lines.setdefault(place, {})[name] = f"{rate} (fair {fair})"
+    names = [name for name in found if "measured" in found[name]]
+    rows = [
+        (f"{rows:,} x 64 {pattern}, {n} at once", *(cells.get(name, NONE) for name in names))
+        for (rows, pattern, n), cells in lines.items()
+    ]
+    note = "fair: the slowest process's share over the fastest's; 1 is even"
+    return Table("Several processes apply (applies a second, together)", note, ("", *names), rows)
+
+
+def _contention_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            name,
+            figure(of["applies_per_second_alone"]),
+            figure(of["applies_per_second_beside_takes"]),
+            _distribution(of["take"]),
+        )
+        for name, of in found.items()
+        if "take" in of
+    ]
+    head = ("", "applies/s alone", "applies/s beside takes", "a take (us)")
+    return Table("Takes while applies go on", "1,000 x 64; a take every 2 ms", head, rows)
+
+
+def _recovery_table(found: dict[str, Any]) -> Table:
+    rows = []
+    for name, of in found.items():
+        if "ordinary" not in of:
+            continue
+        after = "never: blocked" if of["blocked_for_ever"] else _distribution(of["after_kill"])
+        worst = of["worst_after_kill"]
+        worst_text = NONE if worst is None or of["blocked_for_ever"] else figure(worst)
+        undone = NONE if of["undone"] is None else str(of["undone"])
+        rows.append((name, _distribution(of["ordinary"]), after, worst_text, undone))
+    head = ("", "ordinary", "after a kill", "worst", "undone")
+    note = "50,000 x 64; another process was killed inside its apply"
+    return Table("The next apply after a kill (us)", note, head, rows)
+
+
+def _memory_table(found: dict[str, Any]) -> Table:
+    def mebibytes(value: float | None) -> str:
+        return NONE if value is None else figure(value / 2**20)
+
+    rows = [
+        (
+            f"{name}: {line['rows']:,} x {line['width']}",
+            mebibytes(line["bytes_of_rows"]),
+            mebibytes(line["allocated"]),
+            mebibytes(line["allocated_after_take"]),
+            mebibytes(line["resident"]),
+            mebibytes(line["allowed"]),
+        )
+        for name, of in found.items()
+        for line in of.get("measured", ())
+    ]
+    head = ("", "rows' own", "segment", "segment after a take", "resident", "target")
+    note = "1,000,000 possible rows, these held; resident: growth of the process, gradients off"
+    return Table("Memory (MiB)", note, head, rows)
+
+
+def _startup_table(found: dict[str, Any]) -> Table:
+    rows = []
+    for name, of in found.items():
+        if "import_ms" not in of:
+            continue
+        rows.append((f"{name}: import, over NumPy's (ms)", _distribution(of["import_ms"])))
+        rows.append((f"{name}: import, over NumPy's (MiB)", _distribution(of["import_mib"])))
+        if "create_us" in of:
+            rows.append((f"{name}: create (us)", _distribution(of["create_us"])))
+            rows.append((f"{name}: attach (us)", _distribution(of["attach_us"])))
+            rows.append((f"{name}: resident memory of a handle (KiB)", figure(of["attach_kib"])))
+    return Table("Start-up", "", ("", "median [p10-p90]"), rows)
+
+
+def _peers_table(peers: dict[str, Any]) -> Table:
+    rows = []
+    for name, about in peers.items():
+        if about["status"] == "measured":
+            versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
+            rows.append((name, versions, about["how"]))
+        else:
+            rows.append((name, about["status"], about["reason"]))
+    return Table("Who was measured, and how", "", ("", "versions", "how"), rows)
+
+
+SCENARIO_TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
+    "wakeup": _wakeup_table,
+    "throughput": _throughput_table,
+    "contention": _contention_table,
+    "recovery": _recovery_table,
+    "memory": _memory_table,
+    "startup": _startup_table,
+}

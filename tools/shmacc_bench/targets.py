@@ -1,0 +1,88 @@
+"""What is to be reached, as numbers, and whether it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from shmacc_bench.cases import MAIN_ROWS
+from shmacc_bench.operations import Operation
+from shmacc_bench.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+TORCH = ("torch", "torch-1")  # whichever is faster
+
+APPLY_LIMITS: Mapping[tuple[int, int], tuple[float, tuple[str, ...]]] = {
+    (10, 64): (1.2, TORCH),
+    (1_000, 64): (1.0, TORCH),
+    (10_000, 64): (2.2, ("np.add",)),
+    (50_000, 64): (2.5, ("np.add",)),
+    (50_000, 8): (0.4, TORCH),
+    (100_000, 1): (1.3, TORCH),
+}
+ROUND_LIMITS: Sequence[tuple[float, tuple[str, ...]]] = (
+    (1 / 3, ("tf-local",)),
+    (1 / 10, ("tf-server",)),
+    (1.0, TORCH),
+)
+WAKE_UP_US = 100.0
+IMPORT_MS = 20.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target: what was measured, in the unit that the limit has."""
+
+    what: str
+    against: str
+    limit: float
+    measured: float
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within the limit."""
+        return self.measured <= self.limit
+
+
+def verdicts(results: dict[str, Any]) -> list[Verdict]:
+    """Return a verdict on each target that these results have the figures for."""
+    found = list(_speed(results["cases"]))
+    scenarios = results["scenarios"]
+    woken = scenarios.get("wakeup", {}).get("shmacc", {}).get("from_call")
+    if woken:
+        found.append(Verdict("wake-up after the last apply", "", WAKE_UP_US, woken["median"], "us"))
+    imported = scenarios.get("startup", {}).get("shmacc", {}).get("import_ms")
+    if imported:
+        found.append(Verdict("import, over NumPy's", "", IMPORT_MS, imported["median"], "ms"))
+    for line in scenarios.get("memory", {}).get("shmacc", {}).get("measured", ()):
+        what = f"memory of {line['rows']:,} x {line['width']}"
+        allowed, allocated = line["allowed"] / 2**20, line["allocated"] / 2**20
+        found.append(Verdict(what, "", allowed, allocated, "MiB"))
+    return found
+
+
+def _speed(cases: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
+    by_name = {(case["operation"], case["workload"]): case for case in cases}
+    for rows, width in MAIN_ROWS:
+        label = Workload("sparse", rows, width).label
+        for operation in (Operation.APPLY, Operation.APPLY_FULL):
+            limit, peers = APPLY_LIMITS[rows, width]
+            yield from _verdict(by_name.get((operation.value, label)), limit, peers)
+        for limit, peers in ROUND_LIMITS:
+            yield from _verdict(by_name.get((Operation.ROUND.value, label)), limit, peers)
+
+
+def _verdict(
+    case: dict[str, Any] | None, limit: float, peers: tuple[str, ...]
+) -> Iterator[Verdict]:
+    """Compare with the fastest of the peers: the one against which the ratio is largest."""
+    if case is None:
+        return
+    ratios = {name: case["ratios"][name]["median"] for name in peers if name in case["ratios"]}
+    if ratios:
+        against = max(ratios, key=lambda name: ratios[name])
+        what = f"{case['operation']}, {case['workload']}"
+        yield Verdict(what, against, limit, ratios[against])

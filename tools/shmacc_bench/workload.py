@@ -1,0 +1,125 @@
+"""What is applied: the shape, type and order of one gradient, and the gradient itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Kind = Literal["sparse", "dense"]
+Order = Literal["sorted", "shuffled", "zipf"]
+
+ZIPF_EXPONENT = 1.2  # word frequencies; most rows of such a gradient are repeats of a few
+DTYPE_NAMES = ("float16", "bfloat16", "float32", "float64", "int64")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype called `name`; bfloat16 is the one that NumPy does not know itself."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workload:
+    """One gradient's shape, and the table that it goes to. A dense one is `rows` plain numbers."""
+
+    kind: Kind
+    rows: int
+    width: int = 1
+    dtype: str = "float32"
+    table_rows: int = 1_000_000
+    order: Order = "sorted"
+
+    @property
+    def label(self) -> str:
+        """The workload in a few words, as tables and file names show it."""
+        if self.kind == "dense":
+            size = f"dense {self.value_bytes / 1e6:g} MB"
+        else:
+            size = f"{self.rows:,} x {self.width}"
+        dtype = "" if self.dtype == "float32" else f" {self.dtype}"
+        order = "" if self.order == "sorted" else f" {self.order}"
+        return size + dtype + order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The accumulator's shape."""
+        return (self.rows,) if self.kind == "dense" else (self.table_rows, self.width)
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of one gradient's values."""
+        return self.rows * self.width * numpy_dtype(self.dtype).itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return self.width * numpy_dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gradient:
+    """One gradient; `indices` is empty for a dense one, `values` then has one dimension."""
+
+    indices: NDArray[np.int64]
+    values: NDArray[Any]
+    unique: bool
+
+    def merged(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Ascending distinct indices and the sum of each one's rows: what every peer must reach."""
+        values = self.values.astype(np.float64)
+        if not self.indices.size:
+            return self.indices, values
+        distinct, inverse = np.unique(self.indices, return_inverse=True)
+        sums = np.zeros((distinct.size, values.shape[1]))
+        np.add.at(sums, inverse, values)
+        return distinct, sums
+
+    def occurrences(self) -> NDArray[np.int64]:
+        """How often each distinct index occurs, ascending by index."""
+        return np.unique(self.indices, return_counts=True)[1].astype(np.int64)
+
+
+def make_values(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> NDArray[Any]:
+    """Return values of a few bits each, so that two of them add exactly in every dtype."""
+    return rng.integers(-64, 64, size=shape).astype(numpy_dtype(dtype))
+
+
+def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
+    """Return a gradient of this workload; the same seed gives the same one."""
+    rng = np.random.default_rng(seed)
+    if workload.kind == "dense":
+        none = np.empty(0, np.int64)
+        return Gradient(none, make_values((workload.rows,), workload.dtype, rng), unique=True)
+    if workload.order == "zipf":
+        ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
+        weights = np.cumsum(ranks**-ZIPF_EXPONENT)
+        drawn = np.searchsorted(weights, rng.random(workload.rows) * weights[-1])
+        # A rank is not an index: frequent rows lie anywhere in a real table.
+        indices = rng.permutation(workload.table_rows)[drawn].astype(np.int64)
+    else:
+        indices = rng.choice(workload.table_rows, workload.rows, replace=False).astype(np.int64)
+        if workload.order == "sorted":
+            indices.sort()
+    values = make_values((workload.rows, workload.width), workload.dtype, rng)
+    return Gradient(indices, values, unique=workload.order != "zipf")
+
+
+def make_filling(workload: Workload, chunk: int = 100_000) -> list[Gradient]:
+    """Return gradients that together touch every row of the table once, in a mixed order."""
+    rng = np.random.default_rng(1)
+    rows = rng.permutation(workload.table_rows).astype(np.int64)
+    filling = []
+    for start in range(0, rows.size, chunk):
+        indices = np.sort(rows[start : start + chunk])
+        values = make_values((indices.size, workload.width), workload.dtype, rng)
+        filling.append(Gradient(indices, values, unique=True))
+    return filling
