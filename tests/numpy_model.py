@@ -252,6 +252,11 @@ class DenseModel(Model):
         self.total = None
 
 
+def _rows(array: Array) -> list[Array]:
+    # Not by iterating: the rows of a vector would be bare numbers, and forget the dtype.
+    return [array[i : i + 1].reshape(array.shape[1:]) for i in range(len(array))]
+
+
 @dataclass
 class SparseModel(Model):
     """The sparse accumulator: a dictionary of rows, each with how many gradients touched it."""
@@ -268,12 +273,8 @@ class SparseModel(Model):
             return False
         self._check_round(values.shape)
         merged: dict[int, tuple[Array, int]] = {}
-        for index, row in zip(indices.tolist(), self.widened(values), strict=True):
-            merged[index] = (
-                (self.add(merged[index][0], np.asarray(row)), 1)
-                if index in merged
-                else (np.asarray(row), 1)
-            )
+        for index, row in zip(indices.tolist(), _rows(self.widened(values)), strict=True):
+            merged[index] = (self.add(merged[index][0], row) if index in merged else row, 1)
         self._merge(merged, values.shape[1:], 1)
         return True
 
@@ -287,9 +288,9 @@ class SparseModel(Model):
             return False
         self._check_round(sums.shape)
         merged = {
-            index: (np.asarray(row), contributions)
+            index: (row, contributions)
             for index, row, contributions in zip(
-                partial.indices.tolist(), sums, partial.row_counts.tolist(), strict=True
+                partial.indices.tolist(), _rows(sums), partial.row_counts.tolist(), strict=True
             )
         }
         self._merge(merged, sums.shape[1:], partial.count)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accumulator_machine import Accumulators
 from gradients import KINDS, filled, numbers, shapes
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from numpy_model import ELEMENTS, DenseModel, SparseModel
@@ -217,6 +217,8 @@ LIMITS: Final = settings(
     max_examples=60,
     stateful_step_count=30,
     deadline=None,  # two cores shared with whatever else runs
+    # Not the explaining of a failure, which takes longer than finding it.
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow],
 )
 

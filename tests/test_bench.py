@@ -1,0 +1,237 @@
+"""The benchmark harness itself: statistics, verdicts, reports, and a run in miniature."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shmacc_bench import results
+from shmacc_bench.cases import Case, all_cases, is_like, quick_cases
+from shmacc_bench.cli import app
+from shmacc_bench.fleet import Fleet, PeerFailedError, known_peers
+from shmacc_bench.instructions import Count, cost_by_object, heavier
+from shmacc_bench.operations import Operation
+from shmacc_bench.runner import Effort, Measured, ratios, run_cases
+from shmacc_bench.samples import paired_ratio, summarise
+from shmacc_bench.scenarios import Plan
+from shmacc_bench.scenarios.running import run_scenarios
+from shmacc_bench.targets import verdicts
+from shmacc_bench.workload import Workload, make_filling, make_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TINY = Workload("sparse", 20, 3, table_rows=100)
+TINY_DENSE = Workload("dense", 50)
+BRIEF = Effort(rounds=2, turn_ns=200_000, most_samples=3, peer_seconds=1.0, fewest_rounds=1)
+
+
+def quiet(what: str) -> None:
+    del what
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet.of(["shmacc", "numpy-fancy", "numpy-add-at", "np.add", "no-such"]) as started:
+        yield started
+
+
+def test_a_summary_has_the_order_statistics() -> None:
+    summary = summarise([5.0, 1.0, 2.0, 3.0, 100.0])
+    assert (summary.count, summary.median, summary.mad) == (5, 3.0, 2.0)
+    assert summary.p10 == pytest.approx(1.4)
+    assert summary.p90 == pytest.approx(62.0)
+    with pytest.raises(ValueError, match="no samples"):
+        summarise([])
+
+
+def test_a_machine_that_slows_down_does_not_move_the_paired_ratio() -> None:
+    drift = [1.0, 1.0, 7.0, 50.0]
+    mine = [[2 * slow] for slow in drift]
+    theirs = [[slow, slow, slow * 1000] for slow in drift]
+    assert paired_ratio(mine, theirs).median == pytest.approx(2.0)
+    assert paired_ratio([[], [3.0]], [[1.0], [1.0]]).count == 1
+
+
+def test_gradients_are_what_their_workload_says() -> None:
+    plain = make_gradient(TINY)
+    assert np.all(np.diff(plain.indices) > 0)
+    assert np.array_equal(plain.values, make_gradient(TINY).values)
+    zipf = make_gradient(Workload("sparse", 500, 2, table_rows=1000, order="zipf"))
+    distinct, sums = zipf.merged()
+    assert distinct.size < zipf.indices.size
+    for row, total in zip(distinct, sums, strict=True):
+        assert np.array_equal(total, zipf.values[zipf.indices == row].sum(axis=0))
+    assert zipf.occurrences().sum() == zipf.indices.size
+    filled = np.concatenate([gradient.indices for gradient in make_filling(TINY, chunk=30)])
+    assert sorted(filled) == list(range(100))
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    names = [case.name for case in all_cases()]
+    assert len(names) == len(set(names))
+    assert {case.name for case in quick_cases()} < {case.name for case in all_cases()}
+    assert is_like("rows/apply/10 x 64", "rows/*64")
+    assert not is_like("rows/apply/10 x 64", "dense")
+
+
+def fake_case(operation: Operation, mine: float, **theirs: float) -> dict[str, Any]:
+    case = Case("rows", operation, Workload("sparse", 1_000, 64))
+    measured = {"shmacc": Measured(answer="right", turns=[[mine]])}
+    for name, nanoseconds in theirs.items():
+        measured[name.replace("_", "-")] = Measured(answer="right", turns=[[nanoseconds]])
+    return results.case_record(case, measured)
+
+
+def fake_results() -> dict[str, Any]:
+    return {
+        "schema_version": results.SCHEMA_VERSION,
+        "machine": {
+            "cores": 2,
+            "processor": "a processor",
+            "memory_gib": 1,
+            "system": "Linux",
+            "python": "3",
+            "date": "2026-01-01",
+            "load_before": 0.0,
+        },
+        "quick": True,
+        "peers": {
+            "shmacc": {"status": "measured", "versions": {"shmacc": "1"}, "how": "so"},
+            "torch": {"status": "missing", "reason": "ModuleNotFoundError"},
+        },
+        "cases": [
+            fake_case(Operation.APPLY, 2000, torch=4000, torch_1=1000),
+            fake_case(Operation.ROUND, 3000, tf_local=30_000, tf_server=29_000, torch=3100),
+        ],
+        "scenarios": {
+            "wakeup": {"shmacc": {"from_call": vars_of([50.0]), "from_return": vars_of([40.0])}}
+        },
+    }
+
+
+def vars_of(samples: list[float]) -> dict[str, Any]:
+    plain: dict[str, Any] = results.plain(summarise(samples))
+    return plain
+
+
+def test_targets_are_judged_against_the_fastest_peer() -> None:
+    found = {(v.what.split(",")[0], v.against): v for v in verdicts(fake_results())}
+    apply = found["apply", "torch-1"]  # not the slower torch, against which it would be met
+    assert apply.measured == pytest.approx(2.0)
+    assert not apply.met
+    assert found["round", "tf-local"].met
+    assert not found["round", "tf-server"].met
+    assert found["round", "torch"].met
+    assert found["wake-up after the last apply", ""].met
+
+
+def test_ratios_need_shmacc() -> None:
+    assert ratios({"torch": Measured(turns=[[1.0]])}) == {}
+
+
+def test_report_shows_targets_tables_and_who_is_missing(tmp_path: Path) -> None:
+    path = results.save(fake_results(), tmp_path)
+    assert json.loads(path.read_text(encoding="utf-8"))["cases"][0]["peers"]["torch"]["median"] == 4
+    outcome = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "MISSED" in outcome.output
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "| torch | missing | ModuleNotFoundError |" in page
+    assert "1 [1-1] x2" in page
+    for name in ("apply.png", "apply.svg", "round.png", "wakeup.svg"):
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
+    results.save({"schema_version": -1}, tmp_path)
+    with pytest.raises(ValueError, match="not results of version"):
+        results.load(tmp_path)
+
+
+def test_an_unknown_peer_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such peer: nobody"):
+        known_peers(["nobody"])
+    outcome = CliRunner().invoke(app, ["run", "--peers", "nobody", "--output", str(tmp_path)])
+    assert outcome.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_in_miniature_checks_the_answers(fleet: Fleet) -> None:
+    assert fleet.about["no-such"]["status"] == "missing"
+    assert fleet.about["shmacc"]["status"] == "measured"
+    operations = [op for op in Operation if op is not Operation.APPLY_NEW]
+    cases = [Case("tiny", operation, TINY) for operation in operations]
+    cases += [Case("tiny", Operation.ROUND, TINY_DENSE)]
+    zipf = Workload("sparse", 50, 2, table_rows=40, order="zipf")
+    cases += [Case("tiny", Operation.APPLY, zipf)]
+    records = [
+        results.case_record(case, measured)
+        for case, measured in run_cases(fleet, cases, BRIEF, quiet)
+    ]
+    assert len(records) == len(cases)
+    for record in records:
+        mine = record["peers"]["shmacc"]
+        assert mine["answer"] == "right"
+        assert 0 < mine["p10"] <= mine["median"] <= mine["p90"]
+        assert record["ratios"]["numpy-add-at"]["median"] > 0
+        assert record["peers"]["numpy-add-at"]["answer"] == "right"
+        limited = "problem" in record["peers"]["np.add"]
+        assert limited == (record["operation"] not in {"apply", "apply, full table"})
+    assert records[-1]["peers"]["numpy-fancy"] == {"problem": "loses repeated indices"}
+
+
+def test_waking_is_measured_across_processes(fleet: Fleet) -> None:
+    plans = {"wakeup": Plan(("shmacc", "numpy-fancy", "np.add"), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)["wakeup"]
+    for peer in ("shmacc", "numpy-fancy"):
+        assert found[peer]["from_call"]["count"] == 5
+        assert found[peer]["from_call"]["median"] > found[peer]["from_return"]["median"]
+    assert "problem" in found["np.add"]
+
+
+def test_a_dead_peer_is_a_result_and_is_started_again() -> None:
+    with Fleet.of(["np.add"]) as alone:
+        member = alone.members["np.add"]
+        with pytest.raises(PeerFailedError, match="no workload is open"):
+            member.ask("begin", "apply")
+        member.process.kill()
+        with pytest.raises(PeerFailedError):
+            member.ask("open", TINY)
+        [again] = alone.ready(["np.add"]).values()
+        assert again is not member
+        assert again.ask("open", TINY) == "no take"
+
+
+def test_instructions_are_summed_by_object() -> None:
+    lines = """positions: line
+events: Ir
+ob=(1) /usr/lib/python3
+fn=(1) main
+10 5
++2 7
+cob=(2) /site/shmacc/_core.so
+cfn=(2) apply
+calls=1 20
+12 1000
+ob=(2)
+fn=(2)
+20 900
+* 100
+ob=(1)
+fn=(1)
+-3 4
+"""
+    costs = cost_by_object(line + "\n" for line in lines.splitlines())
+    assert costs == {"/usr/lib/python3": 16, "/site/shmacc/_core.so": 1000}
+
+
+def test_a_call_that_became_heavier_is_seen() -> None:
+    before = {"a": Count(1000, 100), "b": Count(1000, 100), "gone": Count(1, 1)}
+    assert heavier({"a": Count(1019, 102), "b": Count(1000, 100), "new": Count(9, 9)}, before) == []
+    assert heavier({"a": Count(1021, 100), "b": Count(1000, 103)}, before) == ["a", "b"]
