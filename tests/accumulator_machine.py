@@ -19,7 +19,8 @@ from shmacc import errors, testing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy_model import Element, Shape
+    from elements import Element
+    from numpy_model import Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
@@ -194,7 +195,7 @@ class Accumulators(RuleBasedStateMachine):
     @rule(data=st.data(), bad=st.sampled_from(BAD_STEPS), timeout=st.sampled_from(BAD_TIMEOUTS))
     def malformed_arguments(self, data: st.DataObject, bad: Any, timeout: float) -> None:
         handle = self.handle(data)
-        for call in (
+        calls: tuple[Callable[[], Any], ...] = (
             lambda: handle.set_global_step(bad),
             lambda: handle.advance_step(bad),
             lambda: handle.wait_step(bad, timeout=0),
@@ -203,7 +204,8 @@ class Accumulators(RuleBasedStateMachine):
             lambda: handle.take(1, timeout=timeout),
             lambda: handle.take_partial(0, timeout=timeout),
             lambda: handle.apply_grad(*self.plain_gradient(), local_step=bad),
-        ):
+        )
+        for call in calls:
             with pytest.raises(errors.InvalidArgumentError):
                 call()
         self.same_state()

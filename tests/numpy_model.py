@@ -7,58 +7,18 @@ are Python integers, rows are a dictionary, and every check stands where it must
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from elements import Element
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None
 
 INT64_MAX: Final = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Element:
-    """One of the 19 dtypes: as it travels, as a plain number of the same bytes, as it is summed."""
-
-    name: str
-    dtype: np.dtype[Any]
-    plain: np.dtype[Any]
-    sums: np.dtype[Any]
-
-    @property
-    def integral(self) -> bool:
-        """Whether sums are exact 64-bit integers."""
-        return self.sums.kind in "iu"
-
-    @property
-    def quantised(self) -> bool:
-        """Whether the dtype travels as one of TensorFlow's structured NumPy types."""
-        return self.dtype.names is not None
-
-
-def _element(name: str, sums: str) -> Element:
-    if name.startswith("q"):
-        plain = np.dtype(name.removeprefix("q"))
-        return Element(name, np.dtype([(name, plain)]), plain, np.dtype(sums))
-    dtype = np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-    return Element(name, dtype, dtype, np.dtype(sums))
-
-
-ELEMENTS: Final = {
-    name: _element(name, sums)
-    for sums, names in {
-        "float32": ("float16", "bfloat16", "float32"),
-        "float64": ("float64",),
-        "complex64": ("complex64",),
-        "complex128": ("complex128",),
-        "int64": ("int8", "int16", "int32", "int64", "qint8", "qint16", "qint32"),
-        "uint64": ("uint8", "uint16", "uint32", "uint64", "quint8", "quint16"),
-    }.items()
-    for name in names
-}
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours: what the library is expected to raise
@@ -149,8 +109,11 @@ class Model:
         if self.count < num_required:
             raise Refused("DeadlineExceededError")
 
+    def _fresh(self, local_step: int) -> bool:
+        return local_step >= self.step and not self.sealed
+
     def _admits(self, local_step: int, contributions: int) -> bool:
-        if local_step < self.step or self.sealed:
+        if not self._fresh(local_step):
             self.dropped += contributions
             return False
         return True
@@ -268,7 +231,7 @@ class SparseModel(Model):
         self, indices: Array, values: Array, given: Array | None, local_step: int
     ) -> bool:
         """Add one gradient; repeated rows are summed in their order first and count once."""
-        self._check_arguments(indices, values, given)
+        self._check_arguments(indices, values, given, fresh=self._fresh(local_step))
         if not self._admits(local_step, 1):
             return False
         self._check_round(values.shape)
@@ -283,7 +246,7 @@ class SparseModel(Model):
         assert partial.indices is not None
         assert partial.row_counts is not None
         sums = partial.values.astype(object) if self.element.integral else partial.values
-        self._check_arguments(partial.indices, sums, None)
+        self._check_arguments(partial.indices, sums, None, fresh=self._fresh(local_step))
         if not self._admits(local_step, partial.count):
             return False
         self._check_round(sums.shape)
@@ -310,16 +273,11 @@ class SparseModel(Model):
         self.count += contributions
         self.applied += contributions
 
-    def _check_arguments(self, indices: Array, values: Array, given: Array | None) -> None:
-        """Check what the caller's arguments alone decide, also when they are stale."""
-        if indices.ndim != 1:
-            raise invalid(
-                f"Input indices should be vector but received shape: {text(indices.shape)}"
-            )
-        if values.ndim == 0:
-            raise invalid("Values cannot be 0-dimensional.")
-        if len(values) != len(indices):
-            raise invalid(f"Expected {len(indices)} non-empty input values, got {len(values)}")
+    def _check_arguments(
+        self, indices: Array, values: Array, given: Array | None, *, fresh: bool
+    ) -> None:
+        """Check what the caller's arguments alone decide: TensorFlow's checks first."""
+        self._check_ranks(indices, values)
         shape = [] if given is None else [int(d) for d in given.reshape(-1)]
         declared = self.declared or ()
         if shape:
@@ -331,6 +289,8 @@ class SparseModel(Model):
                         f"Shape mismatch: index of slice {position} exceeded limits of shape; "
                         f"index is {index} exceeded {declared[0]}"
                     )
+        if fresh:
+            self._check_declared(values.shape)
         if (indices < 0).any():
             raise invalid()
         if shape and (
@@ -338,6 +298,17 @@ class SparseModel(Model):
             or (shape[0] != -1 and (indices >= shape[0]).any())
         ):
             raise invalid()
+
+    @staticmethod
+    def _check_ranks(indices: Array, values: Array) -> None:
+        if indices.ndim != 1:
+            raise invalid(
+                f"Input indices should be vector but received shape: {text(indices.shape)}"
+            )
+        if values.ndim == 0:
+            raise invalid("Values cannot be 0-dimensional.")
+        if len(values) != len(indices):
+            raise invalid(f"Expected {len(indices)} non-empty input values, got {len(values)}")
 
     def _check_given(self, shape: list[int], declared: tuple[int | None, ...]) -> None:
         if len(shape) < len(declared):
@@ -348,14 +319,15 @@ class SparseModel(Model):
             if want is not None and got not in (-1, want):
                 raise invalid(f"Shape mismatch: expected shape dim {i} to be {want}, got {got}")
 
-    def _check_round(self, shape: tuple[int, ...]) -> None:
-        """Check values against the declared inner dims, then against the round's."""
+    def _check_declared(self, shape: tuple[int, ...]) -> None:
         declared = self.declared or ()
         if len(shape) < len(declared):
             raise invalid(
                 f"Shape mismatch: expected values rank at least {len(declared)}, got {len(shape)}"
             )
         self._check_dims(declared[1:], shape[1:])
+
+    def _check_round(self, shape: tuple[int, ...]) -> None:
         if self.count and self.inner is not None:
             if len(self.inner) != len(shape) - 1:
                 raise invalid(

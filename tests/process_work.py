@@ -30,6 +30,11 @@ def gradient(worker: int, number: int, each: int) -> tuple[Array, Array]:
     return indices, values
 
 
+def attached(name: str) -> Any:
+    """Attach; of whichever kind it is, which no type checker can know."""
+    return shmacc.attach(name)
+
+
 def apply_all(acc: Any, worker: int, each: int, *, follow: bool) -> list[int]:
     """Apply ``each`` gradients; return the numbers of those that were accepted."""
     with acc:
@@ -43,7 +48,7 @@ def apply_all(acc: Any, worker: int, each: int, *, follow: bool) -> list[int]:
 
 def apply_all_by_name(name: str, worker: int, each: int, *, follow: bool = False) -> list[int]:
     """Attach by name alone, then apply."""
-    return apply_all(shmacc.attach(name), worker, each, follow=follow)
+    return apply_all(attached(name), worker, each, follow=follow)
 
 
 def apply_one(acc: Any, value: float, step: int = 0) -> bool:
@@ -65,7 +70,7 @@ def open_otherwise(name: str) -> None:
 
 def take_one(name: str, num_required: int, timeout: float) -> tuple[float, int, int]:
     """Stand in line once."""
-    with shmacc.attach(name) as acc:
+    with attached(name) as acc:
         taken = acc.take(num_required, timeout=timeout)
         return taken.value.item(), taken.count, taken.step
 
@@ -73,7 +78,7 @@ def take_one(name: str, num_required: int, timeout: float) -> tuple[float, int, 
 def follow_steps(name: str, steps: int, timeout: float) -> list[int]:
     """Follow the chief as a worker does: one gradient a step."""
     seen = [-1]
-    with shmacc.attach(name) as acc:
+    with attached(name) as acc:
         for _ in range(steps):
             seen.append(acc.wait_step(seen[-1], timeout=timeout))
             acc.apply_grad(1.0, local_step=seen[-1])

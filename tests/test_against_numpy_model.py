@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from accumulator_machine import Accumulators
+from elements import ELEMENTS
 from gradients import KINDS, filled, numbers, shapes
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from numpy_model import ELEMENTS, DenseModel, SparseModel
+from numpy_model import DenseModel, SparseModel
 from support import same_bits
 
 import shmacc
 
 if TYPE_CHECKING:
-    from numpy_model import Array, Element, Shape
+    from elements import Element
+    from numpy_model import Array, Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
@@ -180,8 +182,8 @@ def _apply(
     handle: Any, form: str, indices: Array, values: Array, given: Array | None, *, step: int
 ) -> Any:
     if form == "slices":
-        slices = shmacc.IndexedSlices(values, indices, given)
-        return handle.apply_indexed_slices_grad(slices, step)
+        own = shmacc.IndexedSlices(values, indices, given)
+        return handle.apply_indexed_slices_grad(own, step)
     if form == "anything":
         slices = SimpleNamespace(indices=indices, values=values, dense_shape=given)
         return handle.apply_indexed_slices_grad(slices, local_step=step)

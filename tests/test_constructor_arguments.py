@@ -6,16 +6,19 @@ import os
 import pickle
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy_model import ELEMENTS
+from elements import ELEMENTS
 from support import refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 NAMESPACE: Final = "SHMACC_NAMESPACE"
@@ -130,7 +133,7 @@ def test_names_accepted(name: str, namespace: str) -> None:
         for file in files:
             assert file.name.startswith(("shmacc.", "sem.shmacc."))
         assert any(name in file.name for file in files)
-        assert shmacc.attach(name).close() is None
+        shmacc.attach(name).close()
         acc.unlink()
         assert in_shared_memory(namespace) == []
 
@@ -146,11 +149,12 @@ def test_attach_of_nothing(namespace: str) -> None:
 @pytest.mark.parametrize("bad", ["a/b", "x" * 61, "a b", "ä"])
 def test_bad_namespace(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAMESPACE, bad)
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: ConditionalAccumulator(np.float32),
         lambda: SparseConditionalAccumulator(np.float32, shared_name="a"),
         lambda: shmacc.attach("a"),
-    ):
+    )
+    for call in calls:
         with refused():
             call()
 
@@ -298,12 +302,12 @@ def test_unlink_is_as_with_files(kind: Any, namespace: str) -> None:
         assert new.num_accumulated() == 0
         assert old.num_accumulated() == 1
         old.unlink()
-        assert shmacc.attach("one").close() is None
+        shmacc.attach("one").close()
         new.unlink()
     old.close()
 
 
-CLOSED: Final = [
+CLOSED: Final[list[Callable[[Any], Any]]] = [
     lambda acc: acc.apply_grad(*_gradient(type(acc))),
     lambda acc: acc.take(1, timeout=0),
     lambda acc: acc.take_grad(1, timeout=0),

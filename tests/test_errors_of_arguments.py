@@ -93,6 +93,20 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("indices", "given"), [([-1], None), ([0], [2, 2]), ([0], [2, 3, 9]), ([1], [-1, 2])]
+)
+def test_sparse_tensorflows_checks_come_before_the_new_ones(indices: Any, given: Any) -> None:
+    """TensorFlow knows nothing of what is wrong with these, but of the values' width."""
+    with SparseConditionalAccumulator(np.float32, [2, None, 2]) as acc:
+        given = None if given is None else [*given[:2], 2]
+        with (
+            nothing_changes(acc),
+            refused("Shape mismatch: expected values dim 2 to be 2, got 3"),
+        ):
+            acc.apply_grad(indices, ones(1, 5, 3), given)
+
+
 @pytest.mark.parametrize(("declared", "first", "values", "message"), ROUNDS)
 def test_sparse_what_the_round_decides(
     declared: Any, first: Any, values: Any, message: str

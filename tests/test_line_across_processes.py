@@ -134,7 +134,7 @@ def test_cancel_from_a_child(crew: Crew, dense: ConditionalAccumulator) -> None:
 
 
 def test_close_wakes_this_handles_takes_only(crew: Crew, dense: ConditionalAccumulator) -> None:
-    mine = shmacc.attach("dense")
+    mine = process_work.attached("dense")
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(mine.take, 1, timeout=LONG)]
         waits.append(pool.submit(mine.wait_step, 0, timeout=LONG))
@@ -170,7 +170,7 @@ def test_unlinked_under_their_users(crew: Crew, dense: ConditionalAccumulator) -
 
 def _take_often(name: str, times: int, timeout: float) -> tuple[list[float], int]:
     values, late = [], 0
-    with shmacc.attach(name) as acc:
+    with process_work.attached(name) as acc:
         for _ in range(times):
             try:
                 values.append(acc.take(2, timeout=timeout).value.item())

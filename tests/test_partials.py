@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from elements import ELEMENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy_model import ELEMENTS
 from support import LONG, refused, same_bits, until
 
 import shmacc

@@ -231,7 +231,7 @@ def test_create_or_attach_without_a_race(crew: Crew, namespace: str) -> None:
     """Whoever comes first makes it; nobody's gradient goes into one that nobody else sees."""
     children = [crew.start(process_work.open_and_apply, "new", 2.0**i) for i in range(8)]
     assert all(child.result() for child in children)
-    with shmacc.attach("new") as acc:
+    with process_work.attached("new") as acc:
         assert acc.take_grad(8, timeout=0).item() == 255
         acc.unlink()
     assert shmacc.testing.leaked_names(namespace) == ()

@@ -21,7 +21,7 @@ CONSTRUCTOR: Final = (
     "(dtype, shape=None, shared_name=None, name={name!r}, reduction_type='MEAN', *, mode=384)"
 )
 
-METHODS: Final = {
+METHODS: Final[dict[type, dict[str, str]]] = {
     SparseConditionalAccumulator: {
         "apply_grad": "(self, grad_indices, grad_values, grad_shape=None, local_step=0, name=None)",
         "apply_indexed_slices_grad": "(self, grad, local_step=0, name=None)",
@@ -217,9 +217,9 @@ def test_deadline_says_how_many_came_and_who_is_there() -> None:
         lambda acc: acc.take_grad(),
         lambda acc: acc.take_grad(1, None, 0),
         lambda acc: acc.take(1, 0),
-        lambda _: SparseConditionalAccumulator(),
-        lambda _: SparseConditionalAccumulator("f4", None, None, "x", "MEAN", 0o600),
-        lambda _: shmacc.raw_ops.AccumulatorNumAccumulated(),
+        lambda acc: type(acc)(),
+        lambda acc: type(acc)("f4", None, None, "x", "MEAN", 0o600),
+        lambda _: shmacc.raw_ops.AccumulatorNumAccumulated(),  # type: ignore[call-arg]
     ],
 )
 def test_a_call_that_does_not_fit_is_a_type_error(call: Callable[[Any], Any]) -> None:

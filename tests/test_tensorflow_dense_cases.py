@@ -132,7 +132,8 @@ def test_take_grad(reduction: str, result: float) -> None:
             acc.apply_grad((10.0,), local_step=round_)
             acc.apply_grad((20.0,), local_step=round_)
             # The number may be a NumPy integer, as it was a tensor there.
-            assert acc.take_grad(np.int32(2) if round_ else 2).tolist() == [result]
+            number: Any = np.int32(2) if round_ else 2
+            assert acc.take_grad(number).tolist() == [result]
 
 
 def test_take_grad_invalid_reduction_type() -> None:
@@ -163,7 +164,7 @@ def test_repeated_take_grad(reduction: str, results: list[float]) -> None:
 
 def test_increment_global_step() -> None:
     with ConditionalAccumulator(np.float32, name="Q", shape=[1]) as acc:
-        step = np.zeros((), dtype=np.int64)
+        step: Any = np.zeros((), dtype=np.int64)
         for expected in (1, 2, 3):
             step += 1
             acc.set_global_step(step)
