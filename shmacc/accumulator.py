@@ -81,11 +81,6 @@ class Accumulator:
 
     _KIND: ClassVar[str]
     _DEFAULT_NAME: ClassVar[str]
-    kinds: ClassVar[dict[str, type["Accumulator"]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        """Makes the class known by its kind, for `attach`."""
-        Accumulator.kinds[cls._KIND] = cls
 
     def __init__(
         self,
@@ -138,10 +133,24 @@ class Accumulator:
             raise
 
     @classmethod
-    def of_handle(cls, handle: _core.Handle, segment_name: SegmentName, label: str | None) -> Self:
-        """An accumulator of this class on an open segment of its kind (for `attach`)."""
+    def of_name(cls, segment_name: SegmentName, label: str | None = None) -> Self:
+        """Attaches to the segment of that name; what unpickling does.
+
+        Raises:
+            NotFoundError: There is none.
+            InvalidArgumentError: It is of the other kind.
+            PermissionDeniedError: It is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
         self = cls.__new__(cls)
-        self._adopt(handle, segment_name, cls._DEFAULT_NAME if label is None else label, None)
+        label = cls._DEFAULT_NAME if label is None else label
+        self._adopt(segment.attach(segment_name), segment_name, label, None)
+        if self._found_kind != cls._KIND:
+            self.close()
+            raise InvalidArgumentError(
+                f"The accumulator {segment_name.shared_name!r} is {self._found_kind}, "
+                f"not {cls._KIND}"
+            )
         return self
 
     def _adopt(
@@ -194,7 +203,7 @@ class Accumulator:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
         self._handle.config()  # a closed handle does not pickle
-        return open_by_name, (self._segment_name, self._label)
+        return type(self).of_name, (self._segment_name, self._label)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -367,22 +376,3 @@ class Accumulator:
             if self._dtype.numpy != self._dtype.storage:
                 array = array.view(self._dtype.numpy)
         return array.reshape(shape)
-
-
-def attach(shared_name: str) -> Accumulator:
-    """The accumulator of that name, of whichever kind it is.
-
-    Raises:
-        NotFoundError: There is none.
-        InvalidArgumentError: No possible name.
-        PermissionDeniedError: It is another user's.
-        DataLossError: What stands under the name is no valid segment of this version.
-    """
-    return open_by_name(names.segment_name(shared_name))
-
-
-def open_by_name(segment_name: SegmentName, label: str | None = None) -> Accumulator:
-    """`attach` by the segment's whole name; what unpickling a handle does."""
-    handle = segment.attach(segment_name)
-    kind = _KIND_NAMES[handle.config()["kind"]]
-    return Accumulator.kinds[kind].of_handle(handle, segment_name, label)

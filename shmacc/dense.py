@@ -72,13 +72,17 @@ class ConditionalAccumulator(Accumulator):
         Raises:
             As `apply_grad`.
         """
+        if not (hasattr(partial, "value") and hasattr(partial, "count")):
+            raise InvalidArgumentError(
+                f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"
+            )
         step = gradients.int64(local_step, "local_step")
         count = gradients.int64(partial.count, "partial.count")
         value = gradients.sums_array(partial.value, self._dtype, "The value")
         if count < 0:
             raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
         if count == 0:
-            return not self._handle.drop_if_stale(step)
+            return not self._handle.drop_if_stale(step, 0)
         gradients.check_dense(value.shape, self._shape)
         return self._handle.apply_dense(value, value.shape, step, count)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shmacc import _core
 from shmacc.dtypes import DType, kind_of
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import IndexArray, ValueArray
@@ -125,7 +126,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
         return value
     array, by_value = _view(value, what)
     if array.dtype.names is not None and array.dtype == dtype.numpy:
-        array = np.ascontiguousarray(array).view(dtype.storage)
+        array = np.require(array, requirements=["C"]).view(dtype.storage)
     stored = _convert(array, dtype.storage, what, by_value=by_value)
     return np.require(stored.astype(dtype.partial, copy=False), requirements=["C", "A"])
 
@@ -172,6 +173,8 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value), False
         array = np.asarray(value)
+        if array.dtype == np.float64 and isinstance(value, list | tuple):
+            array = _exact(value, array)
     except Exception as error:
         raise InvalidArgumentError(
             f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
@@ -180,6 +183,14 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         value, np.generic
     )
     return array, by_value
+
+
+def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """NumPy makes floats of integers from both sides of 2**63; they are kept as they are."""
+    objects = np.asarray(value, dtype=object)
+    if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
+        return rounded
+    return objects.astype(np.uint64 if min(objects.flat) >= 0 else np.int64)
 
 
 def _convert(
@@ -247,8 +258,11 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
 
 def check_sparse(
     indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
-) -> None:
-    """Rows 2 to 7 of TensorFlow's checks, then those that it lacks.
+) -> bool:
+    """Rows 2 to 7 of TensorFlow's checks.
+
+    Returns:
+        Whether the indices are strictly ascending, and none negative.
 
     Raises:
         InvalidArgumentError: The first check that fails.
@@ -265,15 +279,48 @@ def check_sparse(
         )
     if given is not None and declared is not None:
         _check_given_against_declared(given, declared)
-    if declared and declared[0] is not None:
-        _check_limit(indices, declared[0])
-    if indices.size and int(indices.min()) < 0:
-        first = int(np.flatnonzero(indices < 0)[0])
-        raise InvalidArgumentError(
-            f"Indices must not be negative; index of slice {first} is {indices[first]}"
-        )
-    if given is not None:
-        _check_given_against_gradient(given, indices, values)
+    limit = declared[0] if declared else None
+    ascending, over, negative = _core.check_rows(indices, _INT64_MAX if limit is None else limit)
+    if over >= 0 and limit is not None:
+        raise InvalidArgumentError(_over_limit(indices, over, limit))
+    return ascending and negative < 0
+
+
+def own_refusal(
+    indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, *, ascending: bool
+) -> str | None:
+    """What TensorFlow lets pass and no consumer can use; None if there is nothing of it.
+
+    Args:
+        indices: As `check_sparse` has passed them.
+        values: Likewise.
+        given: The gradient's own ``grad_shape``.
+        ascending: What `check_sparse` said.
+    """
+    if not ascending:
+        negative = _core.check_rows(indices, _INT64_MAX)[2]
+        if negative >= 0:
+            return f"Indices must not be negative; index of slice {negative} is {indices[negative]}"
+    if given is None:
+        return None
+    if given[0] != -1:
+        over = _core.check_rows(indices, given[0])[1]
+        if over >= 0:
+            return _over_limit(indices, over, given[0])
+    for i, (expected, got) in enumerate(zip(given[1:], values.shape[1:], strict=False), start=1):
+        if expected not in {got, -1}:
+            return (
+                f"Shape mismatch: the given shape's dim {i} is {expected}, but the gradient's "
+                f"values have {got}"
+            )
+    return None
+
+
+def _over_limit(indices: IndexArray, at: int, limit: int) -> str:
+    return (
+        f"Shape mismatch: index of slice {at} exceeded limits of shape; "
+        f"index is {indices[at]} exceeded {limit}"
+    )
 
 
 def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | None, ...]) -> None:
@@ -285,28 +332,6 @@ def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | 
         if expected is not None and got not in {expected, -1}:
             raise InvalidArgumentError(
                 f"Shape mismatch: expected shape dim {i} to be {expected}, got {got}"
-            )
-
-
-def _check_limit(indices: IndexArray, limit: int) -> None:
-    if indices.size and int(indices.max()) >= limit:
-        first = int(np.flatnonzero(indices >= limit)[0])
-        raise InvalidArgumentError(
-            f"Shape mismatch: index of slice {first} exceeded limits of shape; "
-            f"index is {indices[first]} exceeded {limit}"
-        )
-
-
-def _check_given_against_gradient(
-    given: tuple[int, ...], indices: IndexArray, values: ValueArray
-) -> None:
-    if given[0] != -1:
-        _check_limit(indices, given[0])
-    for i, (expected, got) in enumerate(zip(given[1:], values.shape[1:], strict=False), start=1):
-        if expected not in {got, -1}:
-            raise InvalidArgumentError(
-                f"Shape mismatch: the given shape's dim {i} is {expected}, but the gradient's "
-                f"values have {got}"
             )
 
 

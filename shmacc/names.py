@@ -13,10 +13,8 @@ A colon is not allowed in either part, so the names parse without doubt. The sys
 whole name stands in the segment).
 """
 
-import hashlib
 import os
 import re
-import secrets
 from dataclasses import dataclass
 
 from shmacc.errors import InvalidArgumentError
@@ -87,6 +85,8 @@ def segment_name(shared_name: object) -> SegmentName:
     namespace = current_namespace()
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
+        import hashlib  # not needed by most, and slow to import
+
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
         stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
     return SegmentName(PREFIX + stem, namespace, shared_name)
@@ -94,7 +94,7 @@ def segment_name(shared_name: object) -> SegmentName:
 
 def generated_name() -> str:
     """A fresh name for a private accumulator; says which process made it."""
-    return f"private-{os.getpid()}-{secrets.token_hex(8)}"
+    return f"private-{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def parse_segment_file(file_name: str) -> SegmentName | None:

@@ -8,8 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shmacc import accumulator as _base
-from shmacc import dense, dtypes, sparse
+from shmacc import dense, dtypes, lookup, sparse
 from shmacc.accumulator import Accumulator, AccumulatorRef
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import SparseGradient, ValueArray
@@ -32,7 +31,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            handle = stack.enter_context(_base.attach(handle))
+            handle = stack.enter_context(lookup.attach(handle))
         elif isinstance(handle, AccumulatorRef):
             handle = handle.accumulator
         if not isinstance(handle, kind):

@@ -34,7 +34,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -299,7 +298,7 @@ def _publish(name: SegmentName, spec: Spec) -> None:
                 if spec.shape is None
                 else [-1 if dim is None else dim for dim in spec.shape],
                 is_private=spec.private,
-                token=secrets.randbits(63) + 1,
+                token=_token(),
                 mode=spec.mode,
             )
             os.fchmod(fd, spec.mode)
@@ -358,11 +357,15 @@ def _remove_unfinished(name: SegmentName) -> None:
         os.close(fd)
 
 
+def _token() -> int:
+    return int.from_bytes(os.urandom(8)) | 1
+
+
 def _identify_process() -> None:
     with open("/proc/self/stat", "rb") as stat:
         start_ticks = int(stat.read().rpartition(b")")[2].split()[19])
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    _core.set_identity(namespace, start_ticks, secrets.randbits(63) + 1)
+    _core.set_identity(namespace, start_ticks, _token())
 
 
 def _after_fork_in_child() -> None:

@@ -8,6 +8,7 @@ from shmacc import gradients
 from shmacc.accumulator import Accumulator
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import (
+    IndexArray,
     IndexedSlices,
     SparseGradient,
     SparsePartial,
@@ -18,6 +19,19 @@ from shmacc.records import (
 __all__ = ["SparseConditionalAccumulator"]
 
 _Record = TypeVar("_Record", bound=SparseTaken)
+
+
+def _check_is_partial(partial: Any) -> None:
+    missing = [
+        field
+        for field in ("indices", "values", "shape", "row_counts", "count")
+        if not hasattr(partial, field)
+    ]
+    if missing:
+        raise InvalidArgumentError(
+            f"A partial of a sparse accumulator was expected, but {type(partial).__name__} has no "
+            f"{missing[0]!r}"
+        )
 
 
 class SparseConditionalAccumulator(Accumulator):
@@ -77,8 +91,7 @@ class SparseConditionalAccumulator(Accumulator):
         values = gradients.values_array(grad_values, self._dtype, "grad_values")
         indices = gradients.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
-        gradients.check_sparse(indices, values, given, self._shape)
-        return self._add(indices, values, None, step, 1)
+        return self._add(indices, values, given, None, step, 1)
 
     def apply_indexed_slices_grad(
         self, grad: Any, local_step: int = 0, name: str | None = None
@@ -97,31 +110,48 @@ class SparseConditionalAccumulator(Accumulator):
         Raises:
             As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense.
         """
+        _check_is_partial(partial)
         step = gradients.int64(local_step, "local_step")
         count = gradients.int64(partial.count, "partial.count")
         values = gradients.sums_array(partial.values, self._dtype, "Values")
         indices = gradients.index_array(partial.indices, "partial.indices")
         counts = gradients.index_array(partial.row_counts, "partial.row_counts")
-        gradients.check_sparse(indices, values, gradients.given_shape(partial.shape), self._shape)
+        given = gradients.given_shape(partial.shape)
+        if count < 0:
+            raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
         if counts.shape != indices.shape or (
             counts.size and not (counts.min() >= 1 and counts.max() <= count)
         ):
             raise InvalidArgumentError(
                 "partial.row_counts must be one number for each row, 1 to partial.count"
             )
-        if count < 0:
-            raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
-        if count == 0:
-            return not self._handle.drop_if_stale(step)
-        return self._add(indices, values, counts, step, count)
+        return self._add(indices, values, given, counts, step, count)
 
-    def _add(self, indices: Any, values: ValueArray, counts: Any, step: int, count: int) -> bool:
+    def _add(
+        self,
+        indices: IndexArray,
+        values: ValueArray,
+        given: tuple[int, ...] | None,
+        counts: IndexArray | None,
+        step: int,
+        count: int,
+    ) -> bool:
+        ascending = gradients.check_sparse(indices, values, given, self._shape)
+        refusal = gradients.own_refusal(indices, values, given, ascending=ascending)
         conflict = gradients.declared_conflict(values.shape, self._shape)
-        if conflict is not None:
-            if self._handle.drop_if_stale(step):
-                return False
+        if conflict is not None and step >= self._handle.step:
             raise InvalidArgumentError(conflict)
-        return self._handle.apply_sparse(indices, values, counts, values.shape[1:], step, count)
+        if refusal is not None:
+            raise InvalidArgumentError(refusal)
+        if conflict is not None and self._handle.drop_if_stale(step, count):
+            return False
+        if conflict is not None:
+            raise InvalidArgumentError(conflict)
+        return self._handle.apply_sparse(
+            indices, values, counts, values.shape[1:], step, count, ascending
+        )
 
     def take_grad(
         self,

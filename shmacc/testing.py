@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 
 from shmacc import names
@@ -17,7 +16,7 @@ def isolated_namespace() -> Iterator[str]:
     Yields:
         The namespace, which is the value of ``SHMACC_NAMESPACE`` meanwhile.
     """
-    namespace = f"test-{os.getpid()}-{secrets.token_hex(6)}"
+    namespace = f"test-{os.getpid()}-{os.urandom(6).hex()}"
     before = os.environ.get(names.NAMESPACE_VARIABLE)
     os.environ[names.NAMESPACE_VARIABLE] = namespace
     try:

@@ -5,7 +5,7 @@ import os
 import time
 from fnmatch import fnmatchcase
 
-from shmacc import accumulator, names, segment
+from shmacc import lookup, names, segment
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -105,7 +105,7 @@ def cancel(name: str) -> int:
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
-    with accumulator.open_by_name(resolve(name)) as found:
+    with lookup.open_by_name(resolve(name)) as found:
         waiting = found.stats().waiting
         found.cancel()
         return waiting

@@ -12,7 +12,7 @@ class SegmentState(enum.StrEnum):
 
     SOUND = "sound"
     STARTING = "starting"  # an unfinished file that a living process holds
-    ORPHANED = "orphaned"  # no living process has it attached
+    ORPHANED = "orphaned"  # no living process has it attached, or it was never finished
     DAMAGED = "damaged"
     OTHER_VERSION = "other version"
     UNREADABLE = "not ours to read"
@@ -76,9 +76,12 @@ class AttachedProcess:
         pid: Its pid, in its own pid namespace.
         same_pid_namespace: Whether that pid means anything here.
         alive: By proof: it holds its presence lock.
+        condition: How the kernel has it: "running", "sleeping", "stopped", ...; empty as `command`.
         command: Its command line, if it lives and can be seen; else empty.
         activity: What it does.
-        attached_at: Seconds since the epoch, as the two below.
+        started: When the process was started, in seconds since the epoch, as the times below; None
+            if it cannot be seen.
+        attached_at: When it attached.
         last_seen: When it last entered an operation.
         last_applied: When its last gradient was accepted; None: never.
         last_applied_step: The global step at which that was; None: never.
@@ -91,8 +94,10 @@ class AttachedProcess:
     pid: int
     same_pid_namespace: bool
     alive: bool
+    condition: str
     command: str
     activity: str
+    started: float | None
     attached_at: float
     last_seen: float
     last_applied: float | None
@@ -127,19 +132,24 @@ class WaitingTake:
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """The segment's lock at one instant.
+    """The segment's lock, and the name lock beside it, at one instant.
 
     Attributes:
-        held: Whether another process owns it.
+        held: Whether another process owns the lock.
         pid: Which, if it is in this pid namespace; else None.
-        queue: The semaphore's value; None if it does not exist.
+        since: When that process entered its operation, which may have had to wait for the lock
+            first; None if nobody holds it or it is not known who.
+        queue: The semaphore's value; None if it does not exist or is not this user's to read.
         in_operation: Whether an operation runs, or was cut short and is not yet undone.
+        name_pid: Who opens or removes the name just now, as far as this pid namespace shows.
     """
 
     held: bool
     pid: int | None
+    since: float | None
     queue: int | None
     in_operation: bool
+    name_pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +193,82 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that no living process uses.
+    """Something that no living process uses, or that could not be judged.
 
     Attributes:
+        name: The segment that it is, or that it belonged to.
         file_name: Its name in /dev/shm.
-        removable: Whether it is proved that nobody uses it. If not, `why` says what is in the way.
+        removable: Whether it is proved that nobody uses it, and it is this user's to remove. If
+            not, `why` says what is in the way.
         why: What it is.
         age: Seconds since it was made.
+        bytes_reserved: Bytes of memory that it occupies.
     """
 
+    name: SegmentName
     file_name: str
     removable: bool
     why: str
     age: float
+    bytes_reserved: int
+
+
+class Severity(enum.StrEnum):
+    """What a finding is worth."""
+
+    WRONG = "wrong"  # somebody has to do something
+    NOTE = "note"  # worth knowing; it mends itself, or is as somebody wanted it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a check found.
+
+    Attributes:
+        subject: The file or part of it.
+        severity: What it is worth.
+        problem: What is the matter.
+        remedy: What to do.
+    """
+
+    subject: str
+    severity: Severity
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """A row and how many gradients of this round touched it."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """The round's sums, without taking anything.
+
+    Attributes:
+        numbers: How many there are.
+        norm: Euclidean norm of the finite ones.
+        largest: Largest magnitude of a finite one.
+        nan: How many are NaN.
+        infinite: How many are infinite.
+        still: False if gradients kept arriving while they were read.
+    """
+
+    numbers: int
+    norm: float
+    largest: float
+    nan: int
+    infinite: int
+    still: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Shared memory of this machine (or container), in bytes."""
+
+    total: int
+    free: int

@@ -15,12 +15,12 @@
 // completely saved, and only then are these rows changed.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
-//              If it is equal, they are after the first journal.rows undo records are put back.
+//              If it is equal, they are after the first journal.records undo records are put back.
 //
 // `recover` runs first thing under every newly acquired lock, so the order is everywhere the same:
 // acquire, recover, operate. Each instant of death:
 //   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
-//   after the stamp                the records counted belong to this operation: `rows` was set to 0 before
+//   after the stamp                the records counted belong to this operation: `records` was set to 0 before
 //                                  the stamp, and is raised only after a record is complete.
 //   amid changing a row            its record is published: the whole row is put back.
 //   amid writing the other State   it is not current, and is written anew by the next commit.
@@ -71,16 +71,16 @@ class Committed {
     }
 
     void begin(const State& state, uint64_t new_rows) {
-        store(header_->journal.rows, uint64_t{0});
+        store(header_->journal.records, uint64_t{0});
         store(header_->journal.new_rows, new_rows);
         store(header_->journal.generation, state.generation + 1);
         store_barrier();
     }
 
-    // The first `rows` records are complete.
-    void publish(uint64_t rows) {
+    // The first `records` records are complete.
+    void publish(uint64_t records) {
         store_barrier();
-        store(header_->journal.rows, rows);
+        store(header_->journal.records, records);
         store_barrier();
     }
 
@@ -98,29 +98,38 @@ class Committed {
     // Puts back what an operation changed that did not commit. `deaths`: 1 if its process died, 0 if it
     // gave up itself.
     void undo(State& state, uint64_t row_bytes, uint64_t deaths) {
-        const Journal& journal = header_->journal;
-        uint64_t records = load(journal.rows);
-        uint64_t record_bytes = sizeof(UndoRecord) + row_bytes;
-        if (records > 0) {
-            if (records > state.reserved[kUndoRegion] / record_bytes) data_loss("undo log too long");
-            auto* slots = mapping_.array<Slot>(kSlotsRegion, state.rows);
-            unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
-            const unsigned char* from = mapping_.at_least(kUndoRegion, records * record_bytes);
-            for (uint64_t i = 0; i < records; ++i, from += record_bytes) {
-                UndoRecord record;
-                std::memcpy(&record, from, sizeof record);
-                if (record.slot >= state.rows) data_loss("an undo record names no row");
-                slots[record.slot].contributions = record.contributions;
-                if (row_bytes)
-                    std::memcpy(rows + record.slot * row_bytes, from + sizeof record, row_bytes);
-            }
-        }
-        state.index_filled += std::min(load(journal.new_rows), kMaxRows);
+        const uint64_t records = load(header_->journal.records);
+        if (records > 0) put_back(state, records, row_bytes);
+        state.index_filled += std::min(load(header_->journal.new_rows), kMaxRows);
         state.recoveries += deaths;
         commit(state);
     }
 
   private:
+    void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
+        auto* table = mapping_.array<Slot>(kSlotsRegion, state.rows);
+        unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
+        uint64_t left = state.reserved[kUndoRegion];
+        const unsigned char* from = mapping_.at_least(kUndoRegion, left);
+        for (uint64_t i = 0; i < records; ++i) {
+            UndoRecord record;
+            if (left < sizeof record) data_loss("its undo log is too long");
+            std::memcpy(&record, from, sizeof record);
+            const uint64_t bytes = sizeof record + record.slots * (sizeof(int64_t) + row_bytes);
+            if (bytes > left) data_loss("its undo log is too long");
+            if (uint64_t{record.first_slot} + record.slots > state.rows)
+                data_loss("an undo record names no row");
+            const unsigned char* contributions = from + sizeof record;
+            for (uint32_t j = 0; j < record.slots; ++j)
+                std::memcpy(&table[record.first_slot + j].contributions,
+                            contributions + j * sizeof(int64_t), sizeof(int64_t));
+            std::copy(contributions + record.slots * sizeof(int64_t), from + bytes,
+                      rows + record.first_slot * row_bytes);
+            from += bytes;
+            left -= bytes;
+        }
+    }
+
     static constexpr int kGlimpses = 1000000;
 
     static void verify(const State& state, uint64_t generation) {

@@ -58,30 +58,51 @@ inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count
     return order;
 }
 
-inline bool strictly_ascending(const int64_t* keys, uint32_t count) {
+inline bool strictly_ascending(const int64_t* keys, uint64_t count) {
     bool ascending = true;
-    for (uint32_t i = 1; i < count; ++i) ascending &= keys[i - 1] < keys[i];
+    for (uint64_t i = 1; i < count; ++i) ascending &= keys[i - 1] < keys[i];
     return ascending;
+}
+
+struct RowCheck {
+    bool ascending;    // strictly
+    int64_t over;      // place of the first row number that is not below the limit; -1: none
+    int64_t negative;  // place of the first negative row number; -1: none
+};
+
+inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
+    RowCheck check{strictly_ascending(keys, count), -1, -1};
+    if (count == 0) return check;
+    if (check.ascending && keys[0] >= 0 && keys[count - 1] < limit) return check;
+    for (uint64_t i = count; i-- > 0;) {
+        if (keys[i] >= limit) check.over = static_cast<int64_t>(i);
+        if (keys[i] < 0) check.negative = static_cast<int64_t>(i);
+    }
+    return check;
 }
 
 template <class T>
 class Gradient {
   public:
     // counts: contributions of each row, or null for one each. All arrays must outlive this.
-    Gradient(const int64_t* keys, const T* values, const int64_t* counts, uint32_t count, uint64_t width)
+    // ascending: whether keys are so already (what check_rows says).
+    Gradient(const int64_t* keys, const T* values, const int64_t* counts, uint32_t count, uint64_t width,
+             bool ascending)
         : keys_(keys), values_(values), counts_(counts), count_(count), width_(width) {
-        if (!strictly_ascending(keys, count)) sort();
+        if (!ascending) sort();
     }
 
     uint32_t count() const { return count_; }
     uint64_t width() const { return width_; }
     const int64_t* keys() const { return keys_; }
-    const T* row(uint32_t i) const { return values_ + (order_.empty() ? i : order_[i]) * width_; }
-    int64_t contributions(uint32_t i) const {
-        return counts_ ? counts_[order_.empty() ? i : order_[i]] : 1;
-    }
+    // Whether consecutive rows' values stand one after the other.
+    bool in_place() const { return order_ == nullptr; }
+    const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
+    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : 1; }
 
   private:
+    uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
+
     void sort() {
         std::vector<uint32_t> order = ascending_order(keys_, count_);
         sorted_keys_.resize(count_);
@@ -90,10 +111,12 @@ class Gradient {
             sorted_keys_[i] = keys_[order[i]];
             distinct += i == 0 || sorted_keys_[i] != sorted_keys_[i - 1];
         }
-        if (distinct < count_)
+        if (distinct < count_) {
             merge_repeats(order, distinct);
-        else
-            order_ = std::move(order);
+        } else {
+            sorted_order_ = std::move(order);
+            order_ = sorted_order_.data();
+        }
         keys_ = sorted_keys_.data();
     }
 
@@ -136,7 +159,8 @@ class Gradient {
     const int64_t* counts_;
     uint32_t count_;
     uint64_t width_;
-    std::vector<uint32_t> order_;
+    const uint32_t* order_ = nullptr;
+    std::vector<uint32_t> sorted_order_;
     std::vector<int64_t> sorted_keys_;
     std::vector<int64_t> merged_counts_;
     std::unique_ptr<T[]> merged_;

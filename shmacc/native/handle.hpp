@@ -72,14 +72,14 @@ class Handle {
     }
 
     bool apply_sparse(nb::handle indices, nb::handle values, std::optional<nb::object> contributions,
-                      const Dims& dims, int64_t local_step, int64_t gradients) {
+                      const Dims& dims, int64_t local_step, int64_t gradients, bool ascending) {
         auto core = attached();
         require(*core, kSparse);
         switch (core->config().sum) {
-            case kFloat32: return add_rows<float>(*core, indices, values, contributions, dims, local_step, gradients);
-            case kFloat64: return add_rows<double>(*core, indices, values, contributions, dims, local_step, gradients);
-            case kInt64: return add_rows<int64_t>(*core, indices, values, contributions, dims, local_step, gradients);
-            default: return add_rows<uint64_t>(*core, indices, values, contributions, dims, local_step, gradients);
+            case kFloat32: return add_rows<float>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
+            case kFloat64: return add_rows<double>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
+            case kInt64: return add_rows<int64_t>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
+            default: return add_rows<uint64_t>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
         }
     }
 
@@ -94,8 +94,9 @@ class Handle {
         }
     }
 
-    bool drop_if_stale(int64_t local_step) {
-        return run([&](Operations& operations) { return operations.drop_if_stale(local_step); });
+    bool drop_if_stale(int64_t local_step, int64_t gradients) {
+        return run(
+            [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
     // (count, step, dims or None, indices, values, contributions); values flat, of the sum's type.
@@ -297,18 +298,18 @@ class Handle {
     template <class T>
     bool add_rows(Core& core, nb::handle indices, nb::handle values,
                   std::optional<nb::object>& contributions, const Dims& dims, int64_t local_step,
-                  int64_t gradients) {
-        View<int64_t> keys(indices, "indices must be int64");
-        View<T> numbers(values, "values must be of the sum's type");
+                  int64_t gradients, bool ascending) {
+        View<int64_t> keys(indices, 1);
+        View<T> numbers(values, core.config().components);
         std::optional<View<int64_t>> counts;
-        if (contributions) counts.emplace(*contributions, "contributions must be int64");
+        if (contributions) counts.emplace(*contributions, 1);
         uint64_t width = product(dims) * core.config().components;
         if (keys.size() > kMaxRows || numbers.size() != keys.size() * width ||
             (counts && counts->size() != keys.size()))
             throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
         WithoutGil released;
         Gradient<T> gradient(keys.data(), numbers.data(), counts ? counts->data() : nullptr,
-                             static_cast<uint32_t>(keys.size()), width);
+                             static_cast<uint32_t>(keys.size()), width, ascending);
         return run_in(core, released, [&](Operations& operations) {
             return operations.apply(dims, local_step, gradients, [&](State& state) {
                 Rows<T>(state, core.mapping(), core.committed()).add_gradient(gradient);
@@ -318,7 +319,7 @@ class Handle {
 
     template <class T>
     bool add_array(Core& core, nb::handle values, const Dims& dims, int64_t local_step, int64_t gradients) {
-        View<T> numbers(values, "values must be of the sum's type");
+        View<T> numbers(values, core.config().components);
         if (numbers.size() != product(dims) * core.config().components)
             throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
         WithoutGil released;

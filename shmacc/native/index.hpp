@@ -38,34 +38,16 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // slots[i] = the slot of keys[i], or kAbsent, among the first `rows` slots.
+    // slots[i] = the slot of keys[i], or kAbsent, among the first `rows` slots. Keys ascend.
     void find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, uint32_t* slots) const {
         if (rows == 0 || count_ == 0) {
             std::fill(slots, slots + count, kAbsent);
             return;
         }
-        // Three passes over a block, each fetching for the next: the misses of a block overlap.
-        constexpr uint32_t kBlock = 64;
-        uint64_t hashes[kBlock];
         for (uint32_t base = 0; base < count; base += kBlock) {
-            uint32_t block = std::min(kBlock, count - base);
-            for (uint32_t i = 0; i < block; ++i) {
-                hashes[i] = hash_row(keys[base + i]);
-                __builtin_prefetch(&buckets_[home(hashes[i])]);
-            }
-            for (uint32_t i = 0; i < block; ++i) {
-                const Bucket& bucket = buckets_[home(hashes[i])];
-                uint32_t matches = bucket.stamp == stamp_ ? matching(bucket, tag(hashes[i])) : 0;
-                uint32_t slot = matches ? bucket.slots[__builtin_ctz(matches)] : kAbsent;
-                if (slot >= rows) slot = kAbsent;
-                slots[base + i] = slot;
-                __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
-            }
-            for (uint32_t i = 0; i < block; ++i) {
-                uint32_t slot = slots[base + i];
-                if (slot == kAbsent || table[slot].row != keys[base + i])
-                    slots[base + i] = search(hashes[i], keys[base + i], table, rows);
-            }
+            const uint32_t block = std::min(kBlock, count - base);
+            if (!find_run(keys + base, block, table, rows, slots + base))
+                find_block(keys + base, block, table, rows, slots + base);
         }
     }
 
@@ -94,6 +76,63 @@ class Index {
     void prefetch(int64_t row) const { __builtin_prefetch(&buckets_[home(hash_row(row))], 1); }
 
   private:
+    static constexpr uint32_t kBlock = 64;
+
+    // Slots are given out in order of first touch, so rows that came in together stand together: a gradient
+    // like an earlier one finds its rows one after the other, and a stretch of neighbouring rows at the
+    // same distance from each other. Where the block's ends lie so, its inner keys are looked for there
+    // first, without the index. Right or wrong, the row number in the slot decides.
+    bool find_run(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
+                  uint32_t* slots) const {
+        const uint64_t first = search(hash_row(keys[0]), keys[0], table, rows);
+        if (first == kAbsent) return false;
+        auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
+        const uint64_t span = static_cast<uint64_t>(keys[count - 1]) - static_cast<uint64_t>(keys[0]);
+        bool all = true;
+        if (leads(first + count - 1, keys[count - 1])) {
+            for (uint32_t i = 0; i < count; ++i) {
+                bool found = table[first + i].row == keys[i];
+                slots[i] = found ? static_cast<uint32_t>(first + i) : kAbsent;
+                all &= found;
+            }
+        } else if (span < rows && leads(first + span, keys[count - 1])) {
+            // Keys ascend from keys[0] to keys[count - 1]; a caller's memory may change meanwhile, so
+            // the bound is checked all the same.
+            for (uint32_t i = 0; i < count; ++i) {
+                uint64_t slot = first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
+                bool found = leads(slot, keys[i]);
+                slots[i] = found ? static_cast<uint32_t>(slot) : kAbsent;
+                all &= found;
+            }
+        } else {
+            return false;
+        }
+        for (uint32_t i = 0; !all && i < count; ++i)
+            if (slots[i] == kAbsent) slots[i] = search(hash_row(keys[i]), keys[i], table, rows);
+        return true;
+    }
+
+    // Three passes, each fetching for the next: the misses of a block overlap.
+    void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
+                    uint32_t* slots) const {
+        uint64_t hashes[kBlock];
+        for (uint32_t i = 0; i < count; ++i) {
+            hashes[i] = hash_row(keys[i]);
+            __builtin_prefetch(&buckets_[home(hashes[i])]);
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            const Bucket& bucket = buckets_[home(hashes[i])];
+            uint32_t matches = bucket.stamp == stamp_ ? matching(bucket, tag(hashes[i])) : 0;
+            uint32_t slot = matches ? bucket.slots[__builtin_ctz(matches)] : kAbsent;
+            if (slot >= rows) slot = kAbsent;
+            slots[i] = slot;
+            __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
+        }
+        for (uint32_t i = 0; i < count; ++i)
+            if (slots[i] == kAbsent || table[slots[i]].row != keys[i])
+                slots[i] = search(hashes[i], keys[i], table, rows);
+    }
+
     uint64_t home(uint64_t hash) const { return ((hash & 0xffffffffu) * count_) >> 32; }
     static uint16_t tag(uint64_t hash) {
         auto bits = static_cast<uint16_t>(hash >> 48);

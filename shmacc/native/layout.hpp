@@ -133,7 +133,7 @@ struct Shape {
 
 struct Journal {
     uint64_t generation;  // the undo records belong to an operation that would become this generation
-    uint64_t rows;        // undo records that are complete
+    uint64_t records;     // undo records that are complete
     uint64_t new_rows;    // index entries that the operation may have left behind
 };
 
@@ -213,9 +213,10 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
 
-struct UndoRecord {  // followed by the row
-    uint64_t slot;
-    int64_t contributions;
+// Rows of consecutive slots as they were; followed by their contributions (int64 each), then by the rows.
+struct UndoRecord {
+    uint32_t first_slot;
+    uint32_t slots;
 };
 
 }  // namespace shmacc

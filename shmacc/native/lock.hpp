@@ -78,14 +78,15 @@ class Lock {
     // False: the deadline (monotonic, kForever for none) passed.
     bool acquire(int64_t deadline, Interruption& interruption) {
         while (!threads_.try_lock()) {
-            if (threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline)))) break;
+            if (threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) break;
             if (past(deadline)) return false;
             interruption.check();
         }
         try {
             if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
-            for (;;) {
-                wait_for_token(deadline);  // a token, a slice, a signal: what counts is what follows
+            // The first slices are short: if the token died with its owner, that is soon found out.
+            for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
+                wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is next
                 if (set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
                 if (past(deadline)) break;
                 interruption.check();
@@ -118,12 +119,12 @@ class Lock {
     static bool past(int64_t deadline) {
         return deadline != kForever && monotonic_ns() >= deadline;
     }
-    static int64_t slice_until(int64_t deadline) {
-        if (deadline == kForever) return kSlice;
-        return std::clamp<int64_t>(deadline - monotonic_ns(), 0, kSlice);
+    static int64_t slice_until(int64_t deadline, int64_t slice) {
+        if (deadline == kForever) return slice;
+        return std::clamp<int64_t>(deadline - monotonic_ns(), 0, slice);
     }
-    void wait_for_token(int64_t deadline) {
-        int64_t until = monotonic_ns() + slice_until(deadline);
+    void wait_for_token(int64_t deadline, int64_t slice) {
+        int64_t until = monotonic_ns() + slice_until(deadline, slice);
         timespec when{static_cast<time_t>(until / 1000000000), static_cast<long>(until % 1000000000)};
         sem_clockwait(queue_, CLOCK_MONOTONIC, &when);
     }

@@ -80,10 +80,11 @@ NB_MODULE(_core, m) {
         .def("close", &Handle::close)
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
-             nb::arg("contributions").none(), nb::arg("dims"), nb::arg("local_step"), nb::arg("gradients"))
+             nb::arg("contributions").none(), nb::arg("dims"), nb::arg("local_step"), nb::arg("gradients"),
+             nb::arg("ascending"))
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"),
              nb::arg("local_step"), nb::arg("gradients"))
-        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"))
+        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", &Handle::take, nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("divide"),
              nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
         .def("set_step", &Handle::set_step, nb::arg("step"))
@@ -116,6 +117,13 @@ NB_MODULE(_core, m) {
     m.def("initialise", &initialise, nb::arg("fd"), nb::arg("name"), nb::arg("kind"), nb::arg("dtype"),
           nb::arg("sum"), nb::arg("components"), nb::arg("reduction"), nb::arg("declared").none(),
           nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+    m.def("check_rows",
+          [](nb::handle indices, int64_t limit) {
+              View<int64_t> keys(indices, 1);
+              RowCheck check = check_rows(keys.data(), keys.size(), limit);
+              return nb::make_tuple(check.ascending, check.over, check.negative);
+          },
+          nb::arg("indices"), nb::arg("limit"));
     m.def("set_identity",
           [](uint64_t pid_namespace, uint64_t start_ticks, uint64_t token) {
               this_process = {pid_namespace, start_ticks};

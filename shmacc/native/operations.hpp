@@ -125,11 +125,11 @@ class Operations {
     }
 
     // For a gradient that is malformed as far as the round goes: true if it is dropped anyway.
-    bool drop_if_stale(int64_t local_step) {
+    bool drop_if_stale(int64_t local_step, int64_t gradients) {
         Doing doing(core_, kApplies);
         Core::Session session(core_, kForever, interruption_);
         if (local_step >= session.state.step && !session.state.sealed) return false;
-        drop(session, doing, 1);
+        drop(session, doing, gradients);
         return true;
     }
 

@@ -62,11 +62,12 @@ inline int64_t deadline_after(std::optional<double> seconds) {
 template <class T>
 class View {
   public:
-    View(nb::handle array, const char* what) {
+    // components: how many T make an element of the array.
+    View(nb::handle array, uint32_t components) {
         if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
-        if (view_.itemsize != sizeof(T) && view_.len != 0) {
+        if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
             PyBuffer_Release(&view_);
-            throw nb::type_error(what);
+            throw nb::type_error("an array of another element size was expected");
         }
     }
     ~View() { PyBuffer_Release(&view_); }

@@ -23,43 +23,14 @@ class Rows {
         reserve(fresh, count - fresh);
         committed_.begin(state_, fresh);
 
-        const uint64_t width = state_.row_elements;
-        const uint64_t old_rows = state_.rows;
-        Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows + fresh);
-        T* sums = mapping_.array<T>(kRows0Region, (state_.rows + fresh) * width);
-        const uint64_t record_bytes = sizeof(UndoRecord) + width * sizeof(T);
-        unsigned char* undo = mapping_.at_least(kUndoRegion, (count - fresh) * record_bytes);
-        Index index = current_index();
-
-        // Batches small enough to stay in the first-level cache between saving and adding.
-        const uint32_t batch_rows =
-            static_cast<uint32_t>(std::clamp<uint64_t>(kBatchBytes / record_bytes, 1, 256));
-        uint64_t saved = 0;
-        for (uint32_t base = 0; base < count; base += batch_rows) {
-            const uint32_t end = std::min(count, base + batch_rows);
-            prefetch(slots.get(), table, sums, width, end, std::min(count, end + batch_rows), old_rows);
-            uint64_t before = saved;
-            for (uint32_t i = base; i < end; ++i) {
-                if (slots[i] == kAbsent) continue;
-                UndoRecord record{slots[i], table[slots[i]].contributions};
-                std::memcpy(undo, &record, sizeof record);
-                copy(reinterpret_cast<T*>(undo + sizeof record), sums + slots[i] * width, width);
-                undo += record_bytes;
-                ++saved;
-            }
-            if (saved > before) committed_.publish(saved);
-            for (uint32_t i = base; i < end; ++i) {
-                if (slots[i] == kAbsent) {
-                    uint64_t slot = state_.rows++;
-                    table[slot] = {gradient.keys()[i], gradient.contributions(i)};
-                    copy(sums + slot * width, gradient.row(i), width);
-                    index.insert(gradient.keys()[i], static_cast<uint32_t>(slot));
-                } else {
-                    table[slots[i]].contributions += gradient.contributions(i);
-                    if (!add_row(sums + slots[i] * width, gradient.row(i), width))
-                        Gradient<T>::sum_overflows();
-                }
-            }
+        // The widths of scalars and small vectors are compiled in: a loop over one number costs as much as
+        // the rest.
+        switch (state_.row_elements) {
+            case 1: add_rows<1>(gradient, slots.get(), fresh); break;
+            case 2: add_rows<2>(gradient, slots.get(), fresh); break;
+            case 4: add_rows<4>(gradient, slots.get(), fresh); break;
+            case 8: add_rows<8>(gradient, slots.get(), fresh); break;
+            default: add_rows<0>(gradient, slots.get(), fresh); break;
         }
         state_.index_filled += fresh;
     }
@@ -90,8 +61,91 @@ class Rows {
     }
 
   private:
-    static constexpr uint64_t kBatchBytes = 16384;
-    static constexpr uint32_t kAhead = 16;
+    struct Run {  // of consecutive slots: the gradient's rows [first, first + length)
+        uint32_t first;
+        uint32_t length;
+    };
+
+    static constexpr uint64_t kBatchBytes = 4096;
+    static constexpr uint32_t kBatchRows = 128;
+    static constexpr uint32_t kAhead = 32;
+
+    // kWidth: the row's width, or 0 for any.
+    template <uint64_t kWidth>
+    void add_rows(const Gradient<T>& gradient, const uint32_t* slots, uint64_t fresh) {
+        const uint32_t count = gradient.count();
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows + fresh);
+        T* sums = mapping_.array<T>(kRows0Region, (state_.rows + fresh) * width);
+        unsigned char* undo = mapping_.at_least(kUndoRegion, state_.reserved[kUndoRegion]);
+        Index index = current_index();
+
+        // Saving and adding alternate in batches that stay in the first-level cache, undo log and all. Rows of
+        // consecutive slots (a gradient like an earlier one has many) are saved and added as one. Others
+        // are fetched kAhead rows before they are saved: that hides the misses, which are what an apply
+        // of wide rows waits for.
+        const uint32_t batch = static_cast<uint32_t>(
+            std::clamp<uint64_t>(kBatchBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kBatchRows));
+        Run runs[kBatchRows];
+        uint64_t records = 0;
+        for (uint32_t base = 0; base < count; base += batch) {
+            const uint32_t end = std::min(count, base + batch);
+            uint32_t found = 0;
+            for (uint32_t i = base; i < end;) {
+                uint32_t length = 1;
+                if (slots[i] != kAbsent)
+                    while (i + length < end && slots[i + length] == slots[i] + length) ++length;
+                runs[found++] = {i, length};
+                i += length;
+            }
+            for (uint32_t i = base + kAhead; i < std::min(count, end + kAhead); ++i) {
+                if (slots[i] == kAbsent || slots[i] == slots[i - 1] + 1) continue;
+                __builtin_prefetch(&table[slots[i]], 1);
+                prefetch_row(sums + slots[i] * width, width);
+            }
+            const uint64_t before = records;
+            for (uint32_t r = 0; r < found; ++r) {
+                const uint32_t slot = slots[runs[r].first];
+                if (slot == kAbsent) continue;
+                undo = save(undo, table + slot, sums + slot * width, slot, runs[r].length, width);
+                ++records;
+            }
+            if (records > before) committed_.publish(records);
+            for (uint32_t r = 0; r < found; ++r) {
+                const auto [first, length] = runs[r];
+                const uint32_t slot = slots[first];
+                if (slot == kAbsent) {
+                    const uint64_t fresh_slot = state_.rows++;
+                    table[fresh_slot] = {gradient.keys()[first], gradient.contributions(first)};
+                    copy(sums + fresh_slot * width, gradient.row(first, width), width);
+                    index.insert(gradient.keys()[first], static_cast<uint32_t>(fresh_slot));
+                    continue;
+                }
+                for (uint32_t j = 0; j < length; ++j)
+                    table[slot + j].contributions += gradient.contributions(first + j);
+                bool fits = true;
+                if (gradient.in_place()) {
+                    fits = add_numbers(sums + slot * width, gradient.row(first, width), length * width);
+                } else {
+                    for (uint32_t j = 0; j < length; ++j)
+                        fits = add_numbers(sums + (slot + j) * width, gradient.row(first + j, width),
+                                           width) && fits;
+                }
+                if (!fits) Gradient<T>::sum_overflows();
+            }
+        }
+    }
+
+    static unsigned char* save(unsigned char* undo, const Slot* slots, const T* rows, uint32_t slot,
+                               uint32_t length, uint64_t width) {
+        const UndoRecord record{slot, length};
+        std::memcpy(undo, &record, sizeof record);
+        undo += sizeof record;
+        for (uint32_t j = 0; j < length; ++j, undo += sizeof(int64_t))
+            std::memcpy(undo, &slots[j].contributions, sizeof(int64_t));
+        if (const uint64_t bytes = length * width * sizeof(T)) std::memcpy(undo, rows, bytes);
+        return undo + length * width * sizeof(T);
+    }
 
     Index current_index() {
         return Index(mapping_.array<Bucket>(kIndex0Region + static_cast<uint32_t>(state_.index),
@@ -113,7 +167,7 @@ class Rows {
                         "An accumulator holds at most 2**32 rows and 2**40 bytes");
         ensure_reserved(state_, mapping_, kSlotsRegion, rows * sizeof(Slot));
         ensure_reserved(state_, mapping_, kRows0Region, rows * row_bytes);
-        const uint64_t undo_bytes = added * (sizeof(UndoRecord) + row_bytes);
+        const uint64_t undo_bytes = added * (sizeof(UndoRecord) + sizeof(int64_t) + row_bytes);
         if (undo_bytes > state_.reserved[kUndoRegion]) {
             ensure_reserved(state_, mapping_, kUndoRegion, undo_bytes);
             // `undo` checks the records against what is committed as reserved.
@@ -149,9 +203,9 @@ class Rows {
     static void copy(T* to, const T* from, uint64_t width) {
         for (uint64_t j = 0; j < width; ++j) to[j] = from[j];
     }
-    static bool add_row(T* __restrict__ sums, const T* __restrict__ values, uint64_t width) {
+    static bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
         bool fits = true;
-        for (uint64_t j = 0; j < width; ++j) {
+        for (uint64_t j = 0; j < count; ++j) {
             if constexpr (std::is_integral_v<T>)
                 fits = add(sums[j], values[j]) && fits;
             else
@@ -163,14 +217,6 @@ class Rows {
         const auto* at = reinterpret_cast<const char*>(row);
         const uint64_t bytes = std::min<uint64_t>(width * sizeof(T), 1024);
         for (uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 1);
-    }
-    static void prefetch(const uint32_t* slots, const Slot* table, const T* sums, uint64_t width,
-                         uint32_t from, uint32_t to, uint64_t rows) {
-        for (uint32_t i = from; i < to; ++i) {
-            if (slots[i] >= rows) continue;
-            __builtin_prefetch(&table[slots[i]], 1);
-            prefetch_row(sums + slots[i] * width, width);
-        }
     }
 
     State& state_;

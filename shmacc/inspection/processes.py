@@ -1,0 +1,82 @@
+"""What ``/proc`` tells of processes that have to do with segments.
+
+It explains; it proves nothing. Whether a process lives is told by the record lock that it holds
+(presence.hpp), never by what stands here.
+"""
+
+import functools
+import os
+
+CONDITIONS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "dead",
+    "X": "dead",
+    "I": "idle",
+}
+_CONDITION_FIELD = 0  # counted from behind the command's name in parentheses
+_START_FIELD = 19
+
+
+def condition(pid: int) -> str:
+    """How the kernel has a process: "running", "stopped", ...; empty if it cannot be seen."""
+    fields = _stat(pid)
+    return CONDITIONS.get(fields[_CONDITION_FIELD], "?") if fields else ""
+
+
+def command(pid: int) -> str:
+    """Its command line; empty if it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_the_one(pid: int, start_ticks: int) -> bool:
+    """Whether the process that has this pid now is the one that was started at these ticks."""
+    fields = _stat(pid)
+    return bool(fields) and int(fields[_START_FIELD]) == start_ticks
+
+
+def started(start_ticks: int) -> float:
+    """The time of a process's start, from field 22 of its stat."""
+    return _boot_time() + start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def lock_holder(inode: int, byte: int) -> int | None:
+    """Who holds the record lock on a byte of a file in shared memory.
+
+    None if nobody does, and also if it is a process of a pid namespace that is not seen from here.
+    """
+    with open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            # 1: POSIX  ADVISORY  WRITE 4711 00:1a:12345 1152921504606846975 1152921504606846975
+            fields = line.split()
+            if fields[1] != "POSIX" or fields[5].rpartition(":")[2] != str(inode):
+                continue
+            last = float("inf") if fields[7] == "EOF" else int(fields[7])
+            if int(fields[6]) <= byte <= last:
+                pid = int(fields[4])
+                return pid if pid > 0 else None
+    return None
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@functools.cache
+def _boot_time() -> float:
+    with open("/proc/stat", encoding="ascii") as stat:
+        for line in stat:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return 0.0
