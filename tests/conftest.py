@@ -6,12 +6,22 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
-from support import Crew
 
-from shmacc import testing
+# Before they are imported: a failure in a helper is to say the values, too.
+pytest.register_assert_rewrite("support", "accumulator_machine")
+
+from support import Crew  # noqa: E402 - see above
+
+from shmacc import testing  # noqa: E402 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of the collections after each test: ten times faster."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
