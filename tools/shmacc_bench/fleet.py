@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0  # TensorFlow and torch import at once on two cores
 REQUEST_SECONDS = 180.0  # the slowest request fills 10,000,000 rows
 STOP_SECONDS = 15.0
+TERMINATE_SECONDS = 3.0
 ACCEPT_SLICE_SECONDS = 0.2
+POLL_SECONDS = 0.01
 MOST_RESTARTS = 2  # a peer that crashes once may do the next case; one that always does may not
 
 
@@ -69,22 +73,32 @@ class Member:
         return self.receive(seconds)
 
     def stop(self) -> None:
-        """Let the process end by itself, or end it."""
-        if not self.alive:
-            return
-        try:
-            self.connection.send(("stop", ()))
-            self.process.wait(STOP_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-        self.kill()
+        """Let the process end by itself, then end what is left of it."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self.connection.send(("stop", ()))
+                self._wait(STOP_SECONDS)
+            self.kill()
 
     def kill(self) -> None:
-        """End the process now."""
+        """End the process now, with all that it has started: it leads a session of its own."""
         self.alive = False
-        self.process.kill()
-        self.process.wait()
+        if self.process.returncode is None:
+            # mpiexec sweeps its ranks' shared memory if it is given the chance.
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self._wait(TERMINATE_SECONDS)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self.connection.close()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the process has ended, but leave it unreaped: its number stays its own."""
+        deadline = time.monotonic() + seconds
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self.process.pid, options) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(POLL_SECONDS)
 
 
 class Fleet:
@@ -106,16 +120,20 @@ class Fleet:
             for name in names:
                 fleet.start(name)
             yield fleet
-        finally:
             for member in fleet.members.values():
                 member.stop()
+        finally:
+            for member in fleet.members.values():
+                if member.alive:
+                    member.kill()
             fleet.directory.cleanup()
 
     def start(self, name: str) -> None:
         """Start one peer; if it cannot run here, `about` says why and it is left out."""
         times = self.restarts.get(name, 0)
         address = str(Path(self.directory.name) / f"{name}.{times}.socket")
-        command = [sys.executable, "-m", "shmacc_bench.worker", name, address]
+        # -P: `import shmacc` must find the installed one, not a source tree that we are started in.
+        command = [sys.executable, "-P", "-m", "shmacc_bench.worker", name, address]
         if name == "mpi":
             launcher = self._mpiexec()
             if launcher is None:
@@ -127,7 +145,12 @@ class Fleet:
         log = Path(self.directory.name) / f"{name}.log"
         with _listen(address) as listener, log.open("wb") as output:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             connection = _accept(listener, process)
         if connection is None:

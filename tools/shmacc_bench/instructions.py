@@ -37,6 +37,8 @@ SCHEMA_VERSION = 1
 TOLERANCE = 0.02
 EXTENSION = re.compile(r"/shmacc/[^/]*\.so$")
 TIMEOUT_SECONDS = 600
+# What would differ from run to run: how dictionaries collide, how long NumPy's idle threads spin.
+STEADY = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,16 +123,13 @@ def _by_object(name: str, calls: int) -> Counter[str]:
             "--tool=callgrind",
             f"--callgrind-out-file={out}",
             sys.executable,
+            "-P",
             "-m",
             "shmacc_bench.instruction_child",
             name,
             str(calls),
         ]
-        # One seed for the hashes of strings: dictionaries collide differently otherwise.
-        environment = os.environ | {
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            "PYTHONHASHSEED": "0",
-        }
+        environment = os.environ | STEADY | {"PYTHONPATH": str(Path(__file__).parents[1])}
         subprocess.run(
             command, env=environment, check=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL
         )

@@ -75,24 +75,14 @@ def case_tables(cases: Sequence[dict[str, Any]]) -> Iterator[Table]:
         ]
         if not names:
             continue
-        label = _held_label if family == "growth" else _workload_label
         rows = [(name, *(_cell(case, name) for case in same)) for name in names]
         yield Table(
             f"{family}: {operation} (us)",
             "median [p10-p90]; x: shmacc's time over this peer's, below 1 shmacc is faster; "
             "(!) the peer's answer is not the mean by rows",
-            ("", *(label(case) for case in same)),
+            ("", *(case["workload"] for case in same)),
             rows,
         )
-
-
-def _workload_label(case: dict[str, Any]) -> str:
-    label: str = case["workload"]
-    return label
-
-
-def _held_label(case: dict[str, Any]) -> str:
-    return f"{case['workload']} into {case['parameters']['table_rows']:,} rows"
 
 
 def _cell(case: dict[str, Any], name: str) -> str:
@@ -179,13 +169,13 @@ def _memory_table(found: dict[str, Any]) -> Table:
             mebibytes(line["allocated"]),
             mebibytes(line["allocated_after_take"]),
             mebibytes(line["resident"]),
-            mebibytes(line["allowed"]),
+            mebibytes(line["allowed"]) if line["allocated"] else NONE,
         )
         for name, of in found.items()
         for line in of.get("measured", ())
     ]
     head = ("", "rows' own", "segment", "segment after a take", "resident", "target")
-    note = "1,000,000 possible rows, these held; resident: growth of the process, gradients off"
+    note = "1,000,000 possible rows, these held; resident: growth of a fresh process"
     return Table("Memory (MiB)", note, head, rows)
 
 

@@ -14,6 +14,7 @@ Kind = Literal["sparse", "dense"]
 Order = Literal["sorted", "shuffled", "zipf"]
 
 ZIPF_EXPONENT = 1.2  # word frequencies; most rows of such a gradient are repeats of a few
+USUAL_TABLE_ROWS = 1_000_000
 DTYPE_NAMES = ("float16", "bfloat16", "float32", "float64", "int64")
 
 
@@ -35,7 +36,7 @@ class Workload:
     rows: int
     width: int = 1
     dtype: str = "float32"
-    table_rows: int = 1_000_000
+    table_rows: int = USUAL_TABLE_ROWS
     order: Order = "sorted"
 
     @property
@@ -47,7 +48,9 @@ class Workload:
             size = f"{self.rows:,} x {self.width}"
         dtype = "" if self.dtype == "float32" else f" {self.dtype}"
         order = "" if self.order == "sorted" else f" {self.order}"
-        return size + dtype + order
+        usual = self.kind == "dense" or self.table_rows == USUAL_TABLE_ROWS
+        table = "" if usual else f" into {self.table_rows:,}"
+        return size + dtype + order + table
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from shmacc_bench.peers import LIMITS, MODULES
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+IMPORTING = ("shmacc", "tf-local", "torch", "numpy-fancy", "manager")
 SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
+SLOW_TO_START = ("tf-local", "tf-server")  # each further process imports TensorFlow: not if quick
 WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
 
 
@@ -33,5 +33,7 @@ PLANS: Mapping[str, Plan] = {
     "contention": Plan(SHARING, steps=3, quick_steps=1),
     "recovery": Plan(SHARING, steps=1, quick_steps=1),
     "memory": Plan(("shmacc", "tf-local", "torch", "numpy-fancy"), steps=1, quick_steps=1),
-    "startup": Plan(tuple(p for p in MODULES if p not in LIMITS), steps=1, quick_steps=1),
+    "startup": Plan(
+        ("shmacc", "tf-local", "torch", "numpy-fancy", "manager"), steps=1, quick_steps=1
+    ),
 }

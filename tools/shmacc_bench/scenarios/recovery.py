@@ -49,7 +49,7 @@ class Scenario:
             try:
                 after.append(self._apply())
             except TimeoutError:  # blocked: for ever, as far as anyone would wait
-                return {"ordinary": ordinary, "after": after, "blocked": True, "undone": 0}
+                return {"ordinary": ordinary, "after": after, "blocked": True, "undone": None}
         undone = self.peer.recoveries()
         hits = None if recoveries is None or undone is None else undone - recoveries
         return {"ordinary": ordinary, "after": after, "blocked": False, "undone": hits}

@@ -22,7 +22,6 @@ MODULE_OF: Mapping[str, str] = {
     "torch": "torch",
     "numpy-fancy": "multiprocessing.shared_memory",
     "manager": "multiprocessing.managers",
-    "mpi": "mpi4py.MPI",
 }
 IMPORTS = {"shmacc": 15}
 FEW_IMPORTS = 3
@@ -93,7 +92,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _import(module: str) -> tuple[float, float]:
     process = subprocess.run(
-        [sys.executable, "-c", IMPORT_SCRIPT, module], check=True, capture_output=True
+        [sys.executable, "-P", "-c", IMPORT_SCRIPT, module], check=True, capture_output=True
     )
     milliseconds, mebibytes = json.loads(process.stdout.splitlines()[-1])
     return milliseconds, mebibytes
