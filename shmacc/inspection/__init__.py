@@ -3,31 +3,31 @@
 Everything here looks without attaching and without the segment's lock, so it works on segments
 whose processes are stopped or dead in the middle of a commit, and holds nobody up. What is read is
 the committed state of one instant. Whether a process lives is the kernel's word (presence.hpp), not
-a guess from its pid.
+a guess from its pid. Only `cancel` attaches, since it changes something.
 Segments are named by their ``shared_name`` in the current namespace, or by their whole system name
 (``shmacc....``), which `list_segments` reports.
 """
 
+from shmacc.inspection.checking import check, check_all
 from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
-from shmacc.inspection.examination import (
-    Finding,
-    RowCount,
-    ValueSummary,
-    check,
-    most_touched,
-    summarise_values,
-)
+from shmacc.inspection.examination import most_touched, summarise_values
+from shmacc.inspection.nameless import NamelessUse, nameless_uses
 from shmacc.inspection.records import (
     AttachedProcess,
     Description,
+    Finding,
     Leftover,
     LockState,
     Region,
+    RowCount,
     SegmentState,
+    Severity,
+    Space,
     Summary,
+    ValueSummary,
     WaitingTake,
 )
-from shmacc.inspection.segments import describe, list_segments, resolve
+from shmacc.inspection.segments import describe, list_segments, resolve, shared_memory_space
 
 __all__ = [
     "AttachedProcess",
@@ -35,20 +35,26 @@ __all__ = [
     "Finding",
     "Leftover",
     "LockState",
+    "NamelessUse",
     "Region",
     "RowCount",
     "SegmentState",
+    "Severity",
+    "Space",
     "Summary",
     "ValueSummary",
     "WaitingTake",
     "cancel",
     "check",
+    "check_all",
     "clean",
     "describe",
     "leftovers",
     "list_segments",
     "most_touched",
+    "nameless_uses",
     "remove",
     "resolve",
+    "shared_memory_space",
     "summarise_values",
 ]

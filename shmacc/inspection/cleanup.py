@@ -1,67 +1,87 @@
-"""What may go, and its removal."""
+"""What may go, and its removal.
+
+What is removed is judged a second time, under the segment's name lock, at the moment of removal; so
+two cleaners at once, or a cleaner and somebody who opens the name, do no harm to each other.
+"""
 
 import contextlib
 import os
 import time
-from fnmatch import fnmatchcase
 
 from shmacc import lookup, names, segment
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
     NotFoundError,
+    PermissionDeniedError,
     ShmaccError,
 )
+from shmacc.inspection import unfinished
 from shmacc.inspection.records import Leftover, SegmentState
-from shmacc.inspection.segments import open_view, resolve, summarise
+from shmacc.inspection.segments import is_meant, open_view, resolve, summarise
 from shmacc.names import SegmentName
 
 
-def leftovers(pattern: str = "*", *, older_than: float = 0.0) -> tuple[Leftover, ...]:
+def leftovers(
+    pattern: str = "*", *, older_than: float = 0.0, namespace: str | None = None
+) -> tuple[Leftover, ...]:
     """Segments, semaphores and unfinished files that seem to be used by nobody.
+
+    Those that could not be judged are among them, as not removable.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
         older_than: Only those made longer ago, in seconds.
+        namespace: Only those under it; None: all.
     """
     # Semaphores first: a segment has its name before its semaphore is made, so a semaphore seen now
     # whose segment is not there afterwards belongs to one that was removed.
     files = sorted(os.listdir(names.SHM_DIRECTORY), key=lambda file: not file.startswith("sem."))
     found = []
     for file_name in files:
+        semaphore = names.parse_semaphore_file(file_name)
+        name = names.parse_segment_file(semaphore[0] if semaphore else file_name)
+        if name is None or not is_meant(name, file_name, pattern, namespace):
+            continue
         with contextlib.suppress(FileNotFoundError):
-            leftover = _judge(file_name, pattern)
+            leftover = (
+                _judge_segment(name)
+                if semaphore is None
+                else _judge_semaphore(name, file_name, semaphore[1])
+            )
             if leftover is not None and leftover.age >= older_than:
                 found.append(leftover)
     return tuple(sorted(found, key=lambda leftover: leftover.file_name))
 
 
-def clean(leftover: Leftover) -> bool:
-    """Removes a leftover if it still is one, judged anew; whether it was removed here.
+def clean(leftover: Leftover) -> tuple[str, ...]:
+    """Removes a leftover if it still is one, judged anew; the names that went, its semaphore's too.
 
     Two cleaners at once are harmless: what one removes, the other does not find.
 
     Raises:
         PermissionDeniedError: It is another user's.
+        DataLossError: It is damaged.
     """
-    with contextlib.suppress(FileNotFoundError, NotFoundError):
-        semaphore = names.parse_semaphore_file(leftover.file_name)
+    semaphore = names.parse_semaphore_file(leftover.file_name)
+    name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
+    if name is None:
+        return ()
+    try:
         if semaphore is not None:
-            if not _semaphore_is_orphaned(*semaphore):
-                return False
-            os.unlink(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
-            return True
-        name = names.parse_segment_file(leftover.file_name)
-        if name is None:
-            return False
-        before = os.stat(name.path).st_ino
-        try:
-            with open_view(name) as handle:
-                return segment.unlink_unused(name, handle)
-        except NotFoundError:
-            # An unfinished file: opening it removed it, if it was to be removed.
-            return not os.path.lexists(name.path) or os.stat(name.path).st_ino != before
-    return False
+            removed = _semaphore_is_orphaned(name, semaphore[1])
+            if removed:
+                os.unlink(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
+            return (leftover.file_name,) if removed else ()
+        if unfinished.is_unfinished(name):
+            return (name.system_name,) if unfinished.remove(name) else ()
+        return _clean_segment(name)
+    except FileNotFoundError:  # also shmacc's NotFoundError
+        return ()
+    except PermissionError as error:
+        if isinstance(error, ShmaccError):
+            raise
+        raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
 
 
 def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
@@ -75,10 +95,12 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
         NotFoundError: There is none of that name.
         FailedPreconditionError: It is in use, and not `force`.
         PermissionDeniedError: It is another user's.
-        DataLossError: It is damaged; with `force` it is removed all the same.
+        DataLossError: It is damaged or of another version; with `force` it is removed all the same.
     """
     segment_name = resolve(name)
     before = _files_of(segment_name)
+    if segment_name.system_name not in before:
+        raise NotFoundError(f"There is no accumulator named {segment_name.shared_name!r}")
     try:
         with open_view(segment_name) as handle:
             if force:
@@ -90,15 +112,15 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
     except DataLossError:
         if not force:
             raise
-        for file_name in before:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
+        _unlink_files(before)
     after = _files_of(segment_name)
     return tuple(file_name for file_name in before if file_name not in after)
 
 
 def cancel(name: str) -> int:
     """Ends every take that waits on the segment with CancelledError; how many there were.
+
+    Needs no lock, so it also helps where the lock's owner is stopped.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -111,6 +133,26 @@ def cancel(name: str) -> int:
         return waiting
 
 
+def _clean_segment(name: SegmentName) -> tuple[str, ...]:
+    with open_view(name) as handle:
+        semaphore = names.semaphore_name(name.system_name, handle.config()["token"])
+        semaphore_file = names.SEMAPHORE_FILE_PREFIX + semaphore.removeprefix("/")
+        had_semaphore = os.path.exists(f"{names.SHM_DIRECTORY}/{semaphore_file}")
+        if not segment.unlink_unused(name, handle):
+            return ()
+    return (name.system_name, semaphore_file) if had_semaphore else (name.system_name,)
+
+
+def _unlink_files(file_names: tuple[str, ...]) -> None:
+    for file_name in file_names:
+        try:
+            os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
+        except FileNotFoundError:
+            pass
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
+
+
 def _files_of(name: SegmentName) -> tuple[str, ...]:
     files = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
@@ -120,32 +162,56 @@ def _files_of(name: SegmentName) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _judge(file_name: str, pattern: str) -> Leftover | None:
-    semaphore = names.parse_semaphore_file(file_name)
-    name = names.parse_segment_file(semaphore[0] if semaphore else file_name)
-    if name is None or not (
-        fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern)
-    ):
-        return None
-    age = time.time() - os.stat(f"{names.SHM_DIRECTORY}/{file_name}").st_ctime
-    try:
-        if semaphore is not None:
-            if not _semaphore_is_orphaned(*semaphore):
-                return None
-            return Leftover(file_name, True, "semaphore of a segment that is gone", age)  # noqa: FBT003
-        summary = summarise(name)
-    except ShmaccError as error:
-        return Leftover(file_name, False, f"not judged: {error}", age)  # noqa: FBT003
+def _judge_segment(name: SegmentName) -> Leftover | None:
+    status = os.stat(name.path, follow_symlinks=False)
+    summary = summarise(name)
     if summary.state is SegmentState.SOUND:
         return None
-    removable = summary.state is SegmentState.ORPHANED
-    why = "no living process has it attached" if removable else summary.detail
-    return Leftover(file_name, removable, why, age)
+    return _leftover(
+        name,
+        name.system_name,
+        status,
+        removable=summary.state is SegmentState.ORPHANED,
+        why=summary.detail,
+        # Of a segment the system only knows when it last grew or shrank.
+        created=summary.created,
+    )
 
 
-def _semaphore_is_orphaned(system_name: str, token: int) -> bool:
-    name = names.parse_segment_file(system_name)
-    if name is None or not os.path.lexists(name.path):
+def _judge_semaphore(name: SegmentName, file_name: str, token: int) -> Leftover | None:
+    status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
+    try:
+        if not _semaphore_is_orphaned(name, token):
+            return None
+        removable, why = True, "a semaphore whose segment is gone"
+    except ShmaccError as error:
+        removable, why = False, f"a semaphore whose segment could not be judged: {error}"
+    return _leftover(name, file_name, status, removable=removable, why=why, created=status.st_ctime)
+
+
+def _leftover(
+    name: SegmentName,
+    file_name: str,
+    status: os.stat_result,
+    *,
+    removable: bool,
+    why: str,
+    created: float,
+) -> Leftover:
+    if removable and os.geteuid() not in {0, status.st_uid}:
+        removable, why = False, f"{why}; but it belongs to uid {status.st_uid}"
+    return Leftover(
+        name=name,
+        file_name=file_name,
+        removable=removable,
+        why=why,
+        age=time.time() - created,
+        bytes_reserved=status.st_blocks * 512,
+    )
+
+
+def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
+    if not os.path.lexists(name.path):
         return True
     try:
         with open_view(name) as handle:

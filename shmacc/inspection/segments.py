@@ -9,12 +9,14 @@ from typing import Any
 
 from shmacc import _core, dtypes, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
+from shmacc.inspection import processes, unfinished
 from shmacc.inspection.records import (
     AttachedProcess,
     Description,
     LockState,
     Region,
     SegmentState,
+    Space,
     Summary,
     WaitingTake,
 )
@@ -44,6 +46,10 @@ REGIONS = (
     "undo",
 )
 REGION_SPAN = 2**40
+_HEADER_BYTES = 8192
+_ENTRY_BYTES = {"participants": 128, "waiters": 64}
+_PAGE = 4096
+_NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
 
 def resolve(name: str) -> SegmentName:
@@ -61,6 +67,8 @@ def resolve(name: str) -> SegmentName:
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.Handle]:
     """A handle that looks without attaching; errors as `segment.view`."""
+    if unfinished.is_unfinished(name):  # to open it would be to finish it off
+        raise DataLossError(f"{name.system_name}: {unfinished.explain(name)}")
     handle = segment.view(name)
     try:
         yield handle
@@ -68,21 +76,33 @@ def open_view(name: SegmentName) -> Iterator[_core.Handle]:
         segment.close(handle)
 
 
-def list_segments(pattern: str = "*") -> tuple[Summary, ...]:
-    """All segments of this library, of every namespace and user, by name.
+def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[Summary, ...]:
+    """Segments of this library, of every user, by name.
 
     Args:
         pattern: A glob that the shared_name or the system name must match.
+        namespace: Only those under it; None: all.
     """
     found = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
         name = names.parse_segment_file(file_name)
-        if name is None:
-            continue
-        if fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern):
+        if name is not None and is_meant(name, file_name, pattern, namespace):
             with contextlib.suppress(NotFoundError):  # removed since the directory was read
                 found.append(summarise(name))
     return tuple(found)
+
+
+def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
+    """Whether a file that belongs to this segment is among those that somebody asks about."""
+    if namespace not in {None, name.namespace}:
+        return False
+    return fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern)
+
+
+def shared_memory_space() -> Space:
+    """How much shared memory there is, and how much of it is free."""
+    status = os.statvfs(names.SHM_DIRECTORY)
+    return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 def describe(name: str) -> Description:
@@ -97,8 +117,7 @@ def describe(name: str) -> Description:
     with open_view(segment_name) as handle:
         _look_at_queue(segment_name, handle)
         config, state = handle.config(), handle.state()
-        processes = _processes(handle)
-        held, pid, queue = handle.lock_state()
+        attached = _processes(handle)
         buckets = state["index_buckets"]
         round_shape = handle.round_shape()
         return Description(
@@ -107,9 +126,9 @@ def describe(name: str) -> Description:
             generation=state["generation"],
             round_shape=None if round_shape is None else tuple(round_shape),
             stats=Stats.of(state),
-            processes=processes,
-            line=_line(handle, processes),
-            lock=LockState(held, pid or None, queue, state["in_operation"]),
+            processes=attached,
+            line=_line(handle, attached),
+            lock=_lock(handle, attached, in_operation=state["in_operation"]),
             regions=_regions(config, state),
             index_load=state["index_filled"] / (buckets * 10) if buckets else None,
         )
@@ -120,25 +139,36 @@ def _look_at_queue(name: SegmentName, handle: _core.Handle) -> None:
         handle.use_queue(names.semaphore_name(name.system_name, handle.config()["token"]))
 
 
+def _lock(
+    handle: _core.Handle, attached: tuple[AttachedProcess, ...], *, in_operation: bool
+) -> LockState:
+    held, pid, queue = handle.lock_state()
+    owner = next((entry for entry in attached if entry.alive and entry.pid == pid), None)
+    return LockState(
+        held=held,
+        pid=pid or None,
+        since=owner.last_seen if held and owner else None,
+        queue=queue,
+        in_operation=in_operation,
+        name_pid=processes.lock_holder(handle.inode, _NAME_LOCK_BYTE),
+    )
+
+
 def summarise(name: SegmentName) -> Summary:
     """A segment in a line, whatever state it is in."""
+    if unfinished.is_unfinished(name):
+        held = unfinished.is_held(name)
+        state = SegmentState.STARTING if held else SegmentState.ORPHANED
+        return _bare_summary(name, state, unfinished.explain(name))
     try:
         with open_view(name) as handle:
             return _summary_of(name, handle)
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, str(error))
     except DataLossError as error:
-        text = str(error)
-        other = "another version" in text
-        starting = "a process holds" in text
-        state = (
-            SegmentState.OTHER_VERSION
-            if other
-            else SegmentState.STARTING
-            if starting
-            else SegmentState.DAMAGED
-        )
-        return _bare_summary(name, state, text)
+        other = "another version" in str(error)
+        state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
+        return _bare_summary(name, state, str(error))
 
 
 def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
@@ -195,42 +225,36 @@ def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
 
 def _processes(handle: _core.Handle) -> tuple[AttachedProcess, ...]:
     own_namespace = os.stat("/proc/self/ns/pid").st_ino
-    processes = []
-    for entry in handle.participants():
-        same = entry["pid_namespace"] == own_namespace
-        applied = entry["applied_ns"] > 0
-        processes.append(
-            AttachedProcess(
-                entry=entry["entry"],
-                pid=entry["pid"],
-                same_pid_namespace=same,
-                alive=entry["alive"],
-                command=_command(entry["pid"]) if same and entry["alive"] else "",
-                activity=_ACTIVITIES[entry["activity"]]
-                if entry["activity"] < len(_ACTIVITIES)
-                else "?",
-                attached_at=entry["attached_ns"] / 1e9,
-                last_seen=entry["seen_ns"] / 1e9,
-                last_applied=entry["applied_ns"] / 1e9 if applied else None,
-                last_applied_step=entry["applied_step"] if applied else None,
-                applied=entry["applied"],
-                dropped=entry["dropped"],
-                taken=entry["taken"],
-            )
-        )
-    return tuple(processes)
+    return tuple(_process(entry, own_namespace) for entry in handle.participants())
 
 
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
+    pid, ticks = entry["pid"], entry["start_ticks"]
+    same = entry["pid_namespace"] == own_namespace
+    visible = same and entry["alive"] and processes.is_the_one(pid, ticks)
+    applied = entry["applied_ns"] > 0
+    activity = entry["activity"]
+    return AttachedProcess(
+        entry=entry["entry"],
+        pid=pid,
+        same_pid_namespace=same,
+        alive=entry["alive"],
+        condition=processes.condition(pid) if visible else "",
+        command=processes.command(pid) if visible else "",
+        activity=_ACTIVITIES[activity] if activity < len(_ACTIVITIES) else "?",
+        started=processes.started(ticks) if same else None,
+        attached_at=entry["attached_ns"] / 1e9,
+        last_seen=entry["seen_ns"] / 1e9,
+        last_applied=entry["applied_ns"] / 1e9 if applied else None,
+        last_applied_step=entry["applied_step"] if applied else None,
+        applied=entry["applied"],
+        dropped=entry["dropped"],
+        taken=entry["taken"],
+    )
 
 
-def _line(handle: _core.Handle, processes: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
-    pids = {process.entry: process.pid for process in processes}
+def _line(handle: _core.Handle, attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
+    pids = {process.entry: process.pid for process in attached}
     waiters = sorted(handle.waiters(), key=lambda waiter: int(waiter["ticket"]))
     return tuple(
         WaitingTake(
@@ -249,16 +273,19 @@ def _line(handle: _core.Handle, processes: tuple[AttachedProcess, ...]) -> tuple
 def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
     dtype = dtypes.by_number(config["dtype"])
     row_bytes = state["row_elements"] * (dtype.sums.itemsize if dtype else 0)
-    sparse = _KINDS[config["kind"]] == "sparse"
+    reserved = dict(zip(REGIONS, state["reserved"], strict=True))
     used = dict.fromkeys(REGIONS, 0)
-    used["header"] = 8192
+    reserved["header"] = used["header"] = _HEADER_BYTES
     used[f"index {state['index']}"] = state["index_buckets"] * _core.BUCKET_BYTES
     used["slots"] = state["rows"] * _core.SLOT_BYTES
-    if sparse:
+    if _KINDS[config["kind"]] == "sparse":
         used["rows 0"] = state["rows"] * row_bytes
     elif state["count"]:
         used[f"rows {state['buffer']}"] = row_bytes
+    for table, size in (("participants", state["attached"]), ("waiters", state["waiting"])):
+        used[table] = size * _ENTRY_BYTES[table]
+        reserved[table] = -(-max(used[table], 1) // _PAGE) * _PAGE
     return tuple(
-        Region(name, index * REGION_SPAN, max(state["reserved"][index], 0), used[name])
-        for index, name in enumerate(REGIONS)
+        Region(name, number * REGION_SPAN, reserved[name], used[name])
+        for number, name in enumerate(REGIONS)
     )
