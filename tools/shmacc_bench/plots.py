@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from shmacc_bench.operations import Operation
 from shmacc_bench.peers import LIMITS, MODULES
 from shmacc_bench.runner import MAIN_PEER
+from shmacc_bench.targets import limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ def _measured(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 def _bars(cases: Sequence[dict[str, Any]], title: str) -> Figure:
     names = _measured(cases)
-    figure = Figure(figsize=(10, 4.2))
+    figure = Figure(figsize=(11, 4.2))
     axes = figure.subplots()
     width = 0.85 / len(names)
     for place, name in enumerate(names):
@@ -106,6 +107,11 @@ def _bars(cases: Sequence[dict[str, Any]], title: str) -> Figure:
             hatch="//" if name in LIMITS else None,
             error_kw={"lw": 0.6},
         )
+    for group, case in enumerate(cases):
+        limit = limit_of(case)
+        if limit is not None:
+            label = "_another_target" if group else "target"  # one entry in the legend
+            axes.hlines(limit, group - 0.45, group - 0.3, "black", lw=1.5, label=label)
     axes.set_yscale("log")
     axes.set_xticks(range(len(cases)), [case["workload"] for case in cases])
     axes.set_ylabel("microseconds (median, p10-p90)")
@@ -138,7 +144,7 @@ def _throughput(found: dict[str, Any]) -> Figure:
     lines = [(name, line) for name, of in found.items() for line in of.get("measured", ())]
     sizes = sorted({line["rows"] for _, line in lines})
     patterns = sorted({line["pattern"] for _, line in lines})
-    figure = Figure(figsize=(10, 3.4 * len(sizes)))
+    figure = Figure(figsize=(11, 3.2 * len(sizes)))
     grid = figure.subplots(len(sizes), len(patterns), squeeze=False, sharex=True)
     for row, size in enumerate(sizes):
         for column, pattern in enumerate(patterns):
@@ -155,6 +161,8 @@ def _throughput(found: dict[str, Any]) -> Figure:
                     )
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            counts = sorted({line["processes"] for _, line in lines})
+            axes.set_xticks(counts, [str(count) for count in counts])
             axes.set_title(f"{size:,} x 64, {pattern} rows")
             axes.set_xlabel("processes that apply at once")
             axes.set_ylabel("applies a second, together")
@@ -208,4 +216,4 @@ def _memory(found: dict[str, Any]) -> Figure:
 
 def _finish(axes: Axes) -> None:
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

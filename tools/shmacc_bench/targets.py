@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from shmacc_bench.cases import MAIN_ROWS
 from shmacc_bench.operations import Operation
-from shmacc_bench.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,24 +63,34 @@ def verdicts(results: dict[str, Any]) -> list[Verdict]:
 
 
 def _speed(cases: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
-    by_name = {(case["operation"], case["workload"]): case for case in cases}
-    for rows, width in MAIN_ROWS:
-        label = Workload("sparse", rows, width).label
-        for operation in (Operation.APPLY, Operation.APPLY_FULL):
-            limit, peers = APPLY_LIMITS[rows, width]
-            yield from _verdict(by_name.get((operation.value, label)), limit, peers)
-        for limit, peers in ROUND_LIMITS:
-            yield from _verdict(by_name.get((Operation.ROUND.value, label)), limit, peers)
+    for case in cases:
+        for limit, peers in _targets_of(case):
+            against = _fastest(case, peers)
+            if against is not None and against in case["ratios"]:
+                what = f"{case['operation']}, {case['workload']}"
+                yield Verdict(what, against, limit, case["ratios"][against]["median"])
 
 
-def _verdict(
-    case: dict[str, Any] | None, limit: float, peers: tuple[str, ...]
-) -> Iterator[Verdict]:
-    """Compare with the fastest of the peers: the one against which the ratio is largest."""
-    if case is None:
-        return
-    ratios = {name: case["ratios"][name]["median"] for name in peers if name in case["ratios"]}
-    if ratios:
-        against = max(ratios, key=lambda name: ratios[name])
-        what = f"{case['operation']}, {case['workload']}"
-        yield Verdict(what, against, limit, ratios[against])
+def _targets_of(case: dict[str, Any]) -> Sequence[tuple[float, tuple[str, ...]]]:
+    if case["family"] != "rows":
+        return ()
+    if case["operation"] == Operation.ROUND.value:
+        return ROUND_LIMITS
+    if case["operation"] in {Operation.APPLY.value, Operation.APPLY_FULL.value}:
+        return (APPLY_LIMITS[case["parameters"]["rows"], case["parameters"]["width"]],)
+    return ()
+
+
+def _fastest(case: dict[str, Any], peers: tuple[str, ...]) -> str | None:
+    medians = {p: case["peers"][p]["median"] for p in peers if "median" in case["peers"].get(p, {})}
+    return min(medians, key=lambda name: medians[name], default=None)
+
+
+def limit_of(case: dict[str, Any]) -> float | None:
+    """Return the microseconds that the strictest of the case's targets allows."""
+    allowed = [
+        limit * case["peers"][against]["median"]
+        for limit, peers in _targets_of(case)
+        if (against := _fastest(case, peers)) is not None
+    ]
+    return min(allowed, default=None)
