@@ -23,13 +23,16 @@ class Rows {
         reserve(fresh, count - fresh);
         committed_.begin(state_, fresh);
 
-        // The widths of scalars and small vectors are compiled in: a loop over one number costs as much as
-        // the rest.
+        // Common widths are compiled in: a loop that does not know its length costs as much as the rest.
         switch (state_.row_elements) {
             case 1: add_rows<1>(gradient, slots.get(), fresh); break;
             case 2: add_rows<2>(gradient, slots.get(), fresh); break;
             case 4: add_rows<4>(gradient, slots.get(), fresh); break;
             case 8: add_rows<8>(gradient, slots.get(), fresh); break;
+            case 16: add_rows<16>(gradient, slots.get(), fresh); break;
+            case 32: add_rows<32>(gradient, slots.get(), fresh); break;
+            case 64: add_rows<64>(gradient, slots.get(), fresh); break;
+            case 128: add_rows<128>(gradient, slots.get(), fresh); break;
             default: add_rows<0>(gradient, slots.get(), fresh); break;
         }
         state_.index_filled += fresh;
@@ -61,13 +64,8 @@ class Rows {
     }
 
   private:
-    struct Run {  // of consecutive slots: the gradient's rows [first, first + length)
-        uint32_t first;
-        uint32_t length;
-    };
-
-    static constexpr uint64_t kBatchBytes = 4096;
-    static constexpr uint32_t kBatchRows = 128;
+    static constexpr uint64_t kPieceBytes = 4096;
+    static constexpr uint32_t kPieceRows = 128;
     static constexpr uint32_t kAhead = 32;
 
     // kWidth: the row's width, or 0 for any.
@@ -80,62 +78,46 @@ class Rows {
         unsigned char* undo = mapping_.at_least(kUndoRegion, state_.reserved[kUndoRegion]);
         Index index = current_index();
 
-        // Saving and adding alternate in batches that stay in the first-level cache, undo log and all. Rows of
-        // consecutive slots (a gradient like an earlier one has many) are saved and added as one. Others
-        // are fetched kAhead rows before they are saved: that hides the misses, which are what an apply
-        // of wide rows waits for.
-        const uint32_t batch = static_cast<uint32_t>(
-            std::clamp<uint64_t>(kBatchBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kBatchRows));
-        Run runs[kBatchRows];
+        // A run of consecutive slots (a gradient like an earlier one has long ones) is saved and added as one,
+        // in pieces that stay in the first-level cache. Rows are fetched kAhead rows before their turn, a
+        // few lines at a time: that hides the misses, which are what an apply of wide rows waits for.
+        const uint32_t longest = static_cast<uint32_t>(
+            std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
         uint64_t records = 0;
-        for (uint32_t base = 0; base < count; base += batch) {
-            const uint32_t end = std::min(count, base + batch);
-            uint32_t found = 0;
-            for (uint32_t i = base; i < end;) {
-                uint32_t length = 1;
-                if (slots[i] != kAbsent)
-                    while (i + length < end && slots[i + length] == slots[i] + length) ++length;
-                runs[found++] = {i, length};
-                i += length;
+        for (uint32_t i = 0, length; i < count; i += length) {
+            const uint32_t slot = slots[i];
+            const uint32_t most = std::min(longest, count - i);
+            length = 1;
+            if (slot != kAbsent)
+                while (length < most && slots[i + length] == slot + length) ++length;
+            for (uint32_t j = i + kAhead; j < std::min(count, i + kAhead + length); ++j) {
+                if (slots[j] == kAbsent || slots[j] == slots[j - 1] + 1) continue;
+                __builtin_prefetch(&table[slots[j]], 1);
+                prefetch_row(sums + slots[j] * width, width);
             }
-            for (uint32_t i = base + kAhead; i < std::min(count, end + kAhead); ++i) {
-                if (slots[i] == kAbsent || slots[i] == slots[i - 1] + 1) continue;
-                __builtin_prefetch(&table[slots[i]], 1);
-                prefetch_row(sums + slots[i] * width, width);
+            if (slot == kAbsent) {
+                const uint64_t fresh_slot = state_.rows++;
+                table[fresh_slot] = {gradient.keys()[i], gradient.contributions(i)};
+                copy(sums + fresh_slot * width, gradient.row(i, width), width);
+                index.insert(gradient.keys()[i], static_cast<uint32_t>(fresh_slot));
+                continue;
             }
-            const uint64_t before = records;
-            for (uint32_t r = 0; r < found; ++r) {
-                const uint32_t slot = slots[runs[r].first];
-                if (slot == kAbsent) continue;
-                undo = save(undo, table + slot, sums + slot * width, slot, runs[r].length, width);
-                ++records;
-            }
-            if (records > before) committed_.publish(records);
-            for (uint32_t r = 0; r < found; ++r) {
-                const auto [first, length] = runs[r];
-                const uint32_t slot = slots[first];
-                if (slot == kAbsent) {
-                    const uint64_t fresh_slot = state_.rows++;
-                    table[fresh_slot] = {gradient.keys()[first], gradient.contributions(first)};
-                    copy(sums + fresh_slot * width, gradient.row(first, width), width);
-                    index.insert(gradient.keys()[first], static_cast<uint32_t>(fresh_slot));
-                    continue;
-                }
+            undo = save<kWidth>(undo, table + slot, sums + slot * width, slot, length, width);
+            committed_.publish(++records);
+            for (uint32_t j = 0; j < length; ++j)
+                table[slot + j].contributions += gradient.contributions(i + j);
+            bool fits = true;
+            if (gradient.in_place() && length > 1) {
+                fits = add_numbers(sums + slot * width, gradient.row(i, width), length * width);
+            } else {
                 for (uint32_t j = 0; j < length; ++j)
-                    table[slot + j].contributions += gradient.contributions(first + j);
-                bool fits = true;
-                if (gradient.in_place()) {
-                    fits = add_numbers(sums + slot * width, gradient.row(first, width), length * width);
-                } else {
-                    for (uint32_t j = 0; j < length; ++j)
-                        fits = add_numbers(sums + (slot + j) * width, gradient.row(first + j, width),
-                                           width) && fits;
-                }
-                if (!fits) Gradient<T>::sum_overflows();
+                    fits = add_numbers(sums + (slot + j) * width, gradient.row(i + j, width), width) && fits;
             }
+            if (!fits) Gradient<T>::sum_overflows();
         }
     }
 
+    template <uint64_t kWidth>
     static unsigned char* save(unsigned char* undo, const Slot* slots, const T* rows, uint32_t slot,
                                uint32_t length, uint64_t width) {
         const UndoRecord record{slot, length};
@@ -143,7 +125,10 @@ class Rows {
         undo += sizeof record;
         for (uint32_t j = 0; j < length; ++j, undo += sizeof(int64_t))
             std::memcpy(undo, &slots[j].contributions, sizeof(int64_t));
-        if (const uint64_t bytes = length * width * sizeof(T)) std::memcpy(undo, rows, bytes);
+        if (kWidth && length == 1)
+            copy(reinterpret_cast<T*>(undo), rows, kWidth);
+        else
+            copy(reinterpret_cast<T*>(undo), rows, length * width);
         return undo + length * width * sizeof(T);
     }
 
