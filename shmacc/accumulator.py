@@ -167,7 +167,11 @@ class Accumulator:
         config = handle.config()
         dtype = dtypes.by_number(config["dtype"])
         reduction = _REDUCTION_NAMES.get(config["reduction"])
-        if dtype is None or reduction is None:
+        belongs = dtype is not None and (dtype.sum_code, dtype.components) == (
+            config["sum"],
+            config["components"],
+        )
+        if dtype is None or reduction is None or not belongs:
             self._finalizer()
             raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
         self._dtype = dtype

@@ -116,6 +116,7 @@ class Stats:
         waiting: Takes that wait in line, of living processes.
         attached: Living processes that have the segment open.
         recoveries: Operations cut short by a death, and undone.
+        applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.
     """
 
     applied: int
@@ -130,6 +131,7 @@ class Stats:
     waiting: int
     attached: int
     recoveries: int
+    applied_bytes: int
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Stats":
@@ -147,4 +149,5 @@ class Stats:
             waiting=state["waiting"],
             attached=state["attached"],
             recoveries=state["recoveries"],
+            applied_bytes=state["applied_bytes"],
         )

@@ -121,7 +121,7 @@ def attach(name: SegmentName) -> _core.Handle:
 def view(name: SegmentName) -> _core.Handle:
     """A handle to look through, which does not attach; errors as `attach`."""
     with _opening:
-        handle = _open(name)
+        handle = _open(name, remove_unfinished=False)
     if handle is None:
         raise NotFoundError(f"There is no accumulator named {name.shared_name!r}")
     return handle
@@ -203,7 +203,7 @@ def _name_lock(name: SegmentName, handle: _core.Handle) -> Iterator[None]:
         handle.unlock_name()
 
 
-def _open(name: SegmentName) -> _core.Handle | None:
+def _open(name: SegmentName, *, remove_unfinished: bool) -> _core.Handle | None:
     try:
         found = _core.open(name.path)
     except ShmaccError as error:
@@ -215,14 +215,14 @@ def _open(name: SegmentName) -> _core.Handle | None:
             f"{name.system_name}: it was made by another version of shmacc; this one reads version "
             f"{_core.VERSION} of the layout"
         )
-    if found == "unfinished":
+    if found == "unfinished" and remove_unfinished:
         _remove_unfinished(name)
     return None
 
 
 def _attach(name: SegmentName) -> _core.Handle | None:
     while True:
-        handle = _open(name)
+        handle = _open(name, remove_unfinished=True)
         if handle is None:
             return None
         try:

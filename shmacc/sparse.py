@@ -141,14 +141,12 @@ class SparseConditionalAccumulator(Accumulator):
         ascending = gradients.check_sparse(indices, values, given, self._shape)
         refusal = gradients.own_refusal(indices, values, given, ascending=ascending)
         conflict = gradients.declared_conflict(values.shape, self._shape)
-        if conflict is not None and step >= self._handle.step:
+        if conflict is not None and refusal is None and self._handle.drop_if_stale(step, count):
+            return False
+        if conflict is not None and (refusal is None or step >= self._handle.step):
             raise InvalidArgumentError(conflict)
         if refusal is not None:
             raise InvalidArgumentError(refusal)
-        if conflict is not None and self._handle.drop_if_stale(step, count):
-            return False
-        if conflict is not None:
-            raise InvalidArgumentError(conflict)
         return self._handle.apply_sparse(
             indices, values, counts, values.shape[1:], step, count, ascending
         )

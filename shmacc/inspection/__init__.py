@@ -27,7 +27,14 @@ from shmacc.inspection.records import (
     ValueSummary,
     WaitingTake,
 )
-from shmacc.inspection.segments import describe, list_segments, resolve, shared_memory_space
+from shmacc.inspection.segments import (
+    describe,
+    list_segments,
+    resolve,
+    shared_memory_space,
+    summarise,
+)
+from shmacc.names import SegmentName
 
 __all__ = [
     "AttachedProcess",
@@ -38,6 +45,7 @@ __all__ = [
     "NamelessUse",
     "Region",
     "RowCount",
+    "SegmentName",
     "SegmentState",
     "Severity",
     "Space",
@@ -56,5 +64,6 @@ __all__ = [
     "remove",
     "resolve",
     "shared_memory_space",
+    "summarise",
     "summarise_values",
 ]

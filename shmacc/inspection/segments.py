@@ -53,13 +53,14 @@ _NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
 
 def resolve(name: str) -> SegmentName:
-    """The segment that a shared_name or a system name means.
+    """The segment that a shared_name or a system name means, whether it exists or not.
 
     Raises:
         InvalidArgumentError: It is neither.
     """
     whole = names.parse_segment_file(name)
-    if whole is not None and os.path.lexists(whole.path):
+    # No shared_name has a colon or a tilde; else it may be either.
+    if whole is not None and (":" in name or "~" in name or os.path.lexists(whole.path)):
         return whole
     return names.segment_name(name)
 
@@ -155,7 +156,11 @@ def _lock(
 
 
 def summarise(name: SegmentName) -> Summary:
-    """A segment in a line, whatever state it is in."""
+    """A segment in a line, whatever state it is in.
+
+    Raises:
+        NotFoundError: There is none.
+    """
     if unfinished.is_unfinished(name):
         held = unfinished.is_held(name)
         state = SegmentState.STARTING if held else SegmentState.ORPHANED

@@ -46,7 +46,9 @@ namespace shmacc {
 
 class Committed {
   public:
-    Committed(Header* header, Mapping& mapping) : header_(header), mapping_(mapping) {}
+    // config: the copy that was checked; the segment's own may be scribbled on.
+    Committed(Header* header, Mapping& mapping, const Config& config)
+        : header_(header), mapping_(mapping), config_(config) {}
 
     // The committed state, for the lock's owner.
     State current() const {
@@ -115,10 +117,11 @@ class Committed {
             UndoRecord record;
             if (left < sizeof record) data_loss("its undo log is too long");
             std::memcpy(&record, from, sizeof record);
-            const uint64_t bytes = sizeof record + record.slots * (sizeof(int64_t) + row_bytes);
-            if (bytes > left) data_loss("its undo log is too long");
             if (uint64_t{record.first_slot} + record.slots > state.rows)
                 data_loss("an undo record names no row");
+            // Cannot overflow: rows * row_bytes is at most a region.
+            const uint64_t bytes = sizeof record + record.slots * (sizeof(int64_t) + row_bytes);
+            if (bytes > left) data_loss("its undo log is too long");
             const unsigned char* contributions = from + sizeof record;
             for (uint32_t j = 0; j < record.slots; ++j)
                 std::memcpy(&table[record.first_slot + j].contributions,
@@ -132,18 +135,33 @@ class Committed {
 
     static constexpr int kGlimpses = 1000000;
 
-    static void verify(const State& state, uint64_t generation) {
+    // After this, no size that is derived from the state overflows, or exceeds what is reserved.
+    void verify(const State& state, uint64_t generation) const {
         if (state.generation != generation || state.checksum != checksum_of(state))
             data_loss("its committed state has a wrong checksum");
         bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 &&
                     state.shape <= 1 && state.buffer <= 1 && state.index <= 1 &&
-                    state.index_buckets <= kMaxRows && state.row_elements <= kRegionSpan;
+                    state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
+                    state.row_elements <= kRegionSpan / sizeof(double);
         for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
-        if (!fits) data_loss("its committed state has a size out of range");
+        if (!fits) data_loss("its committed state has a number out of range");
+        const uint64_t row_bytes = state.row_elements * sum_bytes(config_.sum);
+        if (config_.kind == kSparse) {
+            fits = state.rows * sizeof(Slot) <= state.reserved[kSlotsRegion] &&
+                   (row_bytes == 0 || state.rows <= state.reserved[kRows0Region] / row_bytes) &&
+                   state.index_buckets * sizeof(Bucket) <=
+                       state.reserved[kIndex0Region + state.index] &&
+                   state.rows <= state.index_buckets * kBucketEntries;
+        } else {
+            fits = state.rows == 0 &&
+                   (state.count == 0 || row_bytes <= state.reserved[kRows0Region + state.buffer]);
+        }
+        if (!fits) data_loss("its committed state and its reserved sizes disagree");
     }
 
     Header* header_;
     Mapping& mapping_;
+    const Config& config_;
 };
 
 }  // namespace shmacc

@@ -6,6 +6,7 @@
 // How a name comes to a segment and leaves it is Python's (segment.py); what needs the descriptor is here.
 #pragma once
 
+#include <cctype>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,22 +45,23 @@ class Core {
             int fd = ::open(same_file.c_str(), O_RDWR | O_CLOEXEC);
             if (fd < 0) throw_open_failure(&status);
             auto mapping = std::make_unique<Mapping>(fd);  // closes fd whatever happens
-            if (auto why = check_config(fd, static_cast<uint64_t>(status.st_size)))
+            Config config{};
+            if (auto why = check_config(fd, static_cast<uint64_t>(status.st_size), config))
                 return none(found, *why);
-            auto core = std::make_shared<Core>(std::move(mapping), id);
+            auto core = std::make_shared<Core>(std::move(mapping), config, id);
             list()[id] = core;
             return core;
         }
     }
 
-    Core(std::unique_ptr<Mapping> mapping, FileId id)
-        : id_(id), mapping_(std::move(mapping)),
+    Core(std::unique_ptr<Mapping> mapping, const Config& config, FileId id)
+        : id_(id), config_(config), mapping_(std::move(mapping)),
           header_(reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
-          committed_(header_, *mapping_), presence_(*mapping_, header_),
+          committed_(header_, *mapping_, config_), presence_(*mapping_, header_),
           line_(*mapping_, header_, presence_) {}
 
     ~Core() {
-        presence_.leave();
+        presence_.leave(mapping_->file_state().whole);
         if (queue_) sem_close(queue_);
         std::lock_guard<std::mutex> guard(list_mutex());
         mapping_.reset();
@@ -119,10 +121,13 @@ class Core {
     class Session {
       public:
         Session(Core& core, int64_t deadline, Interruption& interruption)
-            : core_(core), held_(core.lock_->acquire(deadline, interruption)) {
+            : core_(core) {
+            const auto how = core.lock_->acquire(deadline, interruption);
+            held_ = how != Lock::Acquired::kNot;
             if (!held_) return;
             try {
-                core_.check_file();
+                // Checked by the caller at the start; much may have happened while waiting.
+                if (how == Lock::Acquired::kAfterWaiting) core_.check_file();
                 state = core_.committed_.current();
                 if (core_.committed_.cut_short(state)) core_.undo(state, 1);
                 before = state;
@@ -156,10 +161,14 @@ class Core {
 
       private:
         Core& core_;
-        bool held_;
+        bool held_ = false;
     };
 
-    // DataLossError or NotFoundError if the file is not what it was.
+    // Before anything mapped is touched: a truncated file's pages are gone.
+    void check_whole() const {
+        if (!mapping_->file_state().whole) data_loss("its file was truncated");
+    }
+    // The same, and NotFoundError if the name was taken away from under its users.
     void check_file() const {
         auto file = mapping_->file_state();
         if (!file.whole) data_loss("its file was truncated");
@@ -170,11 +179,12 @@ class Core {
     }
 
     uint64_t row_bytes(const State& state) const {
-        return state.row_elements * sum_bytes(header_->config.sum);
+        return state.row_elements * sum_bytes(config_.sum);
     }
 
     Header& header() { return *header_; }
-    const Config& config() const { return header_->config; }
+    // As it was when the segment was opened, and checked.
+    const Config& config() const { return config_; }
     Mapping& mapping() { return *mapping_; }
     Committed& committed() { return committed_; }
     Presence& presence() { return presence_; }
@@ -214,9 +224,8 @@ class Core {
     }
 
     // Nothing if it is a segment of this version; throws if it is something else altogether.
-    static std::optional<Found> check_config(int fd, uint64_t size) {
+    static std::optional<Found> check_config(int fd, uint64_t size, Config& config) {
         if (size == 0) return Found::kUnfinished;
-        Config config{};
         ssize_t got = pread(fd, &config, sizeof config, 0);
         if (got < static_cast<ssize_t>(sizeof config)) data_loss("it is too short");
         static const Config kNothing{};
@@ -226,7 +235,12 @@ class Core {
         if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
         if (size != kFileSize) data_loss("its file was truncated");
         bool rank = config.declared_rank == kUnknownRank || config.declared_rank <= kMaxRank;
-        if (!rank || config.name_length > kMaxName || config.sum < kFloat32 || config.sum > kUint64 ||
+        bool name = config.name_length >= 1 && config.name_length <= kMaxName;
+        for (uint32_t i = 0; name && i < config.name_length; ++i)
+            name = std::isalnum(static_cast<unsigned char>(config.name[i])) ||
+                   std::strchr("._-", config.name[i]);
+        if (!rank || !name || config.mode > 0777 || config.reduction < kMean ||
+            config.reduction > kCmean || config.sum < kFloat32 || config.sum > kUint64 ||
             config.components < 1 || config.components > 2 ||
             (config.kind != kSparse && config.kind != kDense))
             data_loss("its configuration is out of range");
@@ -238,6 +252,7 @@ class Core {
     }
 
     FileId id_;
+    Config config_;
     std::unique_ptr<Mapping> mapping_;
     Header* header_;
     Committed committed_;

@@ -51,7 +51,7 @@ class Handle {
             core.swap(core_);
         }
         WithoutGil released;
-        if (!core) return;
+        if (!core || !core->mapping().file_state().whole) return;
         // Waits of this handle look at closed_ when woken.
         core->line().wake_all();
         core->line().turn();
@@ -64,8 +64,14 @@ class Handle {
         if (!core_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
         return core_;
     }
+    std::shared_ptr<Core> whole() const {
+        auto core = this->core();
+        core->check_whole();
+        return core;
+    }
     std::shared_ptr<Core> attached() const {
         auto core = this->core();
+        core->check_file();
         if (!core->presence().claimed() || !core->lock())
             throw Error(Failure::kFailedPrecondition, "The handle is not attached to its segment");
         return core;
@@ -149,7 +155,7 @@ class Handle {
     // -- for segment.py -------------------------------------------------------------------------
     void use_queue(const std::string& name) { core()->use_queue(name); }
     void attach() {
-        core()->attach(this_token, this_process);
+        whole()->attach(this_token, this_process);
     }
     bool is_attached() const { return core()->presence().claimed(); }
     void sweep() {
@@ -159,8 +165,8 @@ class Handle {
         Core::Session session(*core, monotonic_ns(), never);
         if (session.held()) core->line().sweep();
     }
-    bool unlinked() const { return load(core()->header().unlinked) != 0; }
-    void mark_unlinked() { store(core()->header().unlinked, uint64_t{1}); }
+    bool unlinked() const { return load(whole()->header().unlinked) != 0; }
+    void mark_unlinked() { store(whole()->header().unlinked, uint64_t{1}); }
     bool others_attached() const { return Presence::anybody_else(core()->mapping().fd()); }
     // The right to decide what the name leads to; False: another process has it.
     bool lock_name() { return set_record_lock(core()->mapping().fd(), kLockByte - 1, F_WRLCK); }
@@ -175,6 +181,8 @@ class Handle {
         out["name"] = std::string(config.name, config.name_length);
         out["kind"] = config.kind;
         out["dtype"] = config.dtype;
+        out["sum"] = config.sum;
+        out["components"] = config.components;
         out["reduction"] = config.reduction;
         out["is_private"] = config.is_private != 0;
         out["token"] = config.token;
@@ -187,7 +195,7 @@ class Handle {
         return out;
     }
     nb::dict state() const {
-        auto core = this->core();
+        auto core = whole();
         State state = core->committed().glimpse();
         nb::dict out;
         out["generation"] = state.generation;
@@ -208,6 +216,7 @@ class Handle {
         out["taken"] = state.taken;
         out["takes"] = state.takes;
         out["recoveries"] = state.recoveries;
+        out["applied_bytes"] = state.applied_bytes;
         // An operation runs, or died: rows may differ from the committed ones.
         out["in_operation"] = core->committed().cut_short(state);
         out["waiting"] = core->line().waiting();
@@ -215,7 +224,7 @@ class Handle {
         return out;
     }
     nb::list participants() const {
-        auto core = this->core();
+        auto core = whole();
         Presence& presence = core->presence();
         nb::list out;
         for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
@@ -240,7 +249,7 @@ class Handle {
         return out;
     }
     nb::list waiters() const {
-        auto core = this->core();
+        auto core = whole();
         Line& line = core->line();
         nb::list out;
         for (uint32_t i = 0, top = line.table().size(); i < top; ++i) {
@@ -267,10 +276,10 @@ class Handle {
         return nb::make_tuple(held, pid, value);
     }
     std::optional<Dims> round_shape() const {
-        auto core = this->core();
+        auto core = whole();
         State state = core->committed().glimpse();
         if (state.count == 0) return std::nullopt;
-        return round_dims(core->header(), state);
+        return round_dims(core->header(), core->config(), state);
     }
     // Bytes of a region as they stand now; reads through the descriptor, so that holes stay holes.
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
@@ -311,7 +320,7 @@ class Handle {
         Gradient<T> gradient(keys.data(), numbers.data(), counts ? counts->data() : nullptr,
                              static_cast<uint32_t>(keys.size()), width, ascending);
         return run_in(core, released, [&](Operations& operations) {
-            return operations.apply(dims, local_step, gradients, [&](State& state) {
+            return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
                 Rows<T>(state, core.mapping(), core.committed()).add_gradient(gradient);
             });
         });
@@ -324,7 +333,7 @@ class Handle {
             throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
         WithoutGil released;
         return run_in(core, released, [&](Operations& operations) {
-            return operations.apply(dims, local_step, gradients, [&](State& state) {
+            return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
                 Buffer<T>(state, core.mapping(), core.committed())
                     .add_gradient(numbers.data(), state.count == gradients);
             });

@@ -122,6 +122,7 @@ struct State {
     uint64_t taken;      // gradients handed out, ever
     uint64_t takes;      // takes that handed out, ever
     uint64_t recoveries; // operations cut short by a death and undone, ever
+    uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
     uint64_t checksum;
 };
 

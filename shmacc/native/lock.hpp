@@ -75,19 +75,23 @@ class Lock {
 
     Lock(int fd, sem_t* queue) : fd_(fd), queue_(queue) {}
 
-    // False: the deadline (monotonic, kForever for none) passed.
-    bool acquire(int64_t deadline, Interruption& interruption) {
+    enum class Acquired { kNot, kAtOnce, kAfterWaiting };
+
+    // kNot: the deadline (monotonic, kForever for none) passed.
+    Acquired acquire(int64_t deadline, Interruption& interruption) {
+        auto how = Acquired::kAtOnce;
         while (!threads_.try_lock()) {
+            how = Acquired::kAfterWaiting;
             if (threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) break;
-            if (past(deadline)) return false;
+            if (past(deadline)) return Acquired::kNot;
             interruption.check();
         }
         try {
-            if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
+            if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
             // The first slices are short: if the token died with its owner, that is soon found out.
             for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
                 wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is next
-                if (set_record_lock(fd_, kLockByte, F_WRLCK)) return true;
+                if (set_record_lock(fd_, kLockByte, F_WRLCK)) return Acquired::kAfterWaiting;
                 if (past(deadline)) break;
                 interruption.check();
             }
@@ -96,7 +100,7 @@ class Lock {
             throw;
         }
         threads_.unlock();
-        return false;
+        return Acquired::kNot;
     }
 
     void release() {

@@ -106,9 +106,13 @@ class Mapping {
     }
 
   private:
+    // Somebody has reserved this already, or so it is recorded. If the record lies, it is found out here: by
+    // what the whole file occupies, or by reserving it.
     void extend(uint32_t region, uint64_t bytes) {
-        if (bytes > kRegionSpan) data_loss("a size does not fit its region");
-        // Somebody has reserved this already; if the recorded size lies, this is what finds out.
+        struct stat found {};
+        fstat(fd_, &found);
+        if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
+            data_loss("a recorded size is larger than what the segment occupies");
         reserve(region, 0, bytes);
         map(region, bytes);
     }

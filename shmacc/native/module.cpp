@@ -73,6 +73,9 @@ NB_MODULE(_core, m) {
         } catch (const Error& error) {
             nb::object type = nb::module_::import_("shmacc.errors").attr(class_of(error.failure()));
             PyErr_SetString(type.ptr(), error.what());
+        } catch (const std::bad_alloc&) {
+            nb::object type = nb::module_::import_("shmacc.errors").attr("ResourceExhaustedError");
+            PyErr_SetString(type.ptr(), "This process has no memory left for the result or its sorting");
         }
     });
 

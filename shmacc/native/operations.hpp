@@ -80,8 +80,9 @@ class Operations {
     Operations(Core& core, Interruption& interruption) : core_(core), interruption_(interruption) {}
 
     // add(state) puts the gradient in. False: dropped, as stale or because of a seal.
+    // bytes: of the gradient's values.
     template <class Add>
-    bool apply(const Dims& dims, int64_t local_step, int64_t gradients, Add add) {
+    bool apply(const Dims& dims, int64_t local_step, int64_t gradients, uint64_t bytes, Add add) {
         Doing doing(core_, kWaitsForLock);
         for (Stall stall;;) {
             Core::Session session(core_, kForever, interruption_);
@@ -98,6 +99,7 @@ class Operations {
                 session.release();
                 doing.now(kWaitsForTurn);
                 futex_wait(line.turn_word(), seen, stall.until());
+                core_.check_file();
                 interruption_.check();
                 continue;
             }
@@ -105,13 +107,14 @@ class Operations {
             if (__builtin_add_overflow(state.count, gradients, &state.count))
                 throw Error(Failure::kOutOfRange, "The number of gradients would exceed 2**63 - 1");
             try {
-                if (session.before.count == 0) start_round(core_.header(), state, dims);
+                if (session.before.count == 0) start_round(core_.header(), core_.config(), state, dims);
                 add(state);
             } catch (...) {
                 session.roll_back();
                 throw;
             }
             state.applied += static_cast<uint64_t>(gradients);
+            state.applied_bytes += bytes;
             session.commit();
             Participant& entry = doing.entry();
             entry.applied += static_cast<uint64_t>(gradients);
@@ -210,8 +213,8 @@ class Operations {
                             "The global step is still " + std::to_string(step) + ", not past " +
                                 std::to_string(after));
             futex_wait(core_.line().turn_word(), seen, deadline);
-            interruption_.check();
             core_.check_file();
+            interruption_.check();
         }
     }
 
@@ -291,7 +294,7 @@ class Operations {
     // TensorFlow's checks against the round (semantics: rows 8a, 8b; dense: 3).
     void check_shape(const State& state, const Dims& dims) {
         if (state.count == 0) return;
-        Dims round = round_dims(core_.header(), state);
+        Dims round = round_dims(core_.header(), core_.config(), state);
         if (core_.config().kind == kDense) {
             if (dims != round)
                 throw Error(Failure::kInvalidArgument, "Shape mismatch: expected " + in_brackets(round) +
@@ -314,8 +317,8 @@ class Operations {
         for (;;) {
             uint32_t& word = line[place.entry()].wake;
             futex_wait(word, seen, request.deadline);
-            interruption_.check();
             core_.check_file();
+            interruption_.check();
             place.check_cancelled();
             if (load(word) != seen || past(request.deadline)) return;
             // Nobody woke us: is it our turn all the same, or does a dead one stand before us?
@@ -341,7 +344,7 @@ class Operations {
         const bool sparse = core_.config().kind == kSparse;
         const uint64_t number = sum_bytes(core_.config().sum);
         std::optional<Dims> dims;
-        if (any) dims = round_dims(core_.header(), state);
+        if (any) dims = round_dims(core_.header(), core_.config(), state);
         Taken taken{state.count,
                     state.step,
                     std::move(dims),

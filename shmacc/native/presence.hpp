@@ -100,9 +100,10 @@ class Presence {
                     std::to_string(kMaxParticipants) + " processes are attached to the segment already");
     }
 
-    void leave() {
+    // whole: whether the table can still be written to.
+    void leave(bool whole) {
         if (index_ == kNobody) return;
-        store(table_[index_].token, uint64_t{0});
+        if (whole) store(table_[index_].token, uint64_t{0});
         set_record_lock(fd_, kPresenceByte + index_, F_UNLCK);
         index_ = kNobody;
     }

@@ -10,12 +10,26 @@ namespace shmacc {
 
 using Dims = std::vector<int64_t>;
 
+constexpr uint64_t kMostElements = uint64_t{1} << 36;
+
+// False: too many for a segment. Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
+inline bool count_elements(const Dims& dims, uint64_t* elements) {
+    uint64_t bounded = 1;
+    bool empty = false;
+    for (int64_t dim : dims) {
+        if (dim < 0 || dim > static_cast<int64_t>(kMostElements)) return false;
+        empty |= dim == 0;
+        bounded *= static_cast<uint64_t>(std::max<int64_t>(dim, 1));
+        if (bounded > kMostElements) return false;
+    }
+    *elements = empty ? 0 : bounded;
+    return true;
+}
+
 inline uint64_t product(const Dims& dims) {
-    uint64_t elements = 1;
-    for (int64_t dim : dims)
-        if (dim < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dim), &elements) ||
-            elements > kRegionSpan)
-            throw Error(Failure::kResourceExhausted, "An accumulator holds at most 2**40 numbers");
+    uint64_t elements;
+    if (!count_elements(dims, &elements))
+        throw Error(Failure::kResourceExhausted, "A row, or a dense gradient, has at most 2**36 numbers");
     return elements;
 }
 
@@ -25,23 +39,21 @@ inline std::string in_brackets(const Dims& dims) {
     return text + "]";
 }
 
-inline Dims round_dims(const Header& header, const State& state) {
-    const uint64_t components = header.config.components;
+inline Dims round_dims(const Header& header, const Config& config, const State& state) {
+    const uint64_t components = config.components;
     const Shape& shape = header.shapes[state.shape];
     uint64_t rank = load(shape.rank);
-    if (rank > kMaxRank) data_loss("a shape of too many dimensions");
+    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
     Dims dims(shape.dims, shape.dims + rank);
-    uint64_t elements = components;
-    for (int64_t dim : dims)
-        if (dim < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dim), &elements))
-            data_loss("a dimension out of range");
-    if (elements != state.row_elements) data_loss("its shape and its rows disagree");
+    uint64_t elements;
+    if (!count_elements(dims, &elements)) data_loss("a dimension out of range");
+    if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
     return dims;
 }
 
 // The first gradient of a round fixes the round's shape. Becomes true with the commit.
-inline void start_round(Header& header, State& state, const Dims& dims) {
-    state.row_elements = product(dims) * header.config.components;
+inline void start_round(Header& header, const Config& config, State& state, const Dims& dims) {
+    state.row_elements = product(dims) * config.components;
     const Shape& now = header.shapes[state.shape];
     if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
     state.shape ^= 1;

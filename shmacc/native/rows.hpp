@@ -105,7 +105,10 @@ class Rows {
             undo = save<kWidth>(undo, table + slot, sums + slot * width, slot, length, width);
             committed_.publish(++records);
             for (uint32_t j = 0; j < length; ++j)
-                table[slot + j].contributions += gradient.contributions(i + j);
+                // A scribbled number may be anything; a sound one stays below the number of gradients.
+                table[slot + j].contributions =
+                    static_cast<int64_t>(static_cast<uint64_t>(table[slot + j].contributions) +
+                                         static_cast<uint64_t>(gradient.contributions(i + j)));
             bool fits = true;
             if (gradient.in_place() && length > 1) {
                 fits = add_numbers(sums + slot * width, gradient.row(i, width), length * width);
