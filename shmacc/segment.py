@@ -368,13 +368,26 @@ def _identify_process() -> None:
     _core.set_identity(namespace, start_ticks, _token())
 
 
+def _before_fork() -> None:
+    _opening.acquire()
+    _core.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    _core.after_fork_in_parent()
+    _opening.release()
+
+
 def _after_fork_in_child() -> None:
-    # The thread that forked is the only one here; locks of the others would stay locked for ever.
-    global _opening  # noqa: PLW0603
-    _opening = threading.RLock()
+    # Record locks are not inherited: the child takes presences of its own.
     _identify_process()
     _core.after_fork_in_child()
+    _opening.release()
 
 
 _identify_process()
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -104,6 +104,9 @@ class Core {
         if (!presence_.claimed()) presence_.claim(token, identity);
     }
 
+    // Around fork no other thread is amid the list, so that the child finds it whole.
+    static void before_fork() { list_mutex().lock(); }
+    static void after_fork_in_parent() { list_mutex().unlock(); }
     // A child of fork has the parent's memory but none of its record locks.
     static void after_fork_in_child(const ProcessIdentity& identity, uint64_t token) {
         new (&list_mutex()) std::mutex;

@@ -45,11 +45,8 @@ class Handle {
 
     void close() {
         std::shared_ptr<Core> core;
-        {
-            std::lock_guard<std::mutex> guard(mutex_);
-            closed_ = true;
-            core.swap(core_);
-        }
+        closed_ = true;
+        core.swap(core_);
         WithoutGil released;
         if (!core || !core->mapping().file_state().whole) return;
         // Waits of this handle look at closed_ when woken.
@@ -58,9 +55,9 @@ class Handle {
     }
     bool closed() const { return closed_; }
 
-    // Copies of the pointer keep the segment mapped for calls that run while another thread closes.
+    // Copies of the pointer keep the segment mapped for calls that run while another thread closes. The GIL
+    // guards the pointer itself; a mutex here could be left locked in a forked child.
     std::shared_ptr<Core> core() const {
-        std::lock_guard<std::mutex> guard(mutex_);
         if (!core_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
         return core_;
     }
@@ -359,7 +356,6 @@ class Handle {
         return alive;
     }
 
-    mutable std::mutex mutex_;
     std::shared_ptr<Core> core_;
     std::atomic<bool> closed_{false};
 };

@@ -133,6 +133,11 @@ NB_MODULE(_core, m) {
               this_token = token;
           },
           nb::arg("pid_namespace"), nb::arg("start_ticks"), nb::arg("token"));
+    m.def("before_fork", [] {
+        WithoutGil released;
+        Core::before_fork();
+    });
+    m.def("after_fork_in_parent", &Core::after_fork_in_parent);
     m.def("after_fork_in_child", [] { Core::after_fork_in_child(this_process, this_token); });
     m.attr("VERSION") = kVersion;
     m.attr("BUCKET_BYTES") = sizeof(Bucket);
