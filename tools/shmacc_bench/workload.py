@@ -116,8 +116,12 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
     return Gradient(indices, values, unique=workload.order != "zipf")
 
 
-def make_filling(workload: Workload, chunk: int = 100_000) -> list[Gradient]:
-    """Return gradients that together touch every row of the table once, in a mixed order."""
+def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:
+    """Return gradients that together touch every row of the table once, in a mixed order.
+
+    Ten of them, unless `chunk` says how many rows each has: TensorFlow rebuilds the table with each.
+    """
+    chunk = chunk or max(1, workload.table_rows // 10)
     rng = np.random.default_rng(1)
     rows = rng.permutation(workload.table_rows).astype(np.int64)
     filling = []
