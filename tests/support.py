@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from numpy_model import Array, Outcome
 
 # Generous, because a test machine may be starved; no passing test ever waits for this long.
-LONG: Final = 30.0
+LONG: Final = 60.0
+
+# Where Linux keeps POSIX shared memory.
+SHM_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - no temporary file
 
 START_METHODS: Final = ("fork", "spawn", "forkserver")
 

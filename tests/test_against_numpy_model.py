@@ -216,7 +216,7 @@ def _take(handle: Any, form: str) -> tuple[Any, Any, Any]:
 
 
 LIMITS: Final = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,  # two cores shared with whatever else runs
     # Not the explaining of a failure, which takes longer than finding it.

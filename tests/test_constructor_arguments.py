@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from elements import ELEMENTS
-from support import refused
+from support import SHM_DIRECTORY, refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -26,7 +26,7 @@ NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 def in_shared_memory(namespace: str) -> list[Path]:
     """List what stands in /dev/shm for this namespace."""
-    return [p for p in Path("/dev/shm").iterdir() if namespace in p.name]  # noqa: S108
+    return [p for p in Path(SHM_DIRECTORY).iterdir() if namespace in p.name]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,104 @@
+"""Rounds that grow, shrink and change their width: every row still comes out once and whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from elements import ELEMENTS
+from support import SHM_DIRECTORY, same_bits
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+
+# Large enough for many steps of growth of the index and of every region; then small, then wide.
+ROUNDS: Final = [
+    (1, 10, (64,)),
+    (3, 40_000, ()),
+    (2, 5, (3, 2)),
+    (2, 300, (1000,)),
+    (4, 20_000, (8,)),
+    (1, 0, (5,)),
+    (2, 1000, (0,)),
+    (3, 60_000, (1,)),
+    (2, 7, ()),
+]
+# Rows may be anywhere: packed, spread, or at the end of what an index can be.
+SPREADS: Final = [2**12, 2**20, 2**63 - 1]
+
+
+def gradient(
+    rng: np.random.Generator, name: str, rows: int, inner: tuple[int, ...], spread: int
+) -> tuple[Any, Any]:
+    """Make one of whole numbers, with repeats where rows are crowded."""
+    element = ELEMENTS[name]
+    indices = rng.integers(0, spread, size=rows, endpoint=True)
+    low = 0 if element.sums.kind == "u" else -2
+    values = rng.integers(low, 3, size=(rows, *inner)).astype(element.plain)
+    return indices, values.view(element.dtype) if element.quantised else values
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int8", "quint8", "complex64"])
+def test_sparse(name: str) -> None:
+    element = ELEMENTS[name]
+    rng = np.random.default_rng(3)
+    with SparseConditionalAccumulator(name, reduction_type="SUM") as acc:
+        other = shmacc.attach(acc.shared_name)
+        for step, (gradients, rows, inner) in enumerate(ROUNDS):
+            made = [
+                gradient(rng, name, rows, inner, SPREADS[(step + i) % len(SPREADS)])
+                for i in range(gradients)
+            ]
+            for i, grad in enumerate(made):
+                handle: Any = other if i % 2 else acc
+                assert handle.apply_grad(*grad, local_step=step)
+            indices = np.concatenate([g[0] for g in made])
+            values = np.concatenate([g[1].view(element.plain) for g in made])
+            unique, where = np.unique(indices, return_inverse=True)
+            expected = np.zeros((len(unique), *inner), element.sums)
+            np.add.at(expected, where, values.astype(element.sums))
+            touched = np.zeros(len(unique), np.int64)
+            for grad in made:
+                touched[np.searchsorted(unique, np.unique(grad[0]))] += 1
+
+            assert acc.stats().rows == len(unique)
+            taken = acc.take(gradients, timeout=0)
+            same_bits(taken.indices, unique)
+            same_bits(taken.values, expected.astype(element.plain).view(element.dtype))
+            same_bits(taken.row_counts, touched)
+            same_bits(taken.shape, np.array([-1, *inner]))
+        other.close()
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex128"])
+def test_dense(name: str) -> None:
+    element = ELEMENTS[name]
+    rng = np.random.default_rng(4)
+    shapes: list[tuple[int, ...]] = [(3,), (400, 500), (), (7, 0, 2), (2,), (1_000_003,), (5, 5)]
+    with ConditionalAccumulator(name, reduction_type="SUM") as acc:
+        for step, shape in enumerate(shapes):
+            made = [rng.integers(-2, 3, size=shape).astype(element.dtype) for _ in range(3)]
+            for grad in made:
+                assert acc.apply_grad(grad, local_step=step)
+            expected = sum(grad.astype(element.sums) for grad in made)
+            same_bits(acc.take_grad(3, timeout=0), np.asarray(expected).astype(element.dtype))
+
+
+def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
+    """Half as much again as the rows and 16 bytes for each, the largest gradient, and 1 MiB."""
+    width, each = 16, 20_000
+    with SparseConditionalAccumulator(np.float64, shared_name="rows") as acc:
+        (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")
+        most = 0
+        for step in range(3):
+            for i in range(4):
+                rows = np.arange(i * each // 2, i * each // 2 + each)
+                assert acc.apply_grad(rows, np.ones((each, width)), local_step=step)
+                most = max(most, acc.stats().rows)
+                assert most >= each + i * each // 2
+                allowed = 1.5 * most * (width * 8 + 16) + each * width * 8 + 2**20
+                assert segment.stat().st_blocks * 512 <= allowed
+            assert acc.take_grad(4).values.shape == (most, width)
+        acc.unlink()
