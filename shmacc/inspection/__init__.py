@@ -35,6 +35,7 @@ from shmacc.inspection.segments import (
     summarise,
 )
 from shmacc.names import SegmentName
+from shmacc.records import Stats
 
 __all__ = [
     "AttachedProcess",
@@ -49,6 +50,7 @@ __all__ = [
     "SegmentState",
     "Severity",
     "Space",
+    "Stats",
     "Summary",
     "ValueSummary",
     "WaitingTake",

@@ -19,6 +19,7 @@ from shmacc.errors import (
 from shmacc.inspection import unfinished
 from shmacc.inspection.records import Leftover, SegmentState
 from shmacc.inspection.segments import is_meant, open_view, resolve, summarise
+from shmacc.inspection.unfinished import UnfinishedError
 from shmacc.names import SegmentName
 
 
@@ -73,9 +74,10 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
             if removed:
                 os.unlink(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
             return (leftover.file_name,) if removed else ()
-        if unfinished.is_unfinished(name):
+        try:
+            return _clean_segment(name)
+        except UnfinishedError:
             return (name.system_name,) if unfinished.remove(name) else ()
-        return _clean_segment(name)
     except FileNotFoundError:  # also shmacc's NotFoundError
         return ()
     except PermissionError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shmacc import _core, dtypes, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
-from shmacc.inspection import processes, unfinished
+from shmacc.inspection import processes
 from shmacc.inspection.records import (
     AttachedProcess,
     Description,
@@ -20,6 +20,7 @@ from shmacc.inspection.records import (
     Summary,
     WaitingTake,
 )
+from shmacc.inspection.unfinished import UnfinishedError
 from shmacc.names import SegmentName
 from shmacc.records import Stats
 
@@ -67,10 +68,13 @@ def resolve(name: str) -> SegmentName:
 
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.Handle]:
-    """A handle that looks without attaching; errors as `segment.view`."""
-    if unfinished.is_unfinished(name):  # to open it would be to finish it off
-        raise DataLossError(f"{name.system_name}: {unfinished.explain(name)}")
-    handle = segment.view(name)
+    """A handle that looks without attaching; errors as `segment.view`, and UnfinishedError."""
+    try:
+        handle = segment.view(name)
+    except NotFoundError:
+        if os.path.lexists(name.path):
+            raise UnfinishedError.of(name) from None
+        raise
     try:
         yield handle
     finally:
@@ -161,15 +165,14 @@ def summarise(name: SegmentName) -> Summary:
     Raises:
         NotFoundError: There is none.
     """
-    if unfinished.is_unfinished(name):
-        held = unfinished.is_held(name)
-        state = SegmentState.STARTING if held else SegmentState.ORPHANED
-        return _bare_summary(name, state, unfinished.explain(name))
     try:
         with open_view(name) as handle:
             return _summary_of(name, handle)
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, str(error))
+    except UnfinishedError as error:
+        state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
+        return _bare_summary(name, state, str(error))
     except DataLossError as error:
         other = "another version" in str(error)
         state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
@@ -181,6 +184,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
         raise NotFoundError(f"{name.system_name} is gone") from None
+    detail = detail.removeprefix(f"{name.system_name}: ")
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name
     except KeyError:

@@ -4,6 +4,7 @@
 // is merely unsorted is read through `order`.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -29,6 +30,7 @@ bool add(T& a, T b) {
 inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count) {
     constexpr int kBits = 11;
     constexpr uint64_t kDigits = 1u << kBits;
+    constexpr uint32_t kFew = 256;  // below this, comparing is faster than counting
     struct Item {
         uint64_t key;
         uint32_t at;
@@ -38,6 +40,12 @@ inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count
     for (uint32_t i = 0; i < count; ++i) {
         from[i] = {static_cast<uint64_t>(keys[i]), i};
         differing |= from[i].key ^ from[0].key;
+    }
+    if (count <= kFew) {
+        std::sort(from.get(), from.get() + count, [](const Item& a, const Item& b) {
+            return a.key != b.key ? a.key < b.key : a.at < b.at;
+        });
+        differing = 0;
     }
     for (int shift = 0; shift < 64 && differing >> shift; shift += kBits) {
         if (((differing >> shift) & (kDigits - 1)) == 0) continue;

@@ -121,9 +121,7 @@ class Index {
             __builtin_prefetch(&buckets_[home(hashes[i])]);
         }
         for (uint32_t i = 0; i < count; ++i) {
-            const Bucket& bucket = buckets_[home(hashes[i])];
-            uint32_t matches = bucket.stamp == stamp_ ? matching(bucket, tag(hashes[i])) : 0;
-            uint32_t slot = matches ? bucket.slots[__builtin_ctz(matches)] : kAbsent;
+            uint32_t slot = first_match(hashes[i]);
             if (slot >= rows) slot = kAbsent;
             slots[i] = slot;
             __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
@@ -131,6 +129,19 @@ class Index {
         for (uint32_t i = 0; i < count; ++i)
             if (slots[i] == kAbsent || table[slots[i]].row != keys[i])
                 slots[i] = search(hashes[i], keys[i], table, rows);
+    }
+
+    // The first slot with a matching tag in the home bucket or the one after it, where most overflow goes.
+    uint32_t first_match(uint64_t hash) const {
+        uint64_t at = home(hash);
+        for (int probe = 0; probe < 2; ++probe) {
+            const Bucket& bucket = buckets_[at];
+            if (bucket.stamp != stamp_) break;
+            if (uint32_t matches = matching(bucket, tag(hash)))
+                return bucket.slots[__builtin_ctz(matches)];
+            if (bucket.tags[kBucketEntries - 1] == 0 || ++at == count_) break;
+        }
+        return kAbsent;
     }
 
     uint64_t home(uint64_t hash) const { return ((hash & 0xffffffffu) * count_) >> 32; }

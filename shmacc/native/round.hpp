@@ -113,11 +113,6 @@ struct Reduce {
 };
 
 template <class T>
-T quotient(T sum, int64_t count) {
-    return sum / static_cast<T>(count);
-}
-
-template <class T>
 bool within(T value, const Reduce& reduce) {
     if constexpr (std::is_floating_point_v<T>) return true;
     if constexpr (std::is_signed_v<T>)
@@ -135,9 +130,17 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
         }
     } else {
-        int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
+        const int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
+        if constexpr (std::is_floating_point_v<T>) {
+            // Dividing by a power of two is multiplying by its inverse, to the bit, and costs a fraction.
+            const T inverse = T{1} / static_cast<T>(divisor);
+            if ((divisor & (divisor - 1)) == 0) {
+                for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;
+                return true;
+            }
+        }
         for (uint64_t j = 0; j < count; ++j) {
-            out[j] = quotient(sums[j], divisor);
+            out[j] = sums[j] / static_cast<T>(divisor);
             if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
         }
     }

@@ -91,9 +91,12 @@ class Rows {
             if (slot != kAbsent)
                 while (length < most && slots[i + length] == slot + length) ++length;
             for (uint32_t j = i + kAhead; j < std::min(count, i + kAhead + length); ++j) {
-                if (slots[j] == kAbsent || slots[j] == slots[j - 1] + 1) continue;
-                __builtin_prefetch(&table[slots[j]], 1);
-                prefetch_row(sums + slots[j] * width, width);
+                if (slots[j] == kAbsent) {
+                    index.prefetch(gradient.keys()[j]);
+                } else if (slots[j] != slots[j - 1] + 1) {
+                    __builtin_prefetch(&table[slots[j]], 1);
+                    prefetch_row(sums + slots[j] * width, width);
+                }
             }
             if (slot == kAbsent) {
                 const uint64_t fresh_slot = state_.rows++;
