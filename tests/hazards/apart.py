@@ -1,0 +1,157 @@
+"""Functions run in a process of their own, whose death by a signal is a failure that says so."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+from hazards import own_shm
+from support import LONG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+needs_own_shm = pytest.mark.skipif(
+    not own_shm.available(),
+    reason="needs a mount namespace with a /dev/shm of its own (root, or user namespaces)",
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
+
+# Forking under the test runner's own threads (NumPy has some) is the point of many of these tests.
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+class Apart:
+    """A forked process that runs one function; it and the test can talk to each other.
+
+    Args:
+        function: What to run. It gets the process's end of a pipe if it takes a ``pipe``.
+        shm: Bytes of a /dev/shm of its own; None: the system's.
+        uid: The user, and group, that it becomes; None: no other.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        shm: int | None = None,
+        uid: int | None = None,
+    ) -> None:
+        """Start it."""
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.pipe.close()
+            _run_and_end(theirs, function, args, shm, uid)
+        theirs.close()
+        self.status: int | None = None
+
+    def hear(self, seconds: float = LONG) -> Any:
+        """Wait for the next thing that it says."""
+        assert self.pipe.poll(seconds), f"process {self.pid} said nothing for {seconds} s"
+        try:
+            kind, value = self.pipe.recv()
+        except EOFError:
+            raise AssertionError(f"the process {_how(self.wait())}") from None
+        if kind == "raised":
+            raise value
+        return value
+
+    def say(self, what: Any = None) -> None:
+        """Say something to it."""
+        self.pipe.send(what)
+
+    def result(self, seconds: float = LONG) -> Any:
+        """Wait for the function's end: what it returned; what it raised is raised here."""
+        value = self.hear(seconds)
+        status = self.wait()
+        assert status == 0, f"the process {_how(status)} after it was done"
+        return value
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; SIGSTOP has taken effect when this returns."""
+        os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self.pid, os.WUNTRACED)
+
+    def wait(self) -> int:
+        """Wait for its end; its status as `os.waitpid` has it."""
+        if self.status is None:
+            self.status = os.waitpid(self.pid, 0)[1]
+        return self.status
+
+    def kill(self) -> None:
+        """End it, wherever it is."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind, whatever the test came to."""
+        self.kill()
+        self.pipe.close()
+
+
+def run_apart(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """What the function returns in a process of its own; keywords as `Apart`."""
+    with Apart(function, *args, **how) as process:
+        return process.result()
+
+
+def _run_and_end(
+    pipe: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    shm: int | None,
+    uid: int | None,
+) -> None:
+    status = 1
+    try:
+        if shm is not None:
+            own_shm.enter_own_shm(shm)
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        heard = {"pipe": Pipe(pipe)} if "pipe" in names else {}
+        answer: tuple[str, Any] = ("returned", function(*args, **heard))
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - the test raises it
+        error.add_note("".join(traceback.format_exception(error)))
+        answer = ("raised", error)
+        status = 0
+    finally:
+        pipe.send(answer)
+        os._exit(status)
+
+
+class Pipe:
+    """The process's end of the pipe."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Wrap it."""
+        self._connection = connection
+
+    def say(self, what: Any = None) -> None:
+        """Say something to the test."""
+        self._connection.send(("said", what))
+
+    def hear(self) -> Any:
+        """Wait for what the test says."""
+        return self._connection.recv()
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,286 @@
+"""Every public call, made on a segment that somebody may have damaged.
+
+The process that makes the calls is the victim: it has a small /dev/shm of its own, so that no lie
+about a size can cost the machine its memory, and its death by a signal is seen from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import random
+import resource
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import shmacc
+from shmacc import inspection, names, testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hazards.apart import Pipe
+
+SHM_BYTES: Final = 64 << 20
+SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
+VICTIM, OTHER, WITNESS = "victim", "other", "witness"
+
+# They look at every process of the machine, for which the others would wait.
+_SLOW: Final = ("inspection.check", "inspection.describe")
+_SELDOM: Final = 4
+_ADDRESS_SPACE: Final = 4 << 30
+_THREAD_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A segment to be damaged, and how it is used.
+
+    Attributes:
+        kind: "sparse" or "dense".
+        dtype: The accumulator's.
+        shape: Of a row, or of the dense array.
+        applies: How many gradients are in it.
+        taken: Whether a round was taken before those.
+        attached: Damaged while the victim has it open; else at rest.
+        waiting: Whether a thread of the victim waits in line (attached only).
+        order: Seed of the order of the calls.
+    """
+
+    kind: str = "sparse"
+    dtype: str = "float32"
+    shape: tuple[int, ...] = (3,)
+    applies: int = 2
+    taken: bool = False
+    attached: bool = True
+    waiting: bool = False
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended: in a result ("") or an error, which is one of ours or is not."""
+
+    call: str
+    error: str
+    fine: bool
+    detail: str
+
+
+def serve(pipe: Pipe) -> None:
+    """The victim: prepare, let the damage be done, make every call, report; again and again."""
+    logging.disable()  # steps are set to lower ones here
+    if not SANITIZED:
+        with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + _ADDRESS_SPACE,) * 2)
+    witness = _make(Scenario(), WITNESS)
+    rounds = 0
+    while (scenario := pipe.hear()) is not None:
+        acc = _make(scenario, VICTIM)
+        other = _make(_another_kind(scenario), OTHER)
+        files = names.segment_name(VICTIM).path, names.segment_name(OTHER).path
+        if scenario.attached:
+            pipe.say(files)
+            pipe.hear()
+            outcomes = _attached(scenario, acc)
+        else:
+            acc.close()
+            pipe.say(files)
+            pipe.hear()
+            outcomes = _at_rest(scenario)
+        outcomes += _afterwards(scenario)
+        other.close()
+        rounds += 1
+        assert witness.apply_grad([rounds], [[rounds] * 3], local_step=shmacc.NEVER_STALE)
+        pipe.say(outcomes)
+    _check_witness(witness, rounds)
+    for name in testing.leaked_names():
+        os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
+
+
+def _make(scenario: Scenario, name: str) -> Any:
+    if scenario.kind == "sparse":
+        acc: Any = shmacc.SparseConditionalAccumulator(scenario.dtype, None, name)
+    else:
+        acc = shmacc.ConditionalAccumulator(scenario.dtype, None, name)
+    if scenario.taken:
+        _apply(acc, scenario, range(40))
+        acc.take(1, timeout=0)
+    for i in range(scenario.applies):
+        _apply(acc, scenario, range(i, i + 20))
+    return acc
+
+
+def _another_kind(scenario: Scenario) -> Scenario:
+    kind = "dense" if scenario.kind == "sparse" else "sparse"
+    return Scenario(kind=kind, dtype="int64", shape=(5, 2), applies=1)
+
+
+def _is_sparse(acc: Any) -> bool:
+    return isinstance(acc, shmacc.SparseConditionalAccumulator)
+
+
+def _apply(acc: Any, scenario: Scenario, rows: range) -> bool:
+    # By what it is now: it may have been swapped for another kind's.
+    if _is_sparse(acc):
+        values = np.ones((len(rows), *scenario.shape), np.uint8)
+        return bool(acc.apply_grad(rows, values, local_step=shmacc.NEVER_STALE))
+    return bool(acc.apply_grad(np.ones(scenario.shape, np.uint8), local_step=shmacc.NEVER_STALE))
+
+
+def _partial(scenario: Scenario) -> Any:
+    one = Scenario(scenario.kind, scenario.dtype, scenario.shape, applies=1)
+    with _make(one, "") as acc:
+        return acc.take_partial(1, timeout=0)
+
+
+def _tell(call: str, function: Callable[[], Any]) -> Outcome:
+    try:
+        result = function()
+    except shmacc.errors.ShmaccError as error:
+        return Outcome(call, type(error).__name__, fine=True, detail=str(error)[:300])
+    except BaseException as error:  # noqa: BLE001 - what it is, is the question
+        return Outcome(call, type(error).__name__, fine=False, detail=repr(error)[:300])
+    # Whatever came back must be the caller's own memory, all of it.
+    for value in vars(result).values() if hasattr(result, "__dict__") else ():
+        if isinstance(value, np.ndarray):
+            value.sum()
+    return Outcome(call, "", fine=True, detail=repr(result)[:100])
+
+
+def _operations(acc: Any, scenario: Scenario) -> dict[str, Callable[[], Any]]:
+    return {
+        "apply known rows": lambda: _apply(acc, scenario, range(4)),
+        "apply new rows": lambda: _apply(acc, scenario, range(30, 60)),
+        "apply many rows": lambda: _apply(acc, scenario, range(0, 6000, 2)),
+        "apply stale": lambda: acc.apply_grad(
+            *(([1], np.ones((1, *scenario.shape), "u1")) if _is_sparse(acc) else ([1],)),
+            local_step=-(2**63),
+        ),
+        "apply another shape": lambda: _apply(
+            acc, Scenario(scenario.kind, scenario.dtype, (1, *scenario.shape)), range(2)
+        ),
+        "apply_partial": lambda: acc.apply_partial(_partial(scenario), shmacc.NEVER_STALE),
+        "take": lambda: acc.take(1, timeout=0),
+        "take_grad": lambda: acc.take_grad(1, timeout=0),
+        "take more": lambda: acc.take(2**62, timeout=0.01),
+        "take_partial": lambda: acc.take_partial(1, timeout=0),
+        "take_partial sealing": lambda: (acc.take_partial(0, timeout=0, seal=True), acc.unseal()),
+        "unseal": acc.unseal,
+        "num_accumulated": acc.num_accumulated,
+        "global_step": lambda: acc.global_step,
+        "set_global_step": lambda: acc.set_global_step(5),
+        "advance_step": lambda: acc.advance_step(9),
+        "advance_step to the end": lambda: acc.advance_step(2**63 - 1),
+        "wait_step": lambda: acc.wait_step(3, timeout=0),
+        "wait_step long": lambda: acc.wait_step(2**63 - 2, timeout=0.01),
+        "stats": acc.stats,
+        "cancel": acc.cancel,
+        "repr": lambda: repr(acc),
+        "pickle": lambda: pickle.loads(pickle.dumps(acc)).close(),
+    }
+
+
+def _by_name(scenario: Scenario) -> dict[str, Callable[[], Any]]:
+    return {
+        "attach": lambda: shmacc.attach(VICTIM).close(),
+        "construct": lambda: _construct(scenario, VICTIM).close(),
+        "inspection.list_segments": inspection.list_segments,
+        "inspection.describe": lambda: inspection.describe(VICTIM),
+        "inspection.check": lambda: inspection.check(VICTIM),
+        "inspection.most_touched": lambda: inspection.most_touched(VICTIM, 5),
+        "inspection.summarise_values": lambda: inspection.summarise_values(VICTIM),
+        "inspection.leftovers": lambda: inspection.leftovers(VICTIM),
+        "inspection.cancel": lambda: inspection.cancel(VICTIM),
+    }
+
+
+def _construct(scenario: Scenario, name: str) -> Any:
+    if scenario.kind == "sparse":
+        return shmacc.SparseConditionalAccumulator(scenario.dtype, None, name)
+    return shmacc.ConditionalAccumulator(scenario.dtype, None, name)
+
+
+def _all_of(calls: dict[str, Callable[[], Any]], order: int) -> list[Outcome]:
+    if order % _SELDOM:
+        calls = {call: function for call, function in calls.items() if call not in _SLOW}
+    shuffled = list(calls.items())
+    random.Random(order).shuffle(shuffled)
+    return [_tell(call, function) for call, function in shuffled]
+
+
+def _attached(scenario: Scenario, acc: Any) -> list[Outcome]:
+    waited: list[Outcome] = []
+    thread = threading.Thread(
+        target=lambda: waited.append(_tell("waiting take", lambda: acc.take(2**62, timeout=None)))
+    )
+    if scenario.waiting:
+        thread.start()
+    outcomes = _all_of(_operations(acc, scenario) | _by_name(scenario), scenario.order)
+    outcomes.append(_tell("unlink", acc.unlink))
+    outcomes.append(_tell("close", acc.close))
+    outcomes.append(_tell("apply after close", lambda: _apply(acc, scenario, range(4))))
+    if scenario.waiting:
+        thread.join(_THREAD_PATIENCE)
+        if thread.is_alive():
+            waited.append(Outcome("waiting take", "waits on", fine=False, detail="after close"))
+    return outcomes + waited
+
+
+def _at_rest(scenario: Scenario) -> list[Outcome]:
+    outcomes = _all_of(_by_name(scenario), scenario.order)
+    acc = None
+    with contextlib.suppress(shmacc.errors.ShmaccError):
+        acc = shmacc.attach(VICTIM)
+    if acc is not None:
+        outcomes += _all_of(_operations(acc, scenario), scenario.order)
+        outcomes.append(_tell("unlink", acc.unlink))
+        outcomes.append(_tell("close", acc.close))
+    return outcomes
+
+
+def _afterwards(scenario: Scenario) -> list[Outcome]:
+    """The name can always be got rid of, and is as good as new then."""
+
+    def clean_up() -> None:
+        for leftover in inspection.leftovers(VICTIM):
+            inspection.clean(leftover)
+
+    def remove() -> None:
+        with contextlib.suppress(shmacc.errors.NotFoundError):
+            inspection.remove(VICTIM, force=True)
+        assert not os.path.lexists(names.segment_name(VICTIM).path)  # noqa: PTH110
+
+    def start_over() -> None:
+        with _make(replace(scenario, applies=2), VICTIM) as acc:
+            assert acc.take(2, timeout=0).count == 2
+            acc.unlink()
+
+    outcomes = [
+        _tell("inspection.clean", clean_up),
+        _must(_tell("inspection.remove", remove)),
+        _must(_tell("start over", start_over)),
+    ]
+    inspection.remove(OTHER, force=True)
+    return outcomes
+
+
+def _must(outcome: Outcome) -> Outcome:
+    return replace(outcome, fine=not outcome.error)
+
+
+def _check_witness(witness: Any, rounds: int) -> None:
+    # Two gradients were in it from the start, on rows 0 to 19 and 1 to 20.
+    taken = witness.take_partial(rounds + 2, timeout=0)
+    expected = np.zeros(max(rounds, 20) + 1)
+    expected[:20] += 1
+    expected[1:21] += 1
+    expected[1 : rounds + 1] += np.arange(1, rounds + 1)
+    assert taken.indices.tolist() == list(range(expected.size))
+    assert (taken.values == expected[:, None]).all(), "bytes were written outside the victim"

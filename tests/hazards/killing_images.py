@@ -1,0 +1,125 @@
+"""Segments' files, byte for byte: what a process leaves behind when it is killed at some instant.
+
+A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
+none of its record locks. So a copy of the file, under whatever name, taken between two instructions
+of the process, is what its death at that instant would leave; it can be judged as often as one
+likes without killing anybody. (The semaphore is not in the file; the copy's is made anew. Its
+value is only a hint, and real deaths with its real value are other tests' business.)
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE: Final = mmap.PAGESIZE
+
+
+@dataclass(frozen=True)
+class Image:
+    """The bytes of a segment's file.
+
+    Attributes:
+        size: The file's length.
+        pieces: (offset, bytes) of what is not zero, in whole pages, one after the other.
+    """
+
+    size: int
+    pieces: tuple[tuple[int, bytes], ...]
+
+    @classmethod
+    def of(cls, path: str) -> Image:
+        """Of the file at that path."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return cls(os.fstat(fd).st_size, tuple(_pieces(fd)))
+        finally:
+            os.close(fd)
+
+    def pages(self) -> dict[int, bytes]:
+        """The pages that are not zero, by offset."""
+        return {
+            offset + start: page
+            for offset, content in self.pieces
+            for start in range(0, len(content), _PAGE)
+            if any(page := content[start : start + _PAGE])
+        }
+
+    def write(self, path: str) -> None:
+        """Make a file of these bytes; there must be none."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(fd, self.size)
+            for offset, content in self.pieces:
+                os.pwrite(fd, content, offset)
+        finally:
+            os.close(fd)
+
+
+def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
+    end = 0
+    while True:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        content = os.pread(fd, end - start, start)
+        used = len(content.rstrip(b"\0"))
+        if used:
+            yield start, content[: -(-used // _PAGE) * _PAGE]
+
+
+class Windows:
+    """A view of those pages of a segment's file in which anything ever stands.
+
+    Args:
+        path: The file.
+        images: Of the file at other times: what they have, and a page more each, is looked at.
+    """
+
+    def __init__(self, path: str, *images: Image) -> None:
+        """Map them."""
+        lengths: dict[int, int] = {}
+        for image in images:
+            for offset, content in image.pieces:
+                lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self._size = os.fstat(fd).st_size
+            self._maps = [
+                (offset, mmap.mmap(fd, length, prot=mmap.PROT_READ, offset=offset))
+                for offset, length in sorted(lengths.items())
+            ]
+        finally:
+            os.close(fd)
+        self._seen = [b"" for _ in self._maps]
+        self.look()
+
+    def look(self) -> tuple[int, ...]:
+        """See what is there now; the offsets of the windows that have changed since the last look."""
+        changed = []
+        for number, (offset, window) in enumerate(self._maps):
+            now = window[:]
+            if now != self._seen[number]:
+                self._seen[number] = now
+                changed.append(offset)
+        return tuple(changed)
+
+    def image(self) -> Image:
+        """What was there at the last look."""
+        offsets = (offset for offset, _ in self._maps)
+        return Image(self._size, tuple(zip(offsets, self._seen, strict=True)))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        for _, window in self._maps:
+            window.close()

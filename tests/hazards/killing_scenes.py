@@ -1,0 +1,158 @@
+"""What a process does when it is killed, and how to tell from what is left whether it was done.
+
+A scene is an operation on an accumulator that something was done to before. Whoever finds the
+segment afterwards must find it as before the operation, or as after it, and must be able to go on:
+that is what `testify` looks at.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from hazards.apart import run_apart
+from hazards.killing_images import Image
+
+import shmacc
+from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy_model import Array
+
+NAME: Final = "killed"
+
+# The promise is a fraction of a second; what it is measured on may be a busy machine.
+SOON: Final = 1.0
+
+
+def rows(*indices: int, width: int = 3, seed: int = 0) -> tuple[Array, Array]:
+    """Make a sparse gradient of whole numbers, so that every sum is exact in any order."""
+    rng = np.random.default_rng([len(indices), width, seed])
+    return np.array(indices, dtype=np.int64), rng.integers(-99, 100, size=(len(indices), width))
+
+
+def array(seed: int = 0) -> Array:
+    """Make a dense gradient of whole numbers."""
+    return (np.arange(1000) + seed) % 97
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An operation, what was done before it, and what shows that one can go on after it.
+
+    Attributes:
+        name: What it is.
+        dtype: The accumulator's dtype.
+        width: Numbers in a row; 0: the accumulator is dense.
+        before: Done to a new accumulator, by a process that ends in order.
+        operation: What is cut short.
+        more: Rows of a gradient that is applied afterwards, by the one who finds the segment.
+    """
+
+    name: str
+    dtype: str
+    width: int
+    before: Callable[[Any], object]
+    operation: Callable[[Any], object]
+    more: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Its name, for the test's."""
+        return self.name
+
+    def prepare(self) -> Image:
+        """The segment as it is before the operation; no name is left."""
+        return run_apart(_prepare, self, ())
+
+    def perform(self) -> Image:
+        """The segment as it is after the operation, when nobody is killed."""
+        return run_apart(_prepare, self, (self.operation,))
+
+    def testimony(self, image: Image) -> Testimony:
+        """What somebody finds who comes upon this image."""
+        image.write(path())
+        return self.testify()
+
+    def testify(self) -> Testimony:
+        """What somebody finds who attaches now and goes on; the name is gone afterwards."""
+        start = time.monotonic()
+        acc: Any = shmacc.attach(NAME)
+        with acc:
+            stats = acc.stats()
+            more = self.gradient(*self.more)
+            acc.unseal()
+            assert acc.apply_grad(*more, local_step=NEVER_STALE)
+            waited = time.monotonic() - start
+            round_at_stake = _content(acc.take_partial(0, timeout=0))
+            assert acc.apply_grad(*more, local_step=NEVER_STALE)
+            next_round = _content(acc.take(1, timeout=0))
+            assert acc.num_accumulated() == 0
+            acc.unlink()
+        assert waited < SOON, f"the next process waited for {waited:.2f} s"
+        assert stats.waiting == 0
+        assert stats.attached == 1
+        counters = (
+            stats.applied,
+            stats.dropped,
+            stats.discarded,
+            stats.taken,
+            stats.takes,
+            stats.num_accumulated,
+            stats.rows,
+            stats.global_step,
+            stats.sealed,
+        )
+        return Testimony(counters, round_at_stake, next_round)
+
+    def gradient(self, *indices: int, seed: int = 0) -> tuple[Any, ...]:
+        """Make a gradient for this accumulator."""
+        if self.width:
+            return rows(*indices, width=self.width, seed=seed)
+        return (array(seed),)
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """What can be seen of an accumulator, exactly.
+
+    Attributes:
+        counters: Those of its stats that only operations change.
+        content: Its round, with one more gradient added to it.
+        next_round: A round after that.
+    """
+
+    counters: tuple[int, ...]
+    content: tuple[bytes | int, ...]
+    next_round: tuple[bytes | int, ...]
+
+
+def path() -> str:
+    """The file of the segment that all scenes play in."""
+    return names.segment_name(NAME).path
+
+
+def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> Image:
+    acc: Any
+    if scene.width:
+        acc = SparseConditionalAccumulator(scene.dtype, None, NAME, reduction_type="SUM")
+    else:
+        acc = ConditionalAccumulator(scene.dtype, None, NAME, reduction_type="SUM")
+    with acc:
+        scene.before(acc)
+    with shmacc.attach(NAME) as again:
+        for operation in operations:
+            operation(again)
+    image = Image.of(path())
+    with shmacc.attach(NAME) as last:
+        last.unlink()
+    return image
+
+
+def _content(taken: Any) -> tuple[bytes | int, ...]:
+    fields = ("value",) if hasattr(taken, "value") else ("indices", "values", "row_counts")
+    arrays = [getattr(taken, field) for field in fields]
+    return (taken.count, taken.step, *(array.tobytes() for array in arrays))

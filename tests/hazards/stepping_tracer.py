@@ -1,0 +1,187 @@
+"""A forked child that is run instruction by instruction (ptrace, by ctypes).
+
+Nothing here knows the processor: where a child is, is asked of the kernel (who holds a lock?) or
+told by the child itself (a signal), never read from its registers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Final, Self
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Mark = Callable[[], None]
+
+_TRACEME: Final = 0
+_CONT: Final = 7
+_SINGLESTEP: Final = 9
+_DETACH: Final = 17
+_SYSCALL: Final = 24
+_SETOPTIONS: Final = 0x4200
+_EXITKILL: Final = 0x100000  # the child ends with its tracer
+_MARK: Final = signal.SIGUSR1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long] * 4
+
+
+def _ptrace(request: int, pid: int, data: int = 0) -> None:
+    if _libc.ptrace(request, pid, 0, data) == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"ptrace({request}): {os.strerror(code)}")
+
+
+class Ended(Exception):
+    """The child ran to its end."""
+
+
+class Traced:
+    """A child that runs ``function(mark)`` and stands still wherever it is not told to go on.
+
+    A call of ``mark()`` in the child is a place where `run_to_mark` stops.
+    """
+
+    def __init__(self, function: Callable[[Mark], object]) -> None:
+        """Fork it; it stands before the first instruction of the function."""
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(function)
+        self._wait()
+        _ptrace(_SETOPTIONS, self.pid, _EXITKILL)
+
+    def run_to_mark(self) -> None:
+        """Go on to the next mark."""
+        self._go(_CONT)
+        while self.stopped_by != _MARK:
+            self._go(_CONT, self.stopped_by)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Go on, looking after each system call, until the condition holds."""
+        while not condition():
+            self._go(_SYSCALL)
+
+    def step(self) -> None:
+        """Go on by one instruction."""
+        self._go(_SINGLESTEP)
+
+    def steps(self, condition: Callable[[], bool]) -> Iterator[int]:
+        """Go on by one instruction, and then for as long as the condition holds; number them."""
+        for number in count(1):
+            self.step()
+            yield number
+            if not condition():
+                return
+
+    def steps_to_mark(self) -> Iterator[int]:
+        """Go on by one instruction at a time to the next mark; number them."""
+        return self.steps(lambda: self.stopped_by != _MARK)
+
+    def finish(self) -> None:
+        """Let it run to its end, which must be a good one."""
+        try:
+            while True:
+                self._go(_CONT, 0 if self.stopped_by == _MARK else self.stopped_by)
+        except Ended:
+            assert self.status == 0, f"the traced child ended with status {self.status}"
+
+    def kill(self) -> None:
+        """SIGKILL it where it stands."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.status is None:
+                self._collect()
+
+    def stop(self) -> None:
+        """Leave it to itself where it stands, stopped as by SIGSTOP, until somebody continues it."""
+        _ptrace(_DETACH, self.pid, signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+        self.kill()
+
+    def _go(self, request: int, number: int = 0) -> None:
+        _ptrace(request, self.pid, 0 if number == signal.SIGTRAP else number)
+        self._wait()
+
+    def _wait(self) -> None:
+        self._collect()
+        if self.status is not None:
+            raise Ended
+
+    def _collect(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        if os.WIFSTOPPED(status):
+            self.stopped_by = os.WSTOPSIG(status)
+        else:
+            self.status = status
+
+
+def _run(function: Callable[[Mark], object]) -> None:
+    status = 1
+    try:
+        _ptrace(_TRACEME, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        function(lambda: os.kill(os.getpid(), _MARK))
+        status = 0
+    except BaseException:  # noqa: BLE001  the child must not go on as the test runner
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this process and its new children on one core: half the price of a step."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@cache
+def refusal() -> str | None:
+    """Why this machine does not let a process trace its child; None if it does."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _ptrace(_TRACEME, 0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or 1)
+    _, status = os.waitpid(pid, 0)
+    if not os.WIFSTOPPED(status):
+        return f"ptrace is refused here: {os.strerror(os.waitstatus_to_exitcode(status))}"
+    try:
+        _ptrace(_SINGLESTEP, pid)
+        os.waitpid(pid, 0)
+    except OSError as error:
+        return f"single steps are refused here: {error}"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+needs_ptrace = pytest.mark.skipif(refusal() is not None, reason=str(refusal()))

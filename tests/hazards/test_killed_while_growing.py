@@ -1,0 +1,87 @@
+"""A process that is killed while it makes room for more rows leaves the rows that there were."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hazards.apart import forks
+from hazards.killing_lines import at_every_line
+from hazards.killing_scenes import Scene, rows
+from hazards.stepping_tracer import needs_ptrace
+from hazards.stepping_walk import at_every_instruction
+
+from shmacc import NEVER_STALE
+
+pytestmark = forks
+
+
+def _another_round(acc: Any, *gradient: Any) -> None:
+    acc.apply_grad(*gradient)
+    acc.take(1)
+
+
+SCENES: Final = [
+    Scene(
+        # Buckets have ten places each, and few of these rows are in two gradients.
+        "the index, while old rows are added to",
+        "float32",
+        3,
+        before=lambda acc: acc.apply_grad(*rows(*range(8))),
+        operation=lambda acc: acc.apply_grad(*rows(*range(5, 25))),
+        more=(0, 6, 20, 40),
+    ),
+    Scene(
+        "the index, after a round that left entries in it",
+        "float32",
+        3,
+        before=lambda acc: (_another_round(acc, *rows(*range(8))), acc.apply_grad(*rows(1, 2), local_step=1)),
+        operation=lambda acc: acc.apply_grad(*rows(*range(25)), local_step=1),
+        more=(0, 6, 20, 40),
+    ),
+    Scene(
+        # Room is made by 64 KiB at least, which are 128 of these rows.
+        "the rows",
+        "float64",
+        64,
+        before=lambda acc: acc.apply_grad(*rows(*range(130), width=64)),
+        operation=lambda acc: acc.apply_grad(*rows(*range(128, 138), width=64)),
+        more=(0, 130, 135),
+    ),
+    Scene(
+        # The first gradient needs no undo log, the second one all at once.
+        "the undo log",
+        "float32",
+        8,
+        before=lambda acc: acc.apply_grad(*rows(3, 4, 5, 6, width=8)),
+        operation=lambda acc: acc.apply_grad(*rows(4, 6, width=8)),
+        more=(3, 4),
+    ),
+    Scene(
+        "a round of another shape",
+        "float32",
+        5,
+        before=lambda acc: _another_round(acc, *rows(*range(5), width=2)),
+        operation=lambda acc: acc.apply_grad(*rows(1, 7, width=5), local_step=1),
+        more=(1, 2),
+    ),
+    Scene(
+        "dense: a round of another shape",
+        "float32",
+        0,
+        before=lambda acc: _another_round(acc, [1.0, 2.0]),
+        operation=lambda acc: acc.apply_grad(np.arange(1000), NEVER_STALE),
+    ),
+]
+
+
+@pytest.mark.parametrize("scene", SCENES[:1], ids=str)
+def test_at_every_line(scene: Scene) -> None:
+    at_every_line(scene)
+
+
+@needs_ptrace
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_instruction(scene: Scene) -> None:
+    at_every_instruction(scene)

@@ -1,0 +1,65 @@
+"""A process that is killed while it sets the step has set it, with all that belongs to that, or not."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hazards.apart import forks
+from hazards.killing_lines import at_every_line
+from hazards.killing_scenes import Scene, array, rows
+from hazards.stepping_tracer import needs_ptrace
+from hazards.stepping_walk import at_every_instruction
+
+pytestmark = forks
+
+
+def _seal(acc: Any) -> None:
+    acc.apply_grad(*rows(1, 2))
+    acc.take_partial(1, seal=True)
+
+
+SCENES: Final = [
+    Scene(
+        "set_global_step",
+        "float32",
+        3,
+        before=lambda acc: acc.apply_grad(*rows(1, 2)),
+        operation=lambda acc: acc.set_global_step(5),
+        more=(2, 3),
+    ),
+    Scene(
+        "advance_step, which drops the round",
+        "float32",
+        3,
+        before=lambda acc: (acc.apply_grad(*rows(1, 2)), acc.apply_grad(*rows(2, 7))),
+        operation=lambda acc: acc.advance_step(5),
+        more=(2, 3),
+    ),
+    Scene(
+        "dense: advance_step, which drops the round",
+        "float64",
+        0,
+        before=lambda acc: acc.apply_grad(array()),
+        operation=lambda acc: acc.advance_step(5),
+    ),
+    Scene(
+        "unseal",
+        "float32",
+        3,
+        before=_seal,
+        operation=lambda acc: acc.unseal(),
+        more=(2, 3),
+    ),
+]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_line(scene: Scene) -> None:
+    at_every_line(scene)
+
+
+@needs_ptrace
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_instruction(scene: Scene) -> None:
+    at_every_instruction(scene)

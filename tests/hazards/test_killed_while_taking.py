@@ -1,0 +1,96 @@
+"""A process that is killed while it takes a round has taken all of it, or none."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hazards.apart import forks
+from hazards.killing_lines import at_every_line
+from hazards.killing_scenes import Scene, array, rows
+from hazards.stepping_tracer import needs_ptrace
+from hazards.stepping_walk import at_every_instruction
+
+from shmacc import errors
+
+pytestmark = forks
+
+MANY: Final = tuple(range(3000))
+
+
+def _add_twice(acc: Any) -> None:
+    acc.apply_grad(*rows(5, 2, 9))
+    acc.apply_grad(*rows(5, 3))
+
+
+def _overflow(acc: Any) -> None:
+    with pytest.raises(errors.OutOfRangeError):
+        acc.take(1, timeout=0)
+
+
+def _large_then_small(acc: Any) -> None:
+    acc.apply_grad(*rows(*MANY, width=64))
+    acc.take(1)
+    acc.apply_grad(*rows(4, 1, width=64), local_step=1)
+
+
+SCENES: Final = [
+    Scene(
+        "sparse",
+        "float32",
+        3,
+        before=_add_twice,
+        operation=lambda acc: acc.take(2, timeout=0),
+        more=(2, 5, 6),
+    ),
+    Scene(
+        "a partial, with a seal",
+        "float32",
+        3,
+        before=_add_twice,
+        operation=lambda acc: acc.take_partial(2, timeout=0, seal=True),
+        more=(2, 5, 6),
+    ),
+    Scene(
+        "a partial of nothing",
+        "float32",
+        3,
+        before=lambda acc: None,
+        operation=lambda acc: acc.take_partial(0, timeout=0),
+        more=(2, 5),
+    ),
+    Scene(
+        "dense",
+        "float64",
+        0,
+        before=lambda acc: (acc.apply_grad(array()), acc.apply_grad(array(3))),
+        operation=lambda acc: acc.take(2, timeout=0),
+    ),
+    Scene(
+        "memory of a larger round given back",
+        "float64",
+        64,
+        before=_large_then_small,
+        operation=lambda acc: acc.take(1, timeout=0),
+        more=(2, 5, 6),
+    ),
+    Scene(
+        "a result that does not fit",
+        "int32",
+        2,
+        before=lambda acc: [acc.apply_grad([1, 2], [[1, 1], [2**31 - 1, 1]]) for _ in range(2)],
+        operation=_overflow,
+        more=(1, 3),
+    ),
+]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_line(scene: Scene) -> None:
+    at_every_line(scene)
+
+
+@needs_ptrace
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_instruction(scene: Scene) -> None:
+    at_every_instruction(scene)

@@ -1,0 +1,61 @@
+"""A process that is killed while it undoes what a dead one left half done leaves it to the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hazards.apart import forks
+from hazards.killing_scenes import NAME, Scene, rows
+from hazards.stepping_tracer import needs_ptrace
+from hazards.stepping_walk import judge, kill, under_the_lock, walk
+
+import shmacc
+
+if TYPE_CHECKING:
+    from hazards.stepping_tracer import Mark
+    from hazards.stepping_walk import Look
+
+pytestmark = [forks, needs_ptrace]
+
+ADDING: Final = Scene(
+    "adding to old rows and making new ones",
+    "float64",
+    64,
+    before=lambda acc: acc.apply_grad(*rows(*range(0, 24, 2), width=64)),
+    operation=lambda acc: acc.apply_grad(*rows(*range(24), width=64)),
+    more=(0, 7, 8, 30),
+)
+
+
+def come_upon_it(mark: Mark) -> None:
+    """Attach; the first stay under the lock undoes what is to be undone."""
+    mark()
+    shmacc.attach(NAME).close()
+
+
+def half_done(scene: Scene) -> list[Look]:
+    """Make the scene's segment as killed processes left it: shortly before the commit, and earlier."""
+    image, done = scene.prepare(), scene.perform()
+    looks = walk(image, done, under_the_lock(scene))
+    before = scene.testimony(image)
+    while scene.testimony(looks[-1].image) != before:
+        looks.pop()
+    return [looks[len(looks) * part // 4 - 1] for part in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("deaths_before", [1, 2])
+def test_at_every_instruction(deaths_before: int) -> None:
+    clean = ADDING.prepare()
+    before = ADDING.testimony(clean)
+    torn = [look.image for look in half_done(ADDING)]
+    for _ in range(1, deaths_before):
+        looks = walk(torn[-1], clean, come_upon_it)
+        torn = [looks[len(looks) // 2].image]
+    for image in torn:
+        looks = walk(image, clean, come_upon_it)
+        assert len(looks) > 20, "there was nothing to undo"
+        judge(ADDING, looks, before, before)
+        for part in (1, 2):
+            kill(image, come_upon_it, looks[-1].step * part // 3)
+            assert ADDING.testify() == before

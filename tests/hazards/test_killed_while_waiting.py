@@ -1,0 +1,195 @@
+"""A process that is killed in the line of waiting takes has taken nothing, and holds nobody up."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards.apart import Apart, forks, run_apart
+from hazards.killing_images import Image, Windows
+from hazards.killing_lines import at_every_line, dies
+from hazards.killing_scenes import NAME, SOON, Scene, path, rows
+from hazards.stepping_tracer import Traced, needs_ptrace
+from hazards.stepping_walk import LockView, judge, under_the_lock, walk, walk_between_marks
+from support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = forks
+
+
+def in_vain(acc: Any) -> None:
+    """Stand in line for a little while, for more than comes."""
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(5, timeout=0.01)
+
+
+WAITING: Final = Scene(
+    "in line until the timeout",
+    "float32",
+    3,
+    before=lambda acc: acc.apply_grad(*rows(1, 2)),
+    operation=in_vain,
+    more=(2, 3),
+)
+
+
+def test_at_every_line() -> None:
+    at_every_line(WAITING)
+
+
+@needs_ptrace
+def test_at_every_instruction() -> None:
+    image = WAITING.prepare()
+    before = WAITING.testimony(image)
+    looks = walk_between_marks(image, image, under_the_lock(WAITING))
+    assert len(looks) > 10
+    judge(WAITING, looks, before, before)
+
+
+ADDING: Final = Scene(
+    "an apply that finds them",
+    "float32",
+    3,
+    before=lambda acc: acc.apply_grad(*rows(1, 2)),
+    operation=lambda acc: acc.apply_grad(*rows(2, 4)),
+    more=(2, 3),
+)
+
+
+CANCELLING: Final = Scene(
+    "cancel",
+    "float32",
+    3,
+    before=lambda acc: acc.apply_grad(*rows(1, 2)),
+    operation=lambda acc: acc.cancel(),
+    more=(2, 3),
+)
+
+
+def wait_for(number: int) -> tuple[int, float]:
+    """Stand in line; say how many gradients came, and when."""
+    with shmacc.attach(NAME) as acc:
+        taken = acc.take(number, timeout=LONG)
+    return taken.count, time.monotonic()
+
+
+def in_line() -> int:
+    """Count the living takes that wait."""
+    return sum(take.alive for take in shmacc.inspection.describe(NAME).line)
+
+
+@contextmanager
+def waiting(*numbers: int) -> Iterator[list[Apart]]:
+    """Start processes that stand in line, in this order."""
+    with ExitStack() as stack:
+        waiters = []
+        for place, number in enumerate(numbers, start=1):
+            waiters.append(stack.enter_context(Apart(wait_for, number)))
+            until(lambda place=place: in_line() == place)  # type: ignore[misc]
+        yield waiters
+
+
+def served_within_moments(waiter: Apart, start: float) -> int:
+    """How many gradients it got."""
+    count, end = waiter.result()
+    assert end - start < SOON
+    return int(count)
+
+
+@needs_ptrace
+def test_while_taking_the_dead_out_of_the_line() -> None:
+    clean, done = ADDING.prepare(), ADDING.perform()
+    clean.write(path())
+    with waiting(2, 3, 1):
+        pass  # they are killed
+    image = Image.of(path())
+    before = ADDING.testify()
+    looks = walk(image, clean, under_the_lock(ADDING))
+    judge(ADDING, looks, before, ADDING.testimony(done))
+
+
+def test_the_next_in_line_is_served_at_once() -> None:
+    ADDING.prepare().write(path())
+    with waiting(5, 2) as (first, second):
+        first.kill()
+        start = time.monotonic()
+        run_apart(add_one)
+        assert served_within_moments(second, start) == 2
+    ADDING.testify()
+
+
+def add_one() -> None:
+    """Add a gradient."""
+    with shmacc.attach(NAME) as acc:
+        assert acc.apply_grad(*rows(3, 4), local_step=NEVER_STALE)
+
+
+@needs_ptrace
+def test_the_apply_that_should_have_woken_the_taker() -> None:
+    """It is killed when it has committed and let go of the lock, and has woken nobody yet."""
+    ADDING.prepare().write(path())
+    with (
+        waiting(2) as (waiter,),
+        Traced(under_the_lock(ADDING)) as applier,
+        closing(LockView()) as lock,
+    ):
+        applier.run_to_mark()
+        applier.run_until(lock.held)
+        applier.run_until(lambda: not lock.held())
+        start = time.monotonic()
+        applier.kill()
+        assert served_within_moments(waiter, start) == 2
+    ADDING.testify()
+
+
+def test_while_cancelling_at_every_line() -> None:
+    """All who wait are let go, or none; who is not is served."""
+    image = ADDING.prepare()
+    for line in count(1):
+        image.write(path())
+        with waiting(3, 1) as waiters:
+            died = dies(line, lambda: shmacc.attach(NAME), lambda acc: acc.cancel())
+            cancelled = any(waiter.pipe.poll(0.2 if died else SOON) for waiter in waiters)
+            for waiter in waiters:
+                run_apart(add_one)
+                run_apart(add_one)
+                start = time.monotonic()
+                if cancelled:
+                    with pytest.raises(errors.CancelledError):
+                        served_within_moments(waiter, start)
+                else:
+                    assert served_within_moments(waiter, start) >= 2
+        ADDING.testify()
+        if not died:
+            assert cancelled
+            return
+
+
+@needs_ptrace
+def test_while_cancelling_before_anybody_is_woken() -> None:
+    image = ADDING.prepare()
+    image.write(path())
+    with (
+        waiting(3, 1) as waiters,
+        Traced(under_the_lock(CANCELLING)) as canceller,
+        closing(Windows(path(), image)) as windows,
+    ):
+        canceller.run_to_mark()
+        for _ in canceller.steps_to_mark():
+            if windows.look():
+                break
+        canceller.kill()
+        start = time.monotonic()
+        for waiter in waiters:
+            with pytest.raises(errors.CancelledError):
+                served_within_moments(waiter, start)
+        assert time.monotonic() - start < SOON
+    CANCELLING.testify()

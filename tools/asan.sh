@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The hazards and the core's own tests once more, with the extension built with AddressSanitizer and
+# UBSan into an environment of its own. Whatever they find ends the process that it is found in, and
+# so fails the test.
+#
+#   tools/asan.sh [pytest arguments]     default: the tests of the core and of the hazards
+#   SHMACC_FUZZ_EXAMPLES                 damages tried by each of the fuzzing tests (default 1000)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv-asan
+# The run-time library must be that of the compiler which built the extension.
+export CXX=${CXX:-g++}
+libasan=$("$CXX" -print-file-name=libasan.so)
+libstdcxx=$("$CXX" -print-file-name=libstdc++.so)
+if [ ! -e "$libasan" ]; then
+    echo "asan.sh: $CXX has no libasan.so" >&2
+    exit 1
+fi
+
+if [ ! -x "$venv/bin/python" ]; then
+    "${PYTHON:-python3}" -m venv "$venv"
+    "$venv/bin/pip" install --quiet --upgrade pip
+fi
+rm -rf build/asan-wheel
+"$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/asan-wheel \
+    -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=ON -C install.strip=false .
+"$venv/bin/pip" install --quiet --force-reinstall --no-deps build/asan-wheel/shmacc-*.whl
+"$venv/bin/pip" install --quiet build/asan-wheel/shmacc-*.whl
+"$venv/bin/pip" install --quiet --group test --group demo
+
+if [ $# -eq 0 ]; then
+    # The benchmarks', the tools' and the wheel's own tests say nothing about memory.
+    set -- tests --ignore-glob='*bench*' --ignore-glob='*demo*' --ignore-glob='*inspect*' \
+        --ignore-glob='*model.py' --ignore-glob='*docs*' --ignore-glob='*pictures*'
+fi
+
+# detect_leaks: CPython and NumPy keep memory until the end on purpose; what leaks by the call is
+#   looked for by the tests that count mappings and descriptors.
+# allocator_may_return_null: a size that is a lie is to be refused by malloc, as without a sanitizer.
+# libstdc++ comes second: AddressSanitizer must find its exceptions when it starts.
+# PYTHONMALLOC: else memory that Python hands out would come from pools that nobody watches.
+exec env \
+    LD_PRELOAD="$libasan $libstdcxx" \
+    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096" \
+    UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:abort_on_error=1" \
+    PYTHONMALLOC=malloc \
+    SHMACC_FUZZ_EXAMPLES="${SHMACC_FUZZ_EXAMPLES:-1000}" \
+    "$venv/bin/pytest" -p no:cacheprovider --timeout 1800 "$@"
