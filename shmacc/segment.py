@@ -32,7 +32,6 @@ half-made segment); unlinking by name alone (it may have been made anew).
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -41,7 +40,7 @@ from dataclasses import dataclass
 
 import posix_ipc
 
-from shmacc import _core
+from shmacc import _core, unfinished
 from shmacc.dtypes import DType
 from shmacc.errors import (
     DataLossError,
@@ -336,25 +335,8 @@ def _shm_failure(error: OSError) -> ShmaccError:
 
 
 def _remove_unfinished(name: SegmentName) -> None:
-    """Removes a file without a byte in it, unless somebody living has it locked."""
-    try:
-        fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _shm_failure(error) from error
-    try:
-        # Of the whole file: its maker, if one lives, holds some byte of it; and two removers of it
-        # exclude each other.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _inode(name) == os.fstat(fd).st_ino:
-            os.unlink(name.path)
-    except BlockingIOError:
-        raise DataLossError(
-            f"{name.system_name}: an unfinished file that a process holds"
-        ) from None
-    finally:
-        os.close(fd)
+    if not unfinished.remove(name) and os.path.lexists(name.path):
+        raise unfinished.UnfinishedError.of(name)
 
 
 def _token() -> int:

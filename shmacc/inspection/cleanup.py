@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 
-from shmacc import lookup, names, segment
+from shmacc import lookup, names, segment, unfinished
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -16,11 +16,10 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
-from shmacc.inspection import unfinished
 from shmacc.inspection.records import Leftover, SegmentState
 from shmacc.inspection.segments import is_meant, open_view, resolve, summarise
-from shmacc.inspection.unfinished import UnfinishedError
 from shmacc.names import SegmentName
+from shmacc.unfinished import UnfinishedError
 
 
 def leftovers(

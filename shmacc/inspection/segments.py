@@ -20,9 +20,9 @@ from shmacc.inspection.records import (
     Summary,
     WaitingTake,
 )
-from shmacc.inspection.unfinished import UnfinishedError
 from shmacc.names import SegmentName
 from shmacc.records import Stats
+from shmacc.unfinished import UnfinishedError
 
 _KINDS = {code: kind for kind, code in segment.KINDS.items()}
 _REDUCTIONS = {code: name for name, code in segment.REDUCTIONS.items()}

@@ -166,8 +166,8 @@ class Handle {
     void mark_unlinked() { store(whole()->header().unlinked, uint64_t{1}); }
     bool others_attached() const { return Presence::anybody_else(core()->mapping().fd()); }
     // The right to decide what the name leads to; False: another process has it.
-    bool lock_name() { return set_record_lock(core()->mapping().fd(), kLockByte - 1, F_WRLCK); }
-    void unlock_name() { set_record_lock(core()->mapping().fd(), kLockByte - 1, F_UNLCK); }
+    bool lock_name() { return set_record_lock(core()->mapping().fd(), kNameByte, F_WRLCK); }
+    void unlock_name() { set_record_lock(core()->mapping().fd(), kNameByte, F_UNLCK); }
     uint64_t inode() const { return core()->id().second; }
 
     // -- for inspection.py: everything is read without the lock ---------------------------------

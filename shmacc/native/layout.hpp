@@ -8,7 +8,7 @@
 //   Header        Config (never changes), the two States with the generation that says which is
 //                 current, the journal, the head of the line
 //   Participants  one entry for each attached process; entry i belongs to whoever holds the kernel's
-//                 record lock on byte kPresenceByte + i
+//                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
 //   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
 //   Slots         {row number, contributions} of each row in use, in order of first touch
@@ -51,8 +51,10 @@ constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region;
 
 // Bytes that only the kernel's record locks know; they lie past the end of the file.
 constexpr int64_t kLockByte = int64_t{1} << 60;
-constexpr int64_t kPresenceByte = kLockByte + 1;
+constexpr int64_t kNameByte = kLockByte - 1;
 constexpr uint32_t kMaxParticipants = 4096;
+constexpr int64_t kPresenceByte = kLockByte + 1;                // allocates entry i
+constexpr int64_t kLifeByte = kPresenceByte + kMaxParticipants;  // proves that entry i's process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
 enum Kind : uint32_t { kSparse = 1, kDense = 2 };

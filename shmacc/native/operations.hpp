@@ -85,6 +85,8 @@ class Operations {
             Core::Session session(core_, kForever, interruption_);
             doing.now(kApplies);
             State& state = session.state;
+            // Read before the line is looked at: who leaves it needs no lock, and wakes once only.
+            const uint32_t seen = load(core_.line().turn_word());
             if (local_step < state.step || state.sealed) {
                 drop(session, doing, gradients);
                 return false;
@@ -92,7 +94,6 @@ class Operations {
             Line& line = core_.line();
             uint32_t head = line.living_head();
             if (head != Line::kNobody && stall.must_wait(line[head], state)) {
-                uint32_t seen = load(line.turn_word());
                 session.release();
                 doing.now(kWaitsForTurn);
                 futex_wait(line.turn_word(), seen, stall.until());
@@ -142,6 +143,7 @@ class Operations {
                 Core::Session session(core_, lock_deadline(request.deadline), interruption_);
                 if (!session.held()) deadline_exceeded(request);
                 doing.now(kTakes);
+                if (place.joined()) seen = place.wake_word();  // before anything is looked at
                 place.check_cancelled();
                 uint32_t head = core_.line().living_head();
                 bool first = head == Line::kNobody || head == place.entry();
@@ -158,8 +160,10 @@ class Operations {
                 // Perhaps just freed of a dead one in front of it.
                 if (!first && session.state.count >= core_.line()[head].num_required)
                     core_.line().wake(head);
-                place.join(request.num_required);
-                seen = place.wake_word();
+                if (!place.joined()) {
+                    place.join(request.num_required);
+                    continue;  // once more, now in line: nothing that happens from here on is missed
+                }
             }
             doing.now(kWaitsInLine);
             wait_turn(place, seen, request);
@@ -221,9 +225,11 @@ class Operations {
       public:
         bool must_wait(Waiter& head, const State& state) {
             if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
-            int64_t now = monotonic_ns();
-            if (head.ticket != ticket_) {
-                ticket_ = head.ticket;
+            const uint64_t ticket = load(head.ticket);
+            if (ticket == 0) return true;  // it left this moment, and turned: look again
+            const int64_t now = monotonic_ns();
+            if (ticket != ticket_) {
+                ticket_ = ticket;
                 until_ = now + kPatience;
             }
             if (now < until_) return true;
@@ -234,7 +240,7 @@ class Operations {
 
       private:
         uint64_t ticket_ = 0;
-        int64_t until_ = 0;
+        int64_t until_ = kForever;
     };
 
     // A waiting take's place in line; given up however the take ends.
@@ -247,10 +253,10 @@ class Operations {
             line_.wake_head();  // it may be another's turn now
             line_.turn();
         }
+        bool joined() const { return entry_ != Line::kNobody; }
         uint32_t entry() const { return entry_; }
         uint32_t wake_word() const { return load(line_[entry_].wake); }
         void join(int64_t num_required) {
-            if (entry_ != Line::kNobody) return;
             entry_ = line_.join(num_required);
             ticket_ = load(line_[entry_].ticket);
         }

@@ -1,11 +1,13 @@
 // Which processes are attached, and which of them live.
 //
-// A process that attaches takes the record lock on the first byte kPresenceByte + i that nobody holds; that
-// lock *is* the allocation of entry i and the proof of life: the kernel drops it with the process, and no
-// earlier. The token in the entry tells one holder of byte i from the next.
+// A process that attaches takes record locks on two bytes, and holds them until it leaves or ends. The first
+// it finds free, kPresenceByte + i, *is* the allocation of entry i. If the entry bears no token, it takes
+// kLifeByte + i too, and writes its token: from now on it is attached, and the second byte is the proof that
+// the process of this token lives. The kernel drops both with the process, and no earlier.
 //
-// A dead process leaves its token behind. Its entry is not given to anybody else until a sweep, under the
-// segment's lock, has taken it out of the line: so no newcomer can lend its life to a dead waiter.
+// A dead process leaves its token behind, and its entry is not given to anybody else until a sweep, under the
+// segment's lock, has taken it out of the line. A newcomer that looks at such an entry holds the first byte for a
+// moment, but never the second: so not even one that is stopped there lends its life to a dead waiter.
 #pragma once
 
 #include <unistd.h>
@@ -75,12 +77,13 @@ class Presence {
 
     static constexpr uint32_t kNobody = UINT32_MAX;
 
-    // Takes a free entry. Needs no lock but the byte's own.
+    // Takes a free entry. Needs no lock but the bytes' own.
     void claim(uint64_t token, const ProcessIdentity& identity) {
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
             if (!set_record_lock(fd_, kPresenceByte + i, F_WRLCK)) continue;
             Participant& entry = table_.first_use(i);
-            if (load(entry.token) != 0) {  // a dead one's, not swept yet
+            if (load(entry.token) != 0 ||  // a dead one's, not swept yet
+                !set_record_lock(fd_, kLifeByte + i, F_WRLCK)) {
                 set_record_lock(fd_, kPresenceByte + i, F_UNLCK);
                 continue;
             }
@@ -104,6 +107,7 @@ class Presence {
     void leave(bool whole) {
         if (index_ == kNobody) return;
         if (whole) store(table_[index_].token, uint64_t{0});
+        set_record_lock(fd_, kLifeByte + index_, F_UNLCK);
         set_record_lock(fd_, kPresenceByte + index_, F_UNLCK);
         index_ = kNobody;
     }
@@ -121,9 +125,9 @@ class Presence {
     bool alive(uint32_t i, uint64_t token) {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token &&
-               others_hold(fd_, kPresenceByte + i, 1);
+               others_hold(fd_, kLifeByte + i, 1);
     }
-    static bool anybody_else(int fd) { return others_hold(fd, kPresenceByte, kMaxParticipants); }
+    static bool anybody_else(int fd) { return others_hold(fd, kPresenceByte, 2 * kMaxParticipants); }
 
     // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
     template <class Each>

@@ -67,7 +67,7 @@ inline uint64_t with_room(uint64_t bytes) {
     return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536));
 }
 
-constexpr uint64_t kSpare = 1 << 20;
+constexpr uint64_t kSpare = 1 << 17;  // a region: small enough to keep a segment within 1 MiB of what it needs
 
 inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uint64_t bytes) {
     if (bytes <= state.reserved[region]) return;

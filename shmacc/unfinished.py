@@ -13,6 +13,7 @@ from shmacc.errors import DataLossError
 from shmacc.names import SegmentName
 
 _FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_NAME_BYTE = 2**60 - 1  # layout.hpp's kNameByte
 _BEGINNING = 4096  # bytes; a segment's first ones say what it is
 
 
@@ -36,11 +37,21 @@ class UnfinishedError(DataLossError):
 
 
 def remove(name: SegmentName) -> bool:
-    """Removes it unless somebody living holds it; whether that was done here."""
-    fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Removes it unless somebody living holds it; whether that was done here.
+
+    To be called by one thread at a time that opens nothing else meanwhile (segment.py): closing
+    the file drops this process's record locks on it.
+    """
     try:
-        # Of the whole file: against its maker, and against another who removes it.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        if _locked_by_another(fd):
+            return False
+        # Against another who removes it; only the byte that names are removed under, so that a
+        # segment that has taken its place by now is not kept from its presences.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NAME_BYTE)
         same = os.stat(name.path, follow_symlinks=False).st_ino == os.fstat(fd).st_ino
         if not same or any(os.pread(fd, _BEGINNING, 0)):
             return False
@@ -60,8 +71,12 @@ def _is_held(name: SegmentName) -> bool:
     except OSError:
         return True
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
+        return _locked_by_another(fd)
     finally:
         os.close(fd)
+
+
+def _locked_by_another(fd: int) -> bool:
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    answer = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
