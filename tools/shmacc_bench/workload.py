@@ -119,7 +119,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
 def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:
     """Return gradients that together touch every row of the table once, in a mixed order.
 
-    Ten of them, unless `chunk` says how many rows each has: TensorFlow rebuilds the table with each.
+    Ten, unless `chunk` says how many rows each has: TensorFlow rebuilds its table with each.
     """
     chunk = chunk or max(1, workload.table_rows // 10)
     rng = np.random.default_rng(1)
