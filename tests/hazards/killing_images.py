@@ -15,6 +15,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from shmacc.inspection.segments import REGION_SPAN, REGIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -83,12 +85,13 @@ class Windows:
 
     Args:
         path: The file.
-        images: Of the file at other times: what they have, and a page more each, is looked at.
+        images: Of the file at other times. What they have is looked at, and a page more of it, and
+            the first page of each region.
     """
 
     def __init__(self, path: str, *images: Image) -> None:
         """Map them."""
-        lengths: dict[int, int] = {}
+        lengths = {region * REGION_SPAN: _PAGE for region in range(len(REGIONS))}
         for image in images:
             for offset, content in image.pieces:
                 lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)
@@ -105,7 +108,7 @@ class Windows:
         self.look()
 
     def look(self) -> tuple[int, ...]:
-        """See what is there now; the offsets of the windows that have changed since the last look."""
+        """See what is there now; the offsets of the windows that have changed since last."""
         changed = []
         for number, (offset, window) in enumerate(self._maps):
             now = window[:]

@@ -1,4 +1,4 @@
-"""A process that kills itself at the n-th line of shmacc's own Python that it executes, for every n."""
+"""A process that is killed at the n-th line of shmacc's own Python that it runs, for every n."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hazards.apart import Apart
-from hazards.killing_scenes import NAME, path
+from hazards.killing_scenes import NAME, Record, path
 
 import shmacc
 
@@ -51,8 +51,8 @@ def deaths(prepare: Callable[[], Any], operate: Callable[[Any], object]) -> Iter
             return
 
 
-def at_every_line(scene: Scene) -> None:
-    """Hold the scene's operation to being all or nothing."""
+def at_every_line(scene: Scene, record: Record) -> None:
+    """Hold the scene's operation to being all or nothing; record how many lines there were."""
     image = scene.prepare()
     before, after = scene.testimony(image), scene.testimony(scene.perform())
 
@@ -60,12 +60,13 @@ def at_every_line(scene: Scene) -> None:
         image.write(path())
         return shmacc.attach(NAME)
 
-    done = False
+    done, line = False, 0
     for line in deaths(attach, scene.operation):
         testimony = scene.testify()
         done = done or testimony == after
         assert testimony == (after if done else before), f"torn before line {line}"
     assert done
+    record("lines", line)
 
 
 def _perform(prepare: Callable[[], Any], operate: Callable[[Any], object], last: int) -> bool:

@@ -8,6 +8,7 @@ that is what `testify` looks at.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +20,9 @@ import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy_model import Array
+
+Record = Callable[[str, object], None]  # of pytest's record_property
 
 NAME: Final = "killed"
 
@@ -38,6 +39,10 @@ def rows(*indices: int, width: int = 3, seed: int = 0) -> tuple[Array, Array]:
 def array(seed: int = 0) -> Array:
     """Make a dense gradient of whole numbers."""
     return (np.arange(1000) + seed) % 97
+
+
+def leave_new(_: Any) -> None:
+    """Do nothing to a new accumulator."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,13 @@ class Scene:
 
     def prepare(self) -> Image:
         """The segment as it is before the operation; no name is left."""
-        return run_apart(_prepare, self, ())
+        image: Image = run_apart(_prepare, self, ())
+        return image
 
     def perform(self) -> Image:
         """The segment as it is after the operation, when nobody is killed."""
-        return run_apart(_prepare, self, (self.operation,))
+        image: Image = run_apart(_prepare, self, (self.operation,))
+        return image
 
     def testimony(self, image: Image) -> Testimony:
         """What somebody finds who comes upon this image."""

@@ -43,7 +43,7 @@ def _ptrace(request: int, pid: int, data: int = 0) -> None:
         raise OSError(code, f"ptrace({request}): {os.strerror(code)}")
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """The child ran to its end."""
 
 
@@ -94,7 +94,7 @@ class Traced:
         try:
             while True:
                 self._go(_CONT, 0 if self.stopped_by == _MARK else self.stopped_by)
-        except Ended:
+        except EndedError:
             assert self.status == 0, f"the traced child ended with status {self.status}"
 
     def kill(self) -> None:
@@ -105,7 +105,7 @@ class Traced:
                 self._collect()
 
     def stop(self) -> None:
-        """Leave it to itself where it stands, stopped as by SIGSTOP, until somebody continues it."""
+        """Leave it where it stands, no longer traced, stopped as by SIGSTOP."""
         _ptrace(_DETACH, self.pid, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
@@ -124,7 +124,7 @@ class Traced:
     def _wait(self) -> None:
         self._collect()
         if self.status is not None:
-            raise Ended
+            raise EndedError
 
     def _collect(self) -> None:
         _, status = os.waitpid(self.pid, 0)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hazards.killing_images import Image, Windows
-from hazards.killing_scenes import NAME, Scene, Testimony, path
+from hazards.killing_scenes import NAME, Record, Scene, Testimony, path
 from hazards.stepping_tracer import Traced, on_one_core
 
 import shmacc
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from hazards.stepping_tracer import Mark
 
-# Of the looks at which nothing but rows, slots, index entries or undo records had changed, one in so
-# many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header had changed always
-# are: there lie the journal, both states, and the generation that says which is current.
+# Of the looks at which nothing but rows, slots, index entries or undo records had changed, one in
+# so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header had changed
+# always are: there lie the journal, both states, and the generation that says which is current.
 _ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
 
 
@@ -63,6 +64,7 @@ class LockView:
         """Look no more."""
         self._handle.close()
 
+
 def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
     """Make a child that attaches, and then performs the operation after a mark."""
 
@@ -78,29 +80,29 @@ def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
 
 def walk(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
     """Step through what the child does between its first mark and its letting go of the lock."""
-    looks = []
     with _begun(before, act) as (child, lock), _windows(before, after) as windows:
-        for step in child.steps(lock.held):
-            if changed := windows.look():
-                looks.append(Look(step, 0 in changed, windows.image()))
+        looks = list(_looks(child.steps(lock.held), windows))
         child.finish()
         windows.look()
         # Had anything ever been written outside the windows, it would show now.
         assert windows.image().pages() == Image.of(path()).pages()
-    os.unlink(path())
+    Path(path()).unlink()
     return looks
 
 
 def walk_between_marks(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
-    """Step through all that the child does between its first and its second mark, lock or no lock."""
-    looks = []
+    """Step through all that the child does between its first two marks, lock or no lock."""
     with _begun(before, act, until_held=False) as (child, _), _windows(before, after) as windows:
-        for step in child.steps_to_mark():
-            if changed := windows.look():
-                looks.append(Look(step, 0 in changed, windows.image()))
+        looks = list(_looks(child.steps_to_mark(), windows))
         child.finish()
-    os.unlink(path())
+    Path(path()).unlink()
     return looks
+
+
+def _looks(steps: Iterator[int], windows: Windows) -> Iterator[Look]:
+    for step in steps:
+        if changed := windows.look():
+            yield Look(step, 0 in changed, windows.image())
 
 
 def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
@@ -127,28 +129,41 @@ def _windows(before: Image, after: Image) -> closing[Windows]:
     return closing(Windows(path(), before, after))
 
 
-def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> None:
+def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> int:
     """Hold what each look would leave to being all or nothing.
 
     The looks must be those of one walk: once the operation is there, it stays.
+
+    Returns:
+        How many were judged.
     """
-    if os.environ.get("SHOW"): print(len(looks), "looks in", looks[-1].step)
-    done = False
+    done, judged = False, 0
     for number, look in enumerate(looks, start=1):
         if look.in_header or number % _ONE_IN == 0 or number == len(looks):
+            judged += 1
             testimony = scene.testimony(look.image)
             done = done or testimony == after
             assert testimony == (after if done else before), f"torn after {look.step} instructions"
     assert done
+    return judged
 
 
-def at_every_instruction(scene: Scene, *, kills: int = 3) -> None:
-    """Judge each instant of the operation, and kill a process for real at some of them."""
+def at_every_instruction(scene: Scene, record: Record, *, kills: int = 3) -> None:
+    """Judge each instant of the operation, and kill a process for real at some of them.
+
+    Args:
+        scene: Whose operation.
+        record: Is told how many instructions, instants and deaths there were.
+        kills: How many real deaths.
+    """
     image = scene.prepare()
     act = under_the_lock(scene)
     looks = walk(image, scene.perform(), act)
     before, after = scene.testimony(image), scene.testimony(scene.perform())
-    judge(scene, looks, before, after)
+    record("judged", judge(scene, looks, before, after))
+    record("instants", len(looks))
+    record("instructions", looks[-1].step)
     for part in range(1, kills + 1):
         kill(image, act, looks[len(looks) * part // (kills + 1)].step)
         assert scene.testify() in {before, after}
+    record("kills", kills)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hazards.apart import forks
 from hazards.killing_lines import at_every_line
-from hazards.killing_scenes import Scene, array, rows
+from hazards.killing_scenes import Record, Scene, array, leave_new, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import at_every_instruction
 
@@ -25,7 +25,7 @@ def _overflow(acc: Any, *gradient: Any) -> None:
 
 PARTIAL: Final = SimpleNamespace(
     indices=[9, 2, 1],
-    values=np.float32([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+    values=np.arange(9, dtype=np.float32).reshape(3, 3),
     shape=[-1, 3],
     row_counts=[3, 1, 2],
     count=3,
@@ -36,7 +36,7 @@ SCENES: Final = [
         "first touch",
         "float32",
         3,
-        before=lambda acc: None,
+        before=leave_new,
         operation=lambda acc: acc.apply_grad(*rows(5, 2, 9, 2)),
         more=(2, 5, 6),
     ),
@@ -100,7 +100,7 @@ SCENES: Final = [
         "dense: the first",
         "float32",
         0,
-        before=lambda acc: None,
+        before=leave_new,
         operation=lambda acc: acc.apply_grad(array()),
     ),
     Scene(
@@ -113,16 +113,22 @@ SCENES: Final = [
 ]
 
 
-# The lines of Python are the same for all sparse ones.
-BY_LINE: Final = [scene for scene in SCENES if scene.name in {"first touch", "a partial"} or "old" in scene.name or "another" in scene.name]
+# The lines of Python are the same for the others.
+OTHER_LINES: Final = {
+    "first touch",
+    "old and new rows, in any order",
+    "a partial",
+    "dense: another",
+}
+BY_LINE: Final = [scene for scene in SCENES if scene.name in OTHER_LINES]
 
 
 @pytest.mark.parametrize("scene", BY_LINE, ids=str)
-def test_at_every_line(scene: Scene) -> None:
-    at_every_line(scene)
+def test_at_every_line(scene: Scene, record_property: Record) -> None:
+    at_every_line(scene, record_property)
 
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_instruction(scene: Scene) -> None:
-    at_every_instruction(scene)
+def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+    at_every_instruction(scene, record_property)

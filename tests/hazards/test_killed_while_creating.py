@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import stat
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import forks
+from hazards.apart import Apart, forks
 from hazards.killing_lines import at_every_line, deaths
-from hazards.killing_scenes import NAME, SOON, Scene, path, rows
+from hazards.killing_scenes import NAME, SOON, Record, Scene, path, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import judge, walk_between_marks
 
@@ -16,9 +18,14 @@ import shmacc
 from shmacc import SparseConditionalAccumulator, _core, errors, inspection, names, testing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hazards.apart import Pipe
     from hazards.stepping_tracer import Mark
 
 pytestmark = forks
+
+MODE: Final = 0o640
 
 FULL: Final = Scene(
     "attaching",
@@ -32,58 +39,65 @@ FULL: Final = Scene(
 
 def create(shared_name: str | None = NAME) -> SparseConditionalAccumulator:
     """Make the accumulator, or attach to it."""
-    return SparseConditionalAccumulator("float32", [None, 3], shared_name, mode=0o640)
+    return SparseConditionalAccumulator("float32", [None, 3], shared_name, mode=MODE)
+
+
+@pytest.fixture
+def tight_umask() -> Iterator[None]:
+    """Let this process, and its children, create files that nobody else can open."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 def go_on() -> None:
-    """Whether it was made or not: somebody opens it, and works."""
+    """Whether it was made or not: somebody opens it, as it was to be, and works."""
     with create() as acc:
         assert acc.stats().attached == 1
         assert acc.num_accumulated() == 0
         acc.apply_grad([1], [[1.0, 2.0, 3.0]])
         assert acc.take_grad(1, timeout=SOON).indices.tolist() == [1]
+        for file in testing.leaked_names(names.current_namespace()):
+            assert stat.S_IMODE(os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode) == MODE, file  # noqa: PTH116
         acc.unlink()
 
 
-def test_creating_at_every_line() -> None:
-    made = False
+@pytest.mark.usefixtures("tight_umask")
+def test_creating_at_every_line(record_property: Record) -> None:
+    made, line = False, 0
     for line in deaths(lambda: None, lambda _: create()):
         try:
             shmacc.attach(NAME).close()
             made = True
         except errors.NotFoundError:
             assert not made, f"gone again before line {line}"
-            assert not os.path.lexists(path())  # noqa: PTH110
+            assert not os.path.lexists(path())
         go_on()
         assert testing.leaked_names(names.current_namespace()) == ()
     assert made
+    record_property("lines", line)
 
 
-def test_its_permissions_are_as_asked_for() -> None:
-    """Those of the semaphore, too, whoever makes it and whatever the umask."""
-    before = os.umask(0o077)
-    try:
-        for line in deaths(lambda: None, lambda _: create()):
-            with create() as acc:
-                files = testing.leaked_names(names.current_namespace())
-                modes = [os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode & 0o777 for file in files]  # noqa: PTH116
-                assert modes == [0o640, 0o640], f"killed before line {line}"
-                acc.unlink()
-    finally:
-        os.umask(before)
+def test_the_cleaner_finds_a_private_one() -> None:
+    """Nobody else knows its name."""
+    with Apart(create_and_say_so, None) as creator:
+        creator.hear()
+    before = testing.leaked_names(names.current_namespace())
+    found = inspection.leftovers(namespace=names.current_namespace())
+    removed = [inspection.clean(leftover) for leftover in found]
+    assert sorted(itertools.chain(*removed)) == sorted(before)
+    assert testing.leaked_names(names.current_namespace()) == ()
 
 
-def test_creating_a_private_one_at_every_line() -> None:
-    """Nobody knows its name: the cleaner finds what is left of it."""
-    for _ in deaths(lambda: None, lambda _: create(None)):
-        for leftover in inspection.leftovers(namespace=names.current_namespace()):
-            assert leftover.removable
-            inspection.clean(leftover)
-        assert testing.leaked_names(names.current_namespace()) == ()
+def create_and_say_so(shared_name: str | None, pipe: Pipe) -> None:
+    """Create, or attach, and stay."""
+    with create(shared_name):
+        pipe.say()
+        pipe.hear()
 
 
-def test_attaching_at_every_line() -> None:
-    at_every_line(FULL)
+def test_attaching_at_every_line(record_property: Record) -> None:
+    at_every_line(FULL, record_property)
 
 
 def claim_a_place(mark: Mark) -> None:
@@ -96,21 +110,19 @@ def claim_a_place(mark: Mark) -> None:
 
 
 @needs_ptrace
-def test_attaching_at_every_instruction() -> None:
+def test_attaching_at_every_instruction(record_property: Record) -> None:
     image = FULL.prepare()
     looks = walk_between_marks(image, image, claim_a_place)
-    assert len(looks) > 10
+    assert len(looks) > 3
     before = FULL.testimony(image)
-    judge(FULL, looks, before, before)
+    record_property("judged", judge(FULL, looks, before, before))
 
 
-@pytest.mark.parametrize("places", [1, 3])
-def test_its_place_is_given_to_the_next(places: int) -> None:
+def test_its_place_is_given_to_the_next() -> None:
     """However many die, the table of processes does not fill up."""
+    for _ in range(10):
+        with Apart(create_and_say_so, NAME) as process:
+            process.hear()
     with create() as acc:
-        for _ in range(places):
-            for _ in deaths(lambda: None, lambda _: create()):
-                pass
-        create().close()
-        assert len(inspection.describe(NAME).processes) == 1
+        assert [process.alive for process in inspection.describe(NAME).processes] == [True]
         acc.unlink()

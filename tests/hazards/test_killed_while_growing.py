@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hazards.apart import forks
 from hazards.killing_lines import at_every_line
-from hazards.killing_scenes import Scene, rows
+from hazards.killing_scenes import Record, Scene, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import at_every_instruction
 
@@ -20,6 +20,11 @@ pytestmark = forks
 def _another_round(acc: Any, *gradient: Any) -> None:
     acc.apply_grad(*gradient)
     acc.take(1)
+
+
+def _another_round_and_some(acc: Any) -> None:
+    _another_round(acc, *rows(*range(8)))
+    acc.apply_grad(*rows(1, 2), local_step=1)
 
 
 SCENES: Final = [
@@ -36,7 +41,7 @@ SCENES: Final = [
         "the index, after a round that left entries in it",
         "float32",
         3,
-        before=lambda acc: (_another_round(acc, *rows(*range(8))), acc.apply_grad(*rows(1, 2), local_step=1)),
+        before=_another_round_and_some,
         operation=lambda acc: acc.apply_grad(*rows(*range(25)), local_step=1),
         more=(0, 6, 20, 40),
     ),
@@ -77,11 +82,11 @@ SCENES: Final = [
 
 
 @pytest.mark.parametrize("scene", SCENES[:1], ids=str)
-def test_at_every_line(scene: Scene) -> None:
-    at_every_line(scene)
+def test_at_every_line(scene: Scene, record_property: Record) -> None:
+    at_every_line(scene, record_property)
 
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_instruction(scene: Scene) -> None:
-    at_every_instruction(scene)
+def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+    at_every_instruction(scene, record_property)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hazards.apart import Apart, forks
 from hazards.killing_lines import at_every_line, deaths, dies
-from hazards.killing_scenes import NAME, Scene, path, rows
+from hazards.killing_scenes import NAME, Record, Scene, path, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import judge, walk_between_marks
 
@@ -30,8 +30,8 @@ CLOSING: Final = Scene(
 )
 
 
-def test_closing_at_every_line() -> None:
-    at_every_line(CLOSING)
+def test_closing_at_every_line(record_property: Record) -> None:
+    at_every_line(CLOSING, record_property)
 
 
 def close_handle(mark: Mark) -> None:
@@ -43,12 +43,12 @@ def close_handle(mark: Mark) -> None:
 
 
 @needs_ptrace
-def test_closing_at_every_instruction() -> None:
+def test_closing_at_every_instruction(record_property: Record) -> None:
     image = CLOSING.prepare()
     looks = walk_between_marks(image, image, close_handle)
     assert looks
     before = CLOSING.testimony(image)
-    judge(CLOSING, looks, before, before)
+    record_property("judged", judge(CLOSING, looks, before, before))
 
 
 def test_closing_a_private_one_at_every_line() -> None:
@@ -69,18 +69,19 @@ def clean_up() -> None:
 
 def use(pipe: Pipe) -> list[int]:
     """Go on using what others unlink."""
-    with shmacc.attach(NAME) as acc:
+    acc: Any = shmacc.attach(NAME)
+    with acc:
         pipe.say()
         pipe.hear()
         acc.apply_grad(*rows(2, 3), local_step=shmacc.NEVER_STALE)
-        taken: Any = acc.take(2, timeout=0)
+        taken = acc.take(2, timeout=0)
         return [int(index) for index in taken.indices]
 
 
-def test_unlinking_at_every_line() -> None:
-    """The name is there with all that it had, or it is free; those inside go on with what they have."""
+def test_unlinking_at_every_line(record_property: Record) -> None:
+    """The name is there with all that it had, or it is free."""
     image = CLOSING.prepare()
-    gone = False
+    gone, line = False, 0
     for line in deaths(lambda: _write_and_attach(image), lambda acc: acc.unlink()):
         try:
             with shmacc.attach(NAME) as acc:
@@ -93,6 +94,7 @@ def test_unlinking_at_every_line() -> None:
             acc.unlink()
         clean_up()
     assert gone
+    record_property("lines", line)
 
 
 def _write_and_attach(image: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A process that is killed while it sets the step has set it, with all that belongs to that, or not."""
+"""A process killed while it sets the step has done all that belongs to that, or nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from hazards.apart import forks
 from hazards.killing_lines import at_every_line
-from hazards.killing_scenes import Scene, array, rows
+from hazards.killing_scenes import Record, Scene, array, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import at_every_instruction
 
@@ -55,11 +55,11 @@ SCENES: Final = [
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_line(scene: Scene) -> None:
-    at_every_line(scene)
+def test_at_every_line(scene: Scene, record_property: Record) -> None:
+    at_every_line(scene, record_property)
 
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_instruction(scene: Scene) -> None:
-    at_every_instruction(scene)
+def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+    at_every_instruction(scene, record_property)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from hazards.apart import forks
-from hazards.killing_scenes import NAME, Scene, rows
+from hazards.killing_scenes import NAME, Record, Scene, rows
 from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import judge, kill, under_the_lock, walk
 
@@ -35,7 +35,7 @@ def come_upon_it(mark: Mark) -> None:
 
 
 def half_done(scene: Scene) -> list[Look]:
-    """Make the scene's segment as killed processes left it: shortly before the commit, and earlier."""
+    """Make the scene's segment as killed processes left it, before the commit and earlier."""
     image, done = scene.prepare(), scene.perform()
     looks = walk(image, done, under_the_lock(scene))
     before = scene.testimony(image)
@@ -45,7 +45,7 @@ def half_done(scene: Scene) -> list[Look]:
 
 
 @pytest.mark.parametrize("deaths_before", [1, 2])
-def test_at_every_instruction(deaths_before: int) -> None:
+def test_at_every_instruction(deaths_before: int, record_property: Record) -> None:
     clean = ADDING.prepare()
     before = ADDING.testimony(clean)
     torn = [look.image for look in half_done(ADDING)]
@@ -55,7 +55,7 @@ def test_at_every_instruction(deaths_before: int) -> None:
     for image in torn:
         looks = walk(image, clean, come_upon_it)
         assert len(looks) > 20, "there was nothing to undo"
-        judge(ADDING, looks, before, before)
+        record_property("judged", judge(ADDING, looks, before, before))
         for part in (1, 2):
             kill(image, come_upon_it, looks[-1].step * part // 3)
             assert ADDING.testify() == before
