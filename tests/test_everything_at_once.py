@@ -1,0 +1,149 @@
+"""Applies, takes, partials, timeouts, cancels and closes of many threads in several processes.
+
+The books are kept outside the library: each accepted gradient has a row of its own, which must come
+out of exactly one take, once; and each adds its own number to one of a few rows that all share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import process_work
+import pytest
+from support import LONG, Crew
+
+import shmacc
+from shmacc import SparseConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+SHARED: Final = 10**12
+PROCESSES: Final = 3
+TIMEOUTS: Final = (0, 0.0005, 0.003, 0.02)
+
+
+class Books:
+    """What one process had accepted and was handed."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.taken: list[tuple[list[int], list[int], int]] = []
+        self.refusals: list[str] = []
+
+    def enter(self, taken: Any) -> None:
+        """Write down a take or a partial."""
+        if taken.count:
+            entry = (taken.indices.tolist(), taken.values[:, 0].tolist(), taken.count)
+            self.taken.append(entry)
+
+
+def apply(acc: Any, books: Books, rng: random.Random, identity: int) -> None:
+    step = shmacc.NEVER_STALE if rng.random() < 0.5 else acc.global_step
+    rows = [identity, SHARED + rng.randrange(20)]
+    if acc.apply_grad(rows, [[1], [identity]], local_step=step):
+        books.accepted.append(identity)
+
+
+def take(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
+    books.enter(acc.take(rng.randint(1, 6), timeout=rng.choice(TIMEOUTS)))
+
+
+def pass_on(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
+    """Take a partial, and give it back as often as not."""
+    partial = acc.take_partial(rng.randint(0, 3), timeout=rng.choice(TIMEOUTS))
+    if rng.random() < 0.5 or not acc.apply_partial(partial, shmacc.NEVER_STALE):
+        books.enter(partial)
+
+
+def take_and_close(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
+    """Take through a handle that another thread closes at about that time."""
+    handle = process_work.attached(acc.shared_name)
+    closing = threading.Timer(rng.random() * 0.004, handle.close)
+    closing.start()
+    try:
+        books.enter(handle.take(rng.randint(1, 3), timeout=0.05))
+    finally:
+        closing.join()
+
+
+def cancel(acc: Any, _books: Books, rng: random.Random, _identity: int) -> None:
+    time.sleep(rng.random() * 0.005)
+    acc.cancel()
+
+
+ROLES: Final[dict[Callable[..., None], int]] = {
+    apply: 500,
+    take: 150,
+    pass_on: 150,
+    take_and_close: 20,
+    cancel: 20,
+}
+REFUSALS: Final = (
+    errors.DeadlineExceededError,
+    errors.CancelledError,
+    errors.FailedPreconditionError,
+)
+
+
+def work(name: str, number: int) -> Books:
+    """Do all of it in one process, a thread to each role (and a second one that applies)."""
+    books = Books()
+
+    def play(place: int, role: Callable[..., None], times: int) -> None:
+        rng = random.Random(10 * number + place)
+        with process_work.attached(name) as acc:
+            for i in range(times):
+                try:
+                    role(acc, books, rng, (10 * number + place) * 10_000 + i)
+                except REFUSALS as refusal:
+                    books.refusals.append(type(refusal).__name__)
+
+    cast = [*ROLES.items(), (apply, ROLES[apply])]
+    with ThreadPoolExecutor(len(cast)) as pool:
+        playing = [pool.submit(play, place, *part) for place, part in enumerate(cast)]
+    for thread in playing:
+        thread.result()
+    return books
+
+
+def test_books_balance(crew: Crew) -> None:
+    with SparseConditionalAccumulator("int64", shared_name="all", reduction_type="SUM") as acc:
+        children = [crew.start(work, "all", number) for number in range(PROCESSES)]
+        kept = [child.result() for child in children]
+        rest = Books()
+        rest.enter(acc.take_partial(0, timeout=LONG))
+        stats = acc.stats()
+        acc.unlink()
+
+    accepted = [identity for books in kept for identity in books.accepted]
+    seen: list[int] = []
+    total = 0
+    for indices, values, count in [t for books in (*kept, rest) for t in books.taken]:
+        rows, sums = np.array(indices), np.array(values)
+        own = rows < SHARED
+        # Each of the gradients that the take counts is in it, and no other.
+        assert own.sum() == count
+        assert (sums[own] == 1).all()
+        seen += rows[own].tolist()
+        total += int(sums[~own].sum())
+    # Once by identity, and once by the sums.
+    assert sorted(seen) == sorted(accepted)
+    assert total == sum(accepted)
+    assert (stats.num_accumulated, stats.waiting, stats.attached) == (0, 0, 1)
+    assert stats.applied == stats.taken
+
+    refusals = {name for books in kept for name in books.refusals}
+    with contextlib.suppress(KeyError):  # closing at just that moment is rare
+        refusals.remove("FailedPreconditionError")
+    assert refusals == {"DeadlineExceededError", "CancelledError"}
