@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -122,8 +123,7 @@ def _run_and_end(
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        heard = {"pipe": Pipe(pipe)} if "pipe" in names else {}
+        heard = {"pipe": Pipe(pipe)} if "pipe" in inspect.signature(function).parameters else {}
         answer: tuple[str, Any] = ("returned", function(*args, **heard))
         status = 0
     except BaseException as error:  # noqa: BLE001 - the test raises it

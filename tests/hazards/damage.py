@@ -1,4 +1,4 @@
-"""What can be done to a segment's bytes: each kind of damage says itself, so that it shrinks well."""
+"""What can be done to a segment: each kind of damage says what it is, and so shrinks well."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FlipBit:
 
 @dataclass(frozen=True)
 class Resize:
-    """The file truncated or extended, and perhaps brought back to its length without its content."""
+    """The file truncated or extended, and perhaps made as long again, without its content."""
 
     size: int
     and_back: bool = False
@@ -175,7 +175,17 @@ _CORNERS: Final = sorted(
     }
     | {
         edge + step
-        for edge in (1 << 34, 1 << 37, 1 << 40, 1 << 43, 1 << 60, 1 << 61, 1 << 62, 1 << 63, 1 << 64)
+        for edge in (
+            1 << 34,
+            1 << 37,
+            1 << 40,
+            1 << 43,
+            1 << 60,
+            1 << 61,
+            1 << 62,
+            1 << 63,
+            1 << 64,
+        )
         for step in (-1, 0, 1)
     }
     | {layout.MAX_ROWS - 1, layout.MAX_ROWS, layout.MAX_ROWS + 1, -(1 << 63), -(1 << 31), -2}
@@ -229,12 +239,14 @@ def _fields_set(draw: st.DrawFn, records: tuple[str, ...] = tuple(layout.RECORDS
 
 _data: Final = st.one_of(
     st.binary(min_size=1, max_size=64),
-    st.builds(lambda byte, n: bytes([byte]) * n, st.sampled_from((0, 255, 1)), st.integers(1, 4096)),
+    st.builds(
+        lambda byte, n: bytes([byte]) * n, st.sampled_from((0, 255, 1)), st.integers(1, 4096)
+    ),
 )
 _file_sizes: Final = st.one_of(
     st.sampled_from(
-        (0, 1, 783, 784, 4095, 4096, 8191, 8192)
-        + tuple(i * layout.REGION_SPAN + d for i in range(1, 10) for d in (-4096, -1, 0, 1, 4096))
+        [0, 1, 783, 784, 4095, 4096, 8191, 8192]
+        + [i * layout.REGION_SPAN + d for i in range(1, 10) for d in (-4096, -1, 0, 1, 4096)]
     ),
     st.integers(0, layout.FILE_SIZE),
 )

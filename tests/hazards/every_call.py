@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHM_BYTES: Final = 64 << 20
 SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
+PATIENCE: Final = 120.0 if SANITIZED else 30.0
 VICTIM, OTHER, WITNESS = "victim", "other", "witness"
 
 # They look at every process of the machine, for which the others would wait.
@@ -79,11 +80,11 @@ def serve(pipe: Pipe) -> None:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + _ADDRESS_SPACE,) * 2)
-    witness = _make(Scenario(), WITNESS)
+    witness = make(Scenario(), WITNESS)
     rounds = 0
     while (scenario := pipe.hear()) is not None:
-        acc = _make(scenario, VICTIM)
-        other = _make(_another_kind(scenario), OTHER)
+        acc = make(scenario, VICTIM)
+        other = make(_another_kind(scenario), OTHER)
         files = names.segment_name(VICTIM).path, names.segment_name(OTHER).path
         if scenario.attached:
             pipe.say(files)
@@ -104,7 +105,8 @@ def serve(pipe: Pipe) -> None:
         os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
 
 
-def _make(scenario: Scenario, name: str) -> Any:
+def make(scenario: Scenario, name: str) -> Any:
+    """A segment as the scenario has it."""
     if scenario.kind == "sparse":
         acc: Any = shmacc.SparseConditionalAccumulator(scenario.dtype, None, name)
     else:
@@ -136,7 +138,7 @@ def _apply(acc: Any, scenario: Scenario, rows: range) -> bool:
 
 def _partial(scenario: Scenario) -> Any:
     one = Scenario(scenario.kind, scenario.dtype, scenario.shape, applies=1)
-    with _make(one, "") as acc:
+    with make(one, "") as acc:
         return acc.take_partial(1, timeout=0)
 
 
@@ -215,6 +217,11 @@ def _all_of(calls: dict[str, Callable[[], Any]], order: int) -> list[Outcome]:
     return [_tell(call, function) for call, function in shuffled]
 
 
+def operate(acc: Any, scenario: Scenario, order: int) -> list[Outcome]:
+    """Every operation on an accumulator, in some order."""
+    return _all_of(_operations(acc, scenario), order)
+
+
 def _attached(scenario: Scenario, acc: Any) -> list[Outcome]:
     waited: list[Outcome] = []
     thread = threading.Thread(
@@ -239,7 +246,7 @@ def _at_rest(scenario: Scenario) -> list[Outcome]:
     with contextlib.suppress(shmacc.errors.ShmaccError):
         acc = shmacc.attach(VICTIM)
     if acc is not None:
-        outcomes += _all_of(_operations(acc, scenario), scenario.order)
+        outcomes += operate(acc, scenario, scenario.order)
         outcomes.append(_tell("unlink", acc.unlink))
         outcomes.append(_tell("close", acc.close))
     return outcomes
@@ -255,10 +262,10 @@ def _afterwards(scenario: Scenario) -> list[Outcome]:
     def remove() -> None:
         with contextlib.suppress(shmacc.errors.NotFoundError):
             inspection.remove(VICTIM, force=True)
-        assert not os.path.lexists(names.segment_name(VICTIM).path)  # noqa: PTH110
+        assert not os.path.lexists(names.segment_name(VICTIM).path)
 
     def start_over() -> None:
-        with _make(replace(scenario, applies=2), VICTIM) as acc:
+        with make(replace(scenario, applies=2), VICTIM) as acc:
             assert acc.take(2, timeout=0).count == 2
             acc.unlink()
 

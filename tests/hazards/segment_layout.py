@@ -77,6 +77,7 @@ class State(ctypes.Structure):
         ("taken", ctypes.c_uint64),
         ("takes", ctypes.c_uint64),
         ("recoveries", ctypes.c_uint64),
+        ("applied_bytes", ctypes.c_uint64),
         ("checksum", ctypes.c_uint64),
     )
 

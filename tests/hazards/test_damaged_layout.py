@@ -47,9 +47,7 @@ def _look(path: str) -> dict[str, object]:
             "journal": file.record("journal").generation,
             "undo": (file.record("undo").first_slot, file.record("undo").slots),
             "unlinked": file.record("unlinked").word,
-            "places": sum(
-                map(bool, [*file.record("bucket0").tags, *file.record("bucket1").tags])
-            ),
+            "places": sum(map(bool, [*file.record("bucket0").tags, *file.record("bucket1").tags])),
         }
 
 

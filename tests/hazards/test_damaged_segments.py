@@ -1,4 +1,4 @@
-"""Nothing from a segment is trusted: whatever stands in it, every call ends in a result or an error.
+"""Nothing from a segment is trusted: whatever stands in it, calls end in a result or an error.
 
 Never in a signal, never in a hang, never in a write to anything else. Hypothesis thinks of damage;
 the victim of it is a process of its own (every_call.py). SHMACC_FUZZ_EXAMPLES makes it look longer.
@@ -14,7 +14,7 @@ import pytest
 from hazards import every_call
 from hazards.apart import Apart, forks, needs_own_shm
 from hazards.damage import several
-from hazards.every_call import SANITIZED, SHM_BYTES, Outcome, Scenario
+from hazards.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
 from hazards.segment_file import SegmentFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [forks, needs_own_shm]
 
 EXAMPLES: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "0"))
-PATIENCE: Final = 120.0 if SANITIZED else 30.0
 
 fuzz = settings(
     max_examples=EXAMPLES or 250,
@@ -101,7 +100,9 @@ def check(victim: Victim, scenario: Scenario, *damages: Any) -> Counter[str]:
 scenarios = st.builds(
     Scenario,
     kind=st.sampled_from(("sparse", "dense")),
-    dtype=st.sampled_from(("float32", "float64", "int64", "uint64", "int8", "float16", "complex64")),
+    dtype=st.sampled_from(
+        ("float32", "float64", "int64", "uint64", "int8", "float16", "complex64")
+    ),
     shape=st.sampled_from(((), (3,), (2, 4))),
     applies=st.integers(0, 3),
     taken=st.booleans(),

@@ -1,0 +1,102 @@
+"""Somebody writes into the segment all the time while every operation runs on it.
+
+Between the reading of a number and its use there is room for another to be put in its place: so
+whatever is checked must be a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards import every_call
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, needs_own_shm
+from hazards.every_call import SHM_BYTES, VICTIM, Scenario
+from hazards.segment_file import SegmentFile
+
+import shmacc
+from shmacc import names
+
+if TYPE_CHECKING:
+    from hazards.apart import Pipe
+
+pytestmark = [forks, needs_own_shm]
+
+# One example of the other tests is worth 2 ms here.
+SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "600")) / 400
+
+_RECORDS: Final = ("state", "shape", "journal", "line", "waiter", "participant", "generation")
+_PLACES: Final = (
+    (0, layout.HEADER_USED),
+    (layout.STATES, layout.HEADER_USED - layout.STATES),
+    *[(layout.region(name), 4096) for name in layout.REGIONS[1:]],
+)
+
+
+def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> tuple[int, list[Any]]:
+    path = names.segment_name(VICTIM).path
+    deadline = time.monotonic() + seconds
+    calls, bad, order = 0, [], 0
+    while time.monotonic() < deadline:
+        acc = None
+        with suppress(shmacc.errors.ShmaccError):  # damaged before it is there
+            acc = every_call.make(scenario, VICTIM)
+        pipe.say(path)
+        for _ in range(5 if acc else 0):
+            order += 1
+            for outcome in every_call.operate(acc, scenario, order):
+                calls += 1
+                bad += [] if outcome.fine else [outcome]
+        if acc is not None:
+            acc.close()
+        for name in os.listdir(names.SHM_DIRECTORY):  # noqa: PTH208
+            os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
+    return calls, bad
+
+
+def _scribble(root: str, stop: threading.Event, seed: int) -> int:
+    rng = random.Random(seed)
+    written = 0
+    while not stop.is_set():
+        with suppress(OSError), SegmentFile(root + names.segment_name(VICTIM).path) as file:
+            for _ in range(20):
+                start, length = rng.choice(_PLACES)
+                if rng.random() < 0.5:
+                    file.write(start + rng.randrange(length), rng.randbytes(rng.choice((1, 4, 8))))
+                else:
+                    # A record with one field changed and a right checksum gets further.
+                    kind = rng.choice(_RECORDS)
+                    number = rng.randrange(layout.RECORDS[kind][2])
+                    record = file.record(kind, number)
+                    field = rng.choice([name for name, *_ in record._fields_])
+                    with suppress(TypeError):
+                        setattr(record, field, getattr(record, field) + rng.randrange(-2, 1 << 33))
+                    file.put(kind, record, number)
+                written += 1
+    return written
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_written_to_while_in_use(kind: str) -> None:
+    stop = threading.Event()
+    with Apart(_use, Scenario(kind), SECONDS, shm=SHM_BYTES) as victim:
+        said = victim.hear()
+        scribbling = threading.Thread(
+            target=_scribble, args=(f"/proc/{victim.pid}/root", stop, len(kind))
+        )
+        scribbling.start()
+        try:
+            while isinstance(said, str):
+                said = victim.hear(SECONDS + every_call.PATIENCE)
+        finally:
+            stop.set()
+            scribbling.join()
+    calls, bad = said
+    assert not bad
+    assert calls > 100 * SECONDS
