@@ -6,11 +6,15 @@ the committed state of one instant. Whether a process lives is the kernel's word
 a guess from its pid. Only `cancel` attaches, since it changes something.
 Segments are named by their ``shared_name`` in the current namespace, or by their whole system name
 (``shmacc....``), which `list_segments` reports.
+
+NumPy is imported by what looks at rows and values alone: an operator's tool is to start at once.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from shmacc.inspection.checking import check, check_all
 from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
-from shmacc.inspection.examination import most_touched, summarise_values
 from shmacc.inspection.nameless import NamelessUse, nameless_uses
 from shmacc.inspection.records import (
     AttachedProcess,
@@ -36,6 +40,9 @@ from shmacc.inspection.segments import (
 )
 from shmacc.names import SegmentName
 from shmacc.records import Stats
+
+if TYPE_CHECKING:
+    from shmacc.inspection.examination import most_touched, summarise_values
 
 __all__ = [
     "AttachedProcess",
@@ -69,3 +76,9 @@ __all__ = [
     "summarise",
     "summarise_values",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"most_touched", "summarise_values"}:
+        return getattr(importlib.import_module("shmacc.inspection.examination"), name)
+    raise AttributeError(f"module 'shmacc.inspection' has no attribute {name!r}")

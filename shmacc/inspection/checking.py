@@ -13,11 +13,11 @@ from typing import Any
 
 from shmacc import _core, names
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
-from shmacc.inspection import nameless, processes, table
+from shmacc.inspection import nameless, processes
 from shmacc.inspection.cleanup import leftovers
-from shmacc.inspection.examination import look_still
 from shmacc.inspection.records import Description, Finding, SegmentState, Severity
 from shmacc.inspection.segments import describe, list_segments, open_view, resolve, summarise
+from shmacc.inspection.stillness import look_still
 from shmacc.names import SegmentName
 
 _REMOVE = "end its users, then `shmacc-inspect remove --force --yes`"
@@ -245,6 +245,8 @@ def _problems_of_state(handle: _core.Handle, state: dict[str, Any]) -> Iterator[
     if handle.allocated_bytes < reserved:
         yield f"{reserved} bytes are reserved, but the system has only {handle.allocated_bytes}"
     if sparse:
+        from shmacc.inspection import table  # late: see the package
+
         yield from table.problems(handle, state)
 
 

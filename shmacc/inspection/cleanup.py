@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 
-from shmacc import lookup, names, segment, unfinished
+from shmacc import names, segment, unfinished
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -128,6 +128,8 @@ def cancel(name: str) -> int:
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
+    from shmacc import lookup  # late: see the package
+
     with lookup.open_by_name(resolve(name)) as found:
         waiting = found.stats().waiting
         found.cancel()

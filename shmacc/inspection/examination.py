@@ -1,14 +1,8 @@
-"""A close look at a segment's rows and values.
-
-Nothing here takes the lock. Bytes are copied out, and it is then seen whether the committed state
-was the same before and after, with no operation running: only then is the picture a still one.
-"""
+"""A close look at a segment's rows and values."""
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +10,9 @@ from shmacc import _core, dtypes
 from shmacc.errors import DataLossError
 from shmacc.inspection.records import RowCount, ValueSummary
 from shmacc.inspection.segments import REGIONS, open_view, resolve
+from shmacc.inspection.stillness import look_still
 from shmacc.records import IndexArray, ValueArray
 
-_T = TypeVar("_T")
-_ATTEMPTS = 8
-_PAUSE = 0.002  # seconds; an apply takes less
 _PIECE = 2**24  # bytes of values that are looked at in one go
 _SLOTS_REGION = REGIONS.index("slots")
 _ROWS_REGION = REGIONS.index("rows 0")
@@ -100,27 +92,3 @@ def read_slots(handle: _core.Handle, state: dict[str, Any]) -> tuple[IndexArray,
     raw = handle.read(_SLOTS_REGION, 0, state["rows"] * _core.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
-
-
-def look_still(
-    handle: _core.Handle, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
-) -> tuple[_T, bool]:
-    """What `look` sees, tried again a few times if the segment changed meanwhile.
-
-    Args:
-        handle: The segment.
-        look: Is given the committed state.
-        commits_only: An operation that has not committed (and may never do so, if its process is
-            stopped) does not matter to it.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        before = handle.state()
-        seen = look(before)
-        after = handle.state()
-        still = after["generation"] == before["generation"] and (
-            commits_only or not (before["in_operation"] or after["in_operation"])
-        )
-        if still or attempt == _ATTEMPTS:
-            return seen, still
-        time.sleep(_PAUSE)
-    raise AssertionError  # pragma: no cover  the loop returns

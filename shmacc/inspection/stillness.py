@@ -1,0 +1,39 @@
+"""Reading much from a segment that others write to, without its lock.
+
+Bytes are copied out, and it is then seen whether the committed state was the same before and after,
+with no operation running: only then is the picture a still one.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from shmacc import _core
+
+_T = TypeVar("_T")
+_ATTEMPTS = 8
+_PAUSE = 0.002  # seconds; an apply takes less
+
+
+def look_still(
+    handle: _core.Handle, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
+) -> tuple[_T, bool]:
+    """What `look` sees, tried again a few times if the segment changed meanwhile.
+
+    Args:
+        handle: The segment.
+        look: Is given the committed state.
+        commits_only: An operation that has not committed (and may never do so, if its process is
+            stopped) does not matter to it.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = handle.state()
+        seen = look(before)
+        after = handle.state()
+        still = after["generation"] == before["generation"] and (
+            commits_only or not (before["in_operation"] or after["in_operation"])
+        )
+        if still or attempt == _ATTEMPTS:
+            return seen, still
+        time.sleep(_PAUSE)
+    raise AssertionError  # pragma: no cover  the loop returns

@@ -1,0 +1,6 @@
+"""The `shmacc-inspect` command: see, watch, check and clean up segments in shared memory.
+
+`verbs` has one module for each verb. A verb asks `shmacc.inspection`, turns what it hears into the
+types of `output` (which are the JSON schema), and shows them as a `page` or as JSON. The library,
+and NumPy with it, is imported only once a verb runs: `--help` and completion are to be quick.
+"""

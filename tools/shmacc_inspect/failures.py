@@ -1,0 +1,40 @@
+"""Exit statuses, and which failure has which. A failure is never 0."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, NoReturn
+
+import typer
+
+from shmacc_inspect import page
+
+FINE: Final = 0
+WRONG_OR_FAILED: Final = 1
+USAGE: Final = 2
+NO_SUCH_NAME: Final = 3
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+
+
+def end(status: int) -> NoReturn:
+    """Ends the command with this status."""
+    raise typer.Exit(status)
+
+
+def status_of(error: Exception) -> int | None:
+    """The exit status for an error of the library or the system; None if it is a bug of ours."""
+    from shmacc import errors  # late: see the package
+
+    if isinstance(error, errors.NotFoundError):
+        return NO_SUCH_NAME
+    if isinstance(error, errors.InvalidArgumentError):
+        return USAGE
+    if isinstance(error, errors.ShmaccError | OSError):
+        return WRONG_OR_FAILED
+    return None
+
+
+def explain(error: Exception) -> None:
+    """Says on stderr what went wrong."""
+    page.tell(str(error) or type(error).__name__)
+    sys.stderr.flush()

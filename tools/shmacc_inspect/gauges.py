@@ -1,0 +1,196 @@
+"""All segments as metrics."""
+
+from __future__ import annotations
+
+import collections
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shmacc import inspection
+from shmacc.errors import ShmaccError
+from shmacc_inspect import output
+from shmacc_inspect.progress import stragglers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shmacc.inspection import Description
+
+PREFIX: Final = "shmacc_"
+
+
+@dataclass(frozen=True)
+class _Definition:
+    name: str
+    type: str
+    help: str
+    read: Callable[[Description, float], float | None]
+
+
+def _head_wait(seen: Description, now: float) -> float | None:
+    return next((now - take.since for take in seen.line if take.alive), None)
+
+
+def _head_requires(seen: Description, _now: float) -> float | None:
+    return next((take.num_required for take in seen.line if take.alive), None)
+
+
+def _lock_held(seen: Description, now: float) -> float:
+    return max(0.0, now - seen.lock.since) if seen.lock.since is not None else 0.0
+
+
+def _worst_straggler(seen: Description, now: float) -> float:
+    idle = (straggler.seconds for straggler in stragglers(seen, now) if straggler.applied)
+    return max(idle, default=0.0)
+
+
+_DEFINITIONS: Final = (
+    _Definition("step", "gauge", "The global step.", lambda seen, _: seen.stats.global_step),
+    _Definition(
+        "gradients",
+        "gauge",
+        "Gradients that wait to be taken.",
+        lambda seen, _: seen.stats.num_accumulated,
+    ),
+    _Definition("rows", "gauge", "Distinct rows that they touch.", lambda seen, _: seen.stats.rows),
+    _Definition(
+        "bytes_used",
+        "gauge",
+        "Bytes that the round's content needs.",
+        lambda seen, _: seen.summary.bytes_used,
+    ),
+    _Definition(
+        "bytes_reserved",
+        "gauge",
+        "Bytes of memory that the segment occupies.",
+        lambda seen, _: seen.summary.bytes_reserved,
+    ),
+    _Definition(
+        "attached_alive",
+        "gauge",
+        "Living processes attached.",
+        lambda seen, _: seen.summary.attached_alive,
+    ),
+    _Definition(
+        "attached_dead",
+        "gauge",
+        "Dead processes whose entries nobody has swept yet.",
+        lambda seen, _: seen.summary.attached_dead,
+    ),
+    _Definition("waiting", "gauge", "Takes that wait in line.", lambda seen, _: seen.stats.waiting),
+    _Definition(
+        "head_requires", "gauge", "Gradients that the head of the line waits for.", _head_requires
+    ),
+    _Definition("head_waits_seconds", "gauge", "How long it has waited.", _head_wait),
+    _Definition(
+        "straggler_seconds",
+        "gauge",
+        "Longest time for which a worker has not applied, of those that have not in this round.",
+        _worst_straggler,
+    ),
+    _Definition(
+        "lock_held_seconds",
+        "gauge",
+        "For how long the lock's present owner has been in its operation.",
+        _lock_held,
+    ),
+    _Definition(
+        "sealed", "gauge", "1 if applies are refused.", lambda seen, _: int(seen.stats.sealed)
+    ),
+    _Definition("applied", "counter", "Gradients accepted.", lambda seen, _: seen.stats.applied),
+    _Definition(
+        "applied_bytes",
+        "counter",
+        "Bytes of their values.",
+        lambda seen, _: seen.stats.applied_bytes,
+    ),
+    _Definition(
+        "dropped", "counter", "Gradients refused as stale.", lambda seen, _: seen.stats.dropped
+    ),
+    _Definition(
+        "discarded",
+        "counter",
+        "Gradients accepted, then dropped when the step was advanced.",
+        lambda seen, _: seen.stats.discarded,
+    ),
+    _Definition("taken", "counter", "Gradients handed out.", lambda seen, _: seen.stats.taken),
+    _Definition("takes", "counter", "Takes.", lambda seen, _: seen.stats.takes),
+    _Definition(
+        "recoveries",
+        "counter",
+        "Operations cut short by a death, and undone.",
+        lambda seen, _: seen.stats.recoveries,
+    ),
+)
+
+
+def gather(namespace: str | None) -> Iterator[output.Metric]:
+    """All metrics of all segments, or of a namespace's, as they stand now."""
+    now = time.time()
+    summaries = inspection.list_segments(namespace=namespace)
+    described = list(_described(summaries))
+    for definition in _DEFINITIONS:
+        suffix = "_total" if definition.type == "counter" else ""
+        samples = []
+        for seen in described:
+            value = definition.read(seen, now)
+            if value is not None:
+                name = PREFIX + definition.name + suffix
+                samples.append(output.Sample(name, _labels(seen.summary), float(value)))
+        yield output.Metric(PREFIX + definition.name, definition.type, definition.help, samples)
+    yield _info(summaries)
+    yield _states(summaries)
+    yield _space()
+
+
+def _described(summaries: tuple[inspection.Summary, ...]) -> Iterator[Description]:
+    for summary in summaries:
+        try:
+            yield inspection.describe(summary.name.system_name)
+        except ShmaccError:  # gone, damaged, not ours: the states say so
+            continue
+
+
+def _labels(summary: inspection.Summary) -> dict[str, str]:
+    return {"name": summary.name.shared_name, "namespace": summary.name.namespace or ""}
+
+
+def _info(summaries: tuple[inspection.Summary, ...]) -> output.Metric:
+    name = PREFIX + "segment_info"
+    samples = [
+        output.Sample(
+            name,
+            {
+                **_labels(summary),
+                "state": summary.state.value,
+                "kind": summary.kind or "",
+                "dtype": summary.dtype or "",
+                "reduction_type": summary.reduction_type or "",
+                "owner": summary.owner,
+            },
+            1.0,
+        )
+        for summary in summaries
+    ]
+    return output.Metric(name, "gauge", "What a segment is; always 1.", samples)
+
+
+def _states(summaries: tuple[inspection.Summary, ...]) -> output.Metric:
+    counts = collections.Counter(summary.state for summary in summaries)
+    name = PREFIX + "segments"
+    samples = [
+        output.Sample(name, {"state": state.value}, float(counts[state]))
+        for state in inspection.SegmentState
+    ]
+    return output.Metric(name, "gauge", "Segments in each state.", samples)
+
+
+def _space() -> output.Metric:
+    space = inspection.shared_memory_space()
+    name = PREFIX + "shared_memory_bytes"
+    samples = [
+        output.Sample(name, {"kind": "total"}, float(space.total)),
+        output.Sample(name, {"kind": "free"}, float(space.free)),
+    ]
+    return output.Metric(name, "gauge", "Shared memory of this machine or container.", samples)

@@ -1,0 +1,95 @@
+"""Keys from a terminal, one at a time, without waiting for Enter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+UP: Final = "up"
+DOWN: Final = "down"
+RESIZED: Final = "resized"
+SUSPEND: Final = "suspend"
+END: Final = "end"  # there will be no more keys
+_SEQUENCES: Final = {b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN}
+_MOST: Final = 16  # bytes of a key
+_NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
+
+
+class Keys:
+    """The keyboard, within a `with` block; without a terminal on stdin, there are just no keys.
+
+    That the window was resized, or Ctrl-Z pressed, arrives as a key too: the screen must be drawn
+    anew, or left in order.
+    """
+
+    def __init__(self) -> None:
+        """Not listening yet."""
+        self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._before: list[Any] = []
+        self._pending: list[str] = []
+        self._old_handlers: dict[int, Any] = {}
+        # What a handler notes must also wake `wait`, which Python would put back to sleep.
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        """Listens."""
+        for number in _NOTICED:
+            self._old_handlers[number] = signal.signal(number, self._note)
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the terminal as it was."""
+        self.rest()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def listen(self) -> None:
+        """Has the terminal hand out each key at once, and not show it."""
+        if self._fd is not None:
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+
+    def rest(self) -> None:
+        """Gives the terminal back."""
+        if self._fd is not None:
+            with contextlib.suppress(termios.error):  # it may be gone
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def wait(self, until: float) -> str | None:
+        """The next key, or None when that time (monotonic) has come."""
+        if not self._pending:
+            watched = [self._woken] if self._fd is None else [self._woken, self._fd]
+            ready, _, _ = select.select(watched, [], [], max(0.0, until - time.monotonic()))
+            if self._woken in ready:
+                os.read(self._woken, _MOST)
+            if self._fd in ready and self._fd is not None:
+                self._pending.append(self._read(self._fd))
+        return self._pending.pop(0) if self._pending else None
+
+    @staticmethod
+    def _read(fd: int) -> str:
+        try:
+            pressed = os.read(fd, _MOST)
+        except OSError:
+            return END
+        if not pressed:
+            return END
+        return _SEQUENCES.get(pressed, pressed[:1].decode(errors="replace"))
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._pending.append(_NOTICED[signal.Signals(number)])
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b"!")

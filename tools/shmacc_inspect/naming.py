@@ -1,0 +1,50 @@
+"""Names as an operator types them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from shmacc import inspection
+from shmacc.errors import NotFoundError
+from shmacc_inspect import words
+from shmacc_inspect.options import NAMESPACE_VARIABLE
+
+if TYPE_CHECKING:
+    from shmacc.inspection import SegmentName, Summary
+
+_HINTS: Final = 5
+_ALIKE: Final = 0.7  # of the letters
+
+
+def typed_name(name: SegmentName) -> str:
+    """What to type for a segment: its shared_name, or all of it if it is of another namespace."""
+    own = os.environ.get(NAMESPACE_VARIABLE) or None
+    return name.shared_name if name.namespace == own else name.system_name
+
+
+def find(name: str) -> Summary:
+    """The segment of that name, whatever state it is in.
+
+    Raises:
+        NotFoundError: There is none; says which ones are called alike.
+        InvalidArgumentError: It cannot be a name.
+    """
+    wanted = inspection.resolve(name)
+    try:
+        return inspection.summarise(wanted)
+    except NotFoundError:
+        alike = _alike(name)
+        hint = f"; there is {', '.join(alike)}" if alike else ""
+        raise NotFoundError(f"There is no segment named {words.printable(name)!r}{hint}") from None
+
+
+def _alike(name: str) -> list[str]:
+    from difflib import SequenceMatcher  # late: only a wrong name needs it
+
+    ranked = []
+    for summary in inspection.list_segments():
+        likeness = SequenceMatcher(None, name, summary.name.shared_name).ratio()
+        if likeness > _ALIKE:
+            ranked.append((-likeness, typed_name(summary.name)))
+    return [typed for _, typed in sorted(ranked)[:_HINTS]]

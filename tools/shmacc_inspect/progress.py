@@ -1,0 +1,152 @@
+"""How fast a segment goes, and who keeps it: what `watch` and `metrics` say beyond `show`."""
+
+from __future__ import annotations
+
+import collections
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from shmacc import inspection
+from shmacc.errors import NotFoundError, ShmaccError
+from shmacc_inspect import output
+from shmacc_inspect.conversion import applied_this_round
+from shmacc_inspect.naming import typed_name
+
+if TYPE_CHECKING:
+    from shmacc.inspection import AttachedProcess, Description, SegmentName, Stats
+
+REMEMBERED: Final = 240  # intervals: what the widest sparkline shows
+GONE: Final = "gone"
+
+
+def stragglers(seen: Description, now: float) -> list[output.Straggler]:
+    """Living processes that have not applied in this round, the longest idle first.
+
+    Behind them those that never have: perhaps they never will, such as a parent that only keeps the
+    accumulator open. Not those that only take. Between rounds, with nobody waiting, there are none.
+    """
+    if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
+        return []
+    found = [
+        output.Straggler(
+            pid=process.pid,
+            seconds=max(0.0, now - (process.last_applied or process.attached_at)),
+            applied=process.applied,
+            activity=process.activity,
+            condition=process.condition,
+            command=process.command,
+        )
+        for process in seen.processes
+        if process.alive
+        and not applied_this_round(process, seen)
+        and not _only_takes(process, seen)
+    ]
+    return sorted(found, key=lambda straggler: (straggler.applied == 0, -straggler.seconds))
+
+
+def _only_takes(process: AttachedProcess, seen: Description) -> bool:
+    waits = any(take.entry == process.entry for take in seen.line)
+    return process.applied == 0 and (process.taken > 0 or waits or process.activity == "takes")
+
+
+@dataclass(slots=True)
+class Course:
+    """A segment as it is watched: its last look, and what happened between the looks before.
+
+    Attributes:
+        name: Which one.
+        seen: The last look; None if it could not be read.
+        intervals: What there was to say, the latest last.
+    """
+
+    name: SegmentName
+    seen: Description | None = None
+    intervals: collections.deque[output.Interval] = field(
+        default_factory=lambda: collections.deque(maxlen=REMEMBERED)
+    )
+    _moment: float = 0.0
+
+    def look(self) -> output.Interval:
+        """Looks again; what there is to say of the time since the last look."""
+        now, moment = time.time(), time.monotonic()
+        before, passed = self.seen, moment - self._moment
+        self.seen, self._moment = None, moment
+        try:
+            self.seen = inspection.describe(self.name.system_name)
+            interval = self._interval(self.seen, before, now, passed)
+        except NotFoundError:
+            interval = output.Interval(now, typed_name(self.name), GONE)
+        except ShmaccError:
+            interval = output.Interval(now, typed_name(self.name), self._state())
+        self.intervals.append(interval)
+        return interval
+
+    def history(self, of: str) -> list[float | None]:
+        """A field of all remembered intervals."""
+        return [getattr(interval, of) for interval in self.intervals]
+
+    def _state(self) -> str:
+        try:
+            return inspection.summarise(self.name).state.value
+        except NotFoundError:
+            return GONE
+
+    def _interval(
+        self, seen: Description, before: Description | None, now: float, passed: float
+    ) -> output.Interval:
+        stats = seen.stats
+        # A segment made anew under the name counts from 0 again.
+        old = before.stats if before is not None and before.token == seen.token else None
+        head = next((take for take in seen.line if take.alive), None)
+        return output.Interval(
+            time=now,
+            name=typed_name(self.name),
+            state=seen.summary.state.value,
+            step=stats.global_step,
+            gradients=stats.num_accumulated,
+            num_required=head.num_required if head else None,
+            rows=stats.rows if seen.summary.kind == "sparse" else None,
+            waiting=stats.waiting,
+            attached_alive=seen.summary.attached_alive,
+            dropped=stats.dropped,
+            lock_holder_pid=seen.lock.pid if seen.lock.held else None,
+            stragglers=stragglers(seen, now),
+            steps_per_second=_rate(old, stats, "global_step", passed),
+            gradients_per_second=_rate(old, stats, "applied", passed),
+            bytes_per_second=_rate(old, stats, "applied_bytes", passed),
+            drops_per_second=_rate(old, stats, "dropped", passed),
+        )
+
+
+def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float | None:
+    if old is None or passed <= 0:
+        return None
+    difference: int = getattr(new, counter) - getattr(old, counter)
+    return max(0.0, difference / passed)  # the step may be set back
+
+
+class Watch:
+    """All segments that are watched, in a fixed order: those that come later stand below."""
+
+    def __init__(self, name: SegmentName | None, namespace: str | None) -> None:
+        """One segment; or all of a namespace, or of all."""
+        self._one = name
+        self._namespace = namespace
+        self.courses: list[Course] = []
+        if name is not None:
+            self.courses.append(Course(name))
+
+    def look(self) -> list[output.Interval]:
+        """Looks at each; forgets those that went, unless one was asked for by name."""
+        if self._one is None:
+            present = {
+                summary.name.system_name: summary.name
+                for summary in inspection.list_segments(namespace=self._namespace)
+            }
+            self.courses = [course for course in self.courses if course.name.system_name in present]
+            known = {course.name.system_name for course in self.courses}
+            self.courses += [
+                Course(name) for system_name, name in present.items() if system_name not in known
+            ]
+        return [course.look() for course in self.courses]

@@ -1,0 +1,229 @@
+"""What `watch` draws: the segments, and below them the picked one in detail."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.text import Text
+
+from shmacc_inspect import conversion, keys, page, words
+from shmacc_inspect.page import Cell, Column, Fields, Table
+from shmacc_inspect.verbs.list import STATE_STYLES
+from shmacc_inspect.verbs.show import describe_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
+    from shmacc.inspection import AttachedProcess, Description
+    from shmacc_inspect import output
+    from shmacc_inspect.progress import Course, Watch
+
+_SEGMENT_COLUMNS: Final = (
+    Column("", right=True),
+    Column("NAME", shrinks=True),
+    Column("STEP", right=True),
+    Column("ROUND"),
+    Column("STEPS/S", right=True, rank=2),
+    Column("GRADS/S", right=True),
+    Column("BYTES/S", right=True, rank=1),
+    Column("DROPS/S", right=True, rank=3),
+    Column("ALIVE", right=True, rank=4),
+    Column("STATE", rank=5),
+)
+_PROCESS_COLUMNS: Final = (
+    Column("PID", right=True),
+    Column("THIS ROUND"),
+    Column("DOING"),
+    Column("CONDITION", rank=1),
+    Column("APPLIED", right=True),
+    Column("DROPPED", right=True, rank=2),
+    Column("TOOK", right=True, rank=3),
+    Column("COMMAND", shrinks=True),
+)
+_LINES: Final = (
+    ("steps/s", "steps_per_second", words.rate),
+    ("gradients/s", "gradients_per_second", words.rate),
+    ("bytes/s", "bytes_per_second", words.size),
+    ("drops/s", "drops_per_second", words.rate),
+)
+_LABEL: Final = 14
+_VALUE: Final = 11
+_ROUND_BAR: Final = 8
+_LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
+_LEAST_LINES: Final = 3
+_DETAIL_LINES: Final = 10  # of the picked segment, without its processes
+
+
+class Screen:
+    """What is picked, and what is drawn of it."""
+
+    def __init__(self, watch: Watch, interval: float) -> None:
+        """The first segment is picked."""
+        self._watch = watch
+        self._interval = interval
+        self._picked: str | None = None
+
+    def press(self, key: str) -> bool:
+        """Does what a key is for; whether it is to end."""
+        if key in {"q", "Q", keys.END}:
+            return True
+        place = self._place()
+        if key in {keys.DOWN, "j"}:
+            place += 1
+        elif key in {keys.UP, "k"}:
+            place -= 1
+        elif key.isdecimal() and key != "0":
+            place = int(key) - 1
+        else:
+            return False
+        courses = self._watch.courses
+        if courses:
+            self._picked = courses[min(max(place, 0), len(courses) - 1)].name.system_name
+        return False
+
+    def draw(self, width: int, height: int) -> RenderableType:
+        """The whole screen."""
+        courses, place = self._watch.courses, self._place()
+        parts: list[RenderableType] = [self._title(width)]
+        if not courses:
+            parts.append(Text("\nno segments", style="dim"))
+            return Group(*parts)
+        room = height - 1
+        if len(courses) > 1:
+            shown = max(_LEAST_LINES, min(len(courses), (room - _DETAIL_LINES) // 2))
+            first = min(max(0, place - shown // 2), max(0, len(courses) - shown))
+            rows = [
+                _segment_row(number, course, picked=number == place)
+                for number, course in enumerate(courses)
+            ][first : first + shown]
+            parts += [Text(), page.rendered(Table(_SEGMENT_COLUMNS, rows), width)]
+            room -= 2 + len(rows)
+        parts += _details(courses[place], width, room)
+        return Group(*parts)
+
+    def _place(self) -> int:
+        names = [course.name.system_name for course in self._watch.courses]
+        if self._picked is None and names:
+            self._picked = names[0]
+        return names.index(self._picked) if self._picked in names else 0
+
+    def _title(self, width: int) -> RenderableType:
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
+        right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
+        return Text(
+            left + right.rjust(max(1, width - len(left) - 1)), style="reverse", no_wrap=True
+        )
+
+
+def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
+    now = course.intervals[-1]
+    mark = "▶" if picked else str(number + 1)
+    return [
+        Cell(mark, "bold cyan" if picked else "dim"),
+        Cell(now.name, "bold" if picked else ""),
+        Cell("" if now.step is None else str(now.step)),
+        Cell(_round(now)),
+        Cell(words.rate(now.steps_per_second)),
+        Cell(words.rate(now.gradients_per_second)),
+        Cell(_said(now.bytes_per_second)),
+        Cell(words.rate(now.drops_per_second), "yellow" if now.drops_per_second else ""),
+        Cell("" if now.attached_alive is None else str(now.attached_alive)),
+        Cell(now.state, STATE_STYLES.get(now.state, "red")),
+    ]
+
+
+def _said(per_second: float | None) -> str:
+    return "-" if per_second is None else words.size(per_second)
+
+
+def _round(now: output.Interval) -> str:
+    if now.gradients is None:
+        return ""
+    if now.num_required is None:
+        return f"{now.gradients}"
+    bar = words.bar(now.gradients, now.num_required, _ROUND_BAR)
+    return f"{bar} {now.gradients}/{now.num_required}"
+
+
+def _details(course: Course, width: int, room: int) -> Iterator[RenderableType]:
+    now, seen = course.intervals[-1], course.seen
+    yield Text()
+    state = Text(f"  {now.state}", style=STATE_STYLES.get(now.state, "bold red"))
+    yield Text.assemble((now.name, "bold"), state)
+    if seen is None:
+        yield Text("nothing to be seen of it", style="dim")
+        return
+    yield page.rendered(Fields(_facts(now, seen)), width)
+    for label, field, say in _LINES:
+        yield _history(label, course.history(field), width, say)
+    yield Text()
+    rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
+    shown = rows[: max(_LEAST_LINES, room - _DETAIL_LINES)]
+    yield page.rendered(Table(_PROCESS_COLUMNS, shown), width)
+    if len(shown) < len(rows):
+        yield Text(f"… and {len(rows) - len(shown)} more", style="dim")
+
+
+def _facts(now: output.Interval, seen: Description) -> Iterator[tuple[str, Cell]]:
+    yield "step", Cell(f"{now.step}{'  sealed' if seen.stats.sealed else ''}")
+    line = conversion.line(seen, now.time)
+    head = next((taker for taker in line if taker.alive), None)
+    if head is None:
+        yield "round", Cell(f"{words.count_of(now.gradients or 0, 'gradient')}; nobody waits")
+    else:
+        bar = words.bar(now.gradients or 0, head.num_required, 30)
+        behind = f", {len(line) - 1} more in line" if len(line) > 1 else ""
+        waited = words.duration(head.waiting_seconds)
+        text = f"{bar} {now.gradients} of {head.num_required}"
+        yield "round", Cell(f"{text}  pid {head.pid} has waited for {waited}{behind}", "cyan")
+    yield "lock", describe_lock(conversion.lock(seen, now.time))
+
+
+def _history(
+    label: str, values: list[float | None], width: int, say: Callable[[float], str]
+) -> RenderableType:
+    last = values[-1] if values else None
+    value = "-" if last is None else str(say(last))
+    style = "yellow" if label == "drops/s" and last else "green"
+    line = words.sparkline(values, max(10, width - _LABEL - _VALUE - 2))
+    return Text.assemble(
+        (f"{label:<{_LABEL}}", "cyan"), (f"{value:>{_VALUE}}  ", "bold"), (line, style)
+    )
+
+
+def _in_order(seen: Description, now: output.Interval) -> list[AttachedProcess]:
+    behind = {straggler.pid: place for place, straggler in enumerate(now.stragglers)}
+    return sorted(
+        seen.processes,
+        key=lambda process: (behind.get(process.pid, len(behind)), not process.alive, process.pid),
+    )
+
+
+def _process_row(process: AttachedProcess, seen: Description, now: output.Interval) -> list[Cell]:
+    straggler = next((found for found in now.stragglers if found.pid == process.pid), None)
+    if not process.alive:
+        this_round = Cell("dead", "yellow")
+    elif conversion.applied_this_round(process, seen):
+        this_round = Cell("applied", "green")
+    elif straggler is not None and not straggler.applied:
+        this_round = Cell("never", "dim")
+    elif straggler is not None:
+        late = "bold red" if straggler.seconds > _LONG_IDLE else "yellow"
+        this_round = Cell(f"not yet: {words.duration(straggler.seconds)}", late)
+    else:
+        this_round = Cell("")
+    halted = process.condition in {"stopped", "traced"}
+    return [
+        Cell(str(process.pid), "bold"),
+        this_round,
+        Cell(process.activity),
+        Cell(process.condition, "bold red" if halted else ""),
+        Cell(str(process.applied)),
+        Cell(str(process.dropped), "yellow" if process.dropped else ""),
+        Cell(str(process.taken)),
+        Cell(words.printable(process.command), "dim"),
+    ]

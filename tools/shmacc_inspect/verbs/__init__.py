@@ -1,0 +1,1 @@
+"""One module for each verb: `run` is the command, `EPILOG` its examples."""

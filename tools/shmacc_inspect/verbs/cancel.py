@@ -1,0 +1,47 @@
+"""`cancel`: end the takes that wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from shmacc_inspect import options, page, words
+from shmacc_inspect.page import Cell
+
+EPILOG: Final = """\b
+Examples:
+  shmacc-inspect cancel embeddings              who waits, and would be told
+  shmacc-inspect cancel embeddings --yes"""
+
+
+def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = False) -> None:
+    """End every take that waits, with CancelledError; without --yes, only say which.
+
+    Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also helps
+    where the process that holds it is stopped.
+    """
+    from shmacc import inspection  # late: see the package
+    from shmacc_inspect import conversion, naming, output
+
+    system_name = naming.find(name).name.system_name
+    line = conversion.line(inspection.describe(system_name), time.time())
+    cancelled = inspection.cancel(system_name) if yes else 0
+    answer = output.Cancelling(dry_run=not yes, name=system_name, line=line, cancelled=cancelled)
+    if json:
+        print(output.to_json(answer))
+        return
+    verb = "cancelled" if yes else "would cancel"
+    page.show(
+        Cell(
+            f"{verb} the take of pid {taker.pid} for {taker.num_required} gradients, "
+            f"which has waited for {words.duration(taker.waiting_seconds)}"
+        )
+        for taker in line
+        if taker.alive
+    )
+    if yes:
+        page.tell(f"{words.count_of(cancelled, 'take')} cancelled")
+    elif any(taker.alive for taker in line):
+        page.tell("nothing was cancelled; --yes does it")
+    else:
+        page.tell("nobody waits")

@@ -1,0 +1,146 @@
+"""`clean`: remove what no living process uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from shmacc_inspect import failures, options, page, words
+from shmacc_inspect.page import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shmacc import inspection
+    from shmacc_inspect import output
+
+EPILOG: Final = """\b
+Examples:
+  shmacc-inspect clean                           what would go, and what would stay
+  shmacc-inspect clean --yes
+  shmacc-inspect clean --yes --older-than 2h 'job7-*'"""
+
+_COLUMNS: Final = (
+    Column("WOULD REMOVE", shrinks=True),
+    Column("MEMORY", right=True, rank=2),
+    Column("AGE", right=True, rank=1),
+    Column("WHY", shrinks=True),
+)
+
+
+def run(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="GLOB...",
+            help="Only names that match one of these.",
+            autocompletion=options.complete_name,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Only what was made longer ago: 90s, 10m, 2h, 3d.",
+            show_default=False,
+        ),
+    ] = "0s",
+    yes: options.Yes = False,
+    everywhere: options.AllNamespaces = False,
+    json: options.Json = False,
+) -> None:
+    """Remove what no living process has attached; without --yes, only say what would go.
+
+    That is: segments, semaphores whose segment is gone, and files whose maker died while making
+    them. Death is proved by the kernel, never guessed, and proved again at the moment of removal;
+    what could not be judged is left, and said. Two cleaners at once do each other no harm.
+    """
+    from shmacc_inspect import conversion  # late: see the package
+
+    found = _leftovers(patterns or ["*"], _seconds(older_than), everywhere=everywhere)
+    removable = [leftover for leftover in found if leftover.removable]
+    left = [conversion.leftover(leftover) for leftover in found if not leftover.removable]
+    answer = _remove(removable, left) if yes else _plan(removable, left)
+    _show(answer, json=json)
+    if answer.failed:
+        failures.end(failures.WRONG_OR_FAILED)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return words.parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--older-than'") from error
+
+
+def _leftovers(
+    patterns: Iterable[str], older_than: float, *, everywhere: bool
+) -> list[inspection.Leftover]:
+    from shmacc import inspection  # late: see the package
+
+    namespace = options.namespace(everywhere=everywhere)
+    found = {
+        leftover.file_name: leftover
+        for pattern in patterns
+        for leftover in inspection.leftovers(pattern, older_than=older_than, namespace=namespace)
+    }
+    return [found[file_name] for file_name in sorted(found)]
+
+
+def _plan(removable: list[inspection.Leftover], left: list[output.Leftover]) -> output.Cleaning:
+    from shmacc_inspect import conversion, output
+
+    would = [conversion.leftover(leftover) for leftover in removable]
+    return output.Cleaning(dry_run=True, removed=[], would_remove=would, left=left, failed=[])
+
+
+def _remove(removable: list[inspection.Leftover], left: list[output.Leftover]) -> output.Cleaning:
+    from shmacc import inspection
+    from shmacc.errors import ShmaccError
+    from shmacc_inspect import output
+
+    removed: list[str] = []
+    failed: list[str] = []
+    for leftover in removable:
+        try:
+            removed += inspection.clean(leftover)
+        except (ShmaccError, OSError) as error:
+            failed.append(f"{leftover.file_name}: {error}")
+    return output.Cleaning(
+        dry_run=False, removed=removed, would_remove=[], left=left, failed=failed
+    )
+
+
+def _show(answer: output.Cleaning, *, json: bool) -> None:
+    from shmacc_inspect import output
+
+    if json:
+        print(output.to_json(answer))
+    elif answer.dry_run:
+        if answer.would_remove:
+            page.show([Table(_COLUMNS, [_row(leftover) for leftover in answer.would_remove])])
+    else:
+        page.show([Cell(f"removed {file_name}") for file_name in answer.removed])
+    for leftover in answer.left:
+        page.tell(f"left {leftover.file_name}: {words.printable(leftover.why)}")
+    for failure in answer.failed:
+        page.tell(f"failed: {words.printable(failure)}")
+    if answer.dry_run:
+        size = words.size(sum(leftover.bytes_reserved for leftover in answer.would_remove))
+        count = words.count_of(len(answer.would_remove), "thing")
+        advice = "; nothing was removed, --yes does it" if answer.would_remove else ""
+        page.tell(f"{count} to remove ({size}){advice}")
+    else:
+        page.tell(f"{words.count_of(len(answer.removed), 'name')} removed")
+
+
+def _row(leftover: output.Leftover) -> list[Cell]:
+    return [
+        Cell(leftover.file_name, "bold"),
+        Cell(words.size(leftover.bytes_reserved)),
+        Cell(words.duration(leftover.age_seconds)),
+        Cell(leftover.why),
+    ]

@@ -1,0 +1,86 @@
+"""`remove`: take one segment away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from shmacc_inspect import failures, options, page, words
+from shmacc_inspect.page import Cell
+
+if TYPE_CHECKING:
+    from shmacc import inspection
+
+EPILOG: Final = """\b
+Examples:
+  shmacc-inspect remove embeddings              what would go
+  shmacc-inspect remove embeddings --yes
+  shmacc-inspect remove embeddings --yes --force"""
+
+
+def run(
+    name: options.Name,
+    *,
+    yes: options.Yes = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if it is in use, damaged, or of another version.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Remove a segment and its semaphore; without --yes, only say what would go.
+
+    Refuses one that living processes have attached, unless --force is given: these go on using it
+    until they close, and who opens the name from then on makes a new one.
+    """
+    from shmacc import inspection  # late: see the package
+    from shmacc_inspect import naming, output
+
+    summary = naming.find(name)
+    pids = _attached(summary)
+    obstacle = _obstacle(summary, pids)
+    if obstacle and not force:
+        page.tell(f"{obstacle}; --force removes it all the same")
+        failures.end(failures.WRONG_OR_FAILED)
+    removed: tuple[str, ...] = ()
+    if yes:
+        removed = inspection.remove(summary.name.system_name, force=force)
+    answer = output.Removal(
+        dry_run=not yes,
+        name=summary.name.system_name,
+        state=summary.state.value,
+        attached_pids=pids,
+        removed=list(removed),
+    )
+    if json:
+        print(output.to_json(answer))
+    elif yes:
+        page.show([Cell(f"removed {file_name}") for file_name in removed])
+    else:
+        page.show([Cell(f"would remove {summary.name.system_name} and its semaphore")])
+    if obstacle:
+        page.tell(obstacle)
+    if not yes:
+        page.tell("nothing was removed; --yes does it")
+
+
+def _attached(summary: inspection.Summary) -> list[int]:
+    from shmacc import inspection  # late: see the package
+    from shmacc.errors import ShmaccError
+
+    try:
+        seen = inspection.describe(summary.name.system_name)
+    except ShmaccError:
+        return []
+    return [process.pid for process in seen.processes if process.alive]
+
+
+def _obstacle(summary: inspection.Summary, pids: list[int]) -> str:
+    from shmacc.inspection import SegmentState
+
+    if summary.state is SegmentState.SOUND:
+        said = f"pid {', '.join(map(str, pids))}" if pids else "a living process"
+        return f"{summary.name.system_name} is in use by {said}"
+    if summary.state is SegmentState.ORPHANED:
+        return ""
+    return words.printable(f"{summary.name.system_name} is {summary.state}: {summary.detail}")

@@ -1,0 +1,270 @@
+"""`show`: all there is to say of one segment."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from shmacc_inspect import failures, options, page, words
+from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
+from shmacc_inspect.verbs.list import STATE_STYLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shmacc_inspect import output
+
+EPILOG: Final = """\b
+Examples:
+  shmacc-inspect show embeddings
+  shmacc-inspect show embeddings --rows 20 --values
+  shmacc-inspect show shmacc.alice:embeddings
+  shmacc-inspect show embeddings --json | jq .lock"""
+
+_BAR_WIDTH: Final = 20
+_PROCESS_COLUMNS: Final = (
+    Column("PID", right=True),
+    Column("ALIVE"),
+    Column("CONDITION", rank=2),
+    Column("DOING"),
+    Column("APPLIED", right=True),
+    Column("DROPPED", right=True, rank=3),
+    Column("TOOK", right=True, rank=4),
+    Column("LAST APPLIED", right=True),
+    Column("LAST SEEN", right=True, rank=5),
+    Column("ATTACHED", right=True, rank=7),
+    Column("STARTED", right=True, rank=6),
+    Column("COMMAND", shrinks=True),
+)
+_LINE_COLUMNS: Final = (
+    Column("PLACE", right=True),
+    Column("PID", right=True),
+    Column("WAITS FOR", right=True),
+    Column("FOR", right=True),
+    Column("REMARK"),
+)
+_REGION_COLUMNS: Final = (
+    Column("PART"),
+    Column("OFFSET", right=True),
+    Column("RESERVED", right=True),
+    Column("USED", right=True),
+    Column("FILL", right=True),
+)
+
+
+def run(
+    name: options.Name,
+    *,
+    rows: Annotated[
+        int, typer.Option(min=0, help="The so many rows that most gradients touched.")
+    ] = 0,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values", help="Norm, largest, NaN and infinite numbers of the round's sums."
+        ),
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """All there is to say of a segment: processes, line, lock, counters, layout.
+
+    Nothing is taken or changed, and no lock is waited for.
+    """
+    from shmacc import inspection  # late: see the package
+    from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
+    from shmacc_inspect import conversion, naming, output
+
+    summary = naming.find(name)
+    system_name = summary.name.system_name
+    now = time.time()
+    try:
+        if rows and summary.kind == "dense":
+            raise InvalidArgumentError("a dense accumulator has no rows to count")
+        seen = inspection.describe(system_name)
+        now = time.time()
+        answer = conversion.details(
+            seen,
+            now,
+            most_touched=conversion.rows(inspection.most_touched(system_name, rows))
+            if rows
+            else None,
+            values=conversion.values(inspection.summarise_values(system_name)) if values else None,
+        )
+    except (DataLossError, PermissionDeniedError) as error:
+        answer = output.Details(conversion.segment(summary, now), error=str(error))
+    if json:
+        print(output.to_json(answer))
+    else:
+        page.show(elements(answer, now))
+    if answer.error is not None:
+        page.tell(answer.error)
+        failures.end(failures.WRONG_OR_FAILED)
+
+
+def elements(answer: output.Details, now: float) -> Iterator[Element]:
+    """What is shown."""
+    segment = answer.segment
+    yield Fields(_facts(answer))
+    if answer.counters is None:
+        return
+    yield Heading("Processes", Cell(_census(segment)))
+    if answer.processes:
+        rows = [_process_row(process, now) for process in answer.processes]
+        yield Table(_PROCESS_COLUMNS, rows)
+    yield Heading("Line", Cell("" if answer.line else "nobody waits"))
+    if answer.line:
+        yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
+    yield Heading("Layout", Cell(f"{words.size(segment.bytes_reserved)} of memory"))
+    yield Table(_REGION_COLUMNS, [_region_row(region) for region in answer.regions])
+    if answer.most_touched is not None:
+        yield from _row_elements(answer.most_touched)
+    if answer.values is not None:
+        yield from _value_elements(answer.values)
+
+
+def progress(gradients: int, line: list[output.Taker]) -> str:
+    """How far the round is towards what the head of the line waits for."""
+    head = next((taker for taker in line if taker.alive), None)
+    if head is None:
+        return words.count_of(gradients, "gradient")
+    of = f"{gradients} of the {head.num_required} gradients that pid {head.pid} waits for"
+    if not page.is_terminal():
+        return of
+    return f"{words.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
+
+
+def describe_lock(lock: output.Lock) -> Cell:
+    """Who has the lock."""
+    if lock.held:
+        text = f"held by pid {lock.holder_pid}" if lock.holder_pid else "held"
+        if lock.held_seconds is not None:
+            text += f", in an operation for {words.duration(lock.held_seconds)}"
+        halted = lock.holder_condition in {"stopped", "traced"}
+        if halted:
+            text += f"; the process is {lock.holder_condition}, so nobody can apply or take"
+        return Cell(text, "bold red" if halted else "yellow")
+    if lock.in_operation:
+        return Cell("free; an operation was cut short by a death, the next one undoes it", "yellow")
+    return Cell("free")
+
+
+def _facts(answer: output.Details) -> Iterator[tuple[str, Cell]]:
+    segment = answer.segment
+    yield "name", Cell(segment.name, "bold")
+    detail = f" ({segment.detail})" if segment.detail and answer.error is None else ""
+    yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
+    yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
+    yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
+    made = f"{words.date(segment.created)}, {words.duration(segment.age_seconds)} ago"
+    yield "made", Cell(made)
+    counters, lock = answer.counters, answer.lock
+    if counters is None or lock is None:
+        return
+    private = ", private" if segment.private else ""
+    yield (
+        "kind",
+        Cell(
+            f"{segment.kind} {segment.dtype} {words.shape(segment.shape)} "
+            f"{segment.reduction_type}{private}"
+        ),
+    )
+    sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
+    yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
+    yield "round", Cell(progress(segment.gradients or 0, answer.line))
+    if segment.kind == "sparse":
+        row = "" if answer.round_shape is None else f" of shape {words.shape(answer.round_shape)}"
+        load = "" if answer.index_load is None else f", index {answer.index_load:.0%} full"
+        yield "rows", Cell(f"{segment.rows}{row}{load}")
+    elif answer.round_shape is not None:
+        yield "array", Cell(f"of shape {words.shape(answer.round_shape)}")
+    yield "lock", describe_lock(lock)
+    if lock.held or lock.in_operation:
+        yield "read", Cell("without the lock: the state as last committed", "dim")
+    if lock.name_holder_pid is not None:
+        yield "name lock", Cell(f"held by pid {lock.name_holder_pid}, who opens or removes it")
+    yield (
+        "gradients",
+        Cell(
+            f"{counters.applied} applied, {counters.taken} taken in {counters.takes} takes, "
+            f"{counters.dropped} dropped as stale, {counters.discarded} discarded"
+        ),
+    )
+    yield (
+        "commits",
+        Cell(
+            f"{counters.commits}, {words.count_of(counters.recoveries, 'recovery', 'recoveries')}"
+        ),
+    )
+
+
+def _census(segment: output.Segment) -> str:
+    dead = f", {segment.attached_dead} dead" if segment.attached_dead else ""
+    return f"{segment.attached_alive} alive{dead}"
+
+
+def _process_row(process: output.Process, now: float) -> list[Cell]:
+    style = "" if process.alive else "dim"
+    halted = process.condition in {"stopped", "traced"}
+    pid = str(process.pid) if process.same_pid_namespace else f"{process.pid}*"
+    return [
+        Cell(pid, style or "bold"),
+        Cell("yes", "green") if process.alive else Cell("no", "yellow"),
+        Cell(process.condition, "bold red" if halted else style),
+        Cell(process.activity if process.alive else f"died: {process.activity}", style),
+        Cell(str(process.applied), style),
+        Cell(str(process.dropped), style),
+        Cell(str(process.taken), style),
+        Cell(words.ago(process.last_applied, now), style),
+        Cell(words.ago(process.last_seen, now), style),
+        Cell(words.ago(process.attached_at, now), style),
+        Cell("" if process.started is None else words.ago(process.started, now), style),
+        Cell(words.printable(process.command), style),
+    ]
+
+
+def _taker_row(taker: output.Taker) -> list[Cell]:
+    remark = "" if taker.alive else "dead: whoever comes next takes it out"
+    if taker.alive and taker.overdue:
+        remark = "overdue: its gradients are there, and it does not come"
+    return [
+        Cell(str(taker.position)),
+        Cell("" if taker.pid is None else str(taker.pid), "bold"),
+        Cell(str(taker.num_required)),
+        Cell(words.duration(taker.waiting_seconds)),
+        Cell(remark, "yellow"),
+    ]
+
+
+def _region_row(region: output.Region) -> list[Cell]:
+    return [
+        Cell(region.name),
+        Cell(f"{region.offset:#x}"),
+        Cell(words.size(region.reserved)),
+        Cell(words.size(region.used)),
+        Cell(words.percent(region.used, region.reserved)),
+    ]
+
+
+def _row_elements(rows: output.Rows) -> Iterator[Element]:
+    yield Heading("Most touched rows", Cell("" if rows.still else _MOVING))
+    columns = (Column("ROW", right=True), Column("GRADIENTS", right=True))
+    yield Table(columns, [[Cell(str(row.row)), Cell(str(row.count))] for row in rows.rows])
+
+
+def _value_elements(values: output.Values) -> Iterator[Element]:
+    yield Heading("Values", Cell("of the sums" + ("" if values.still else "; " + _MOVING)))
+    wrong = "bold red"
+    yield Fields(
+        [
+            ("numbers", Cell(str(values.numbers))),
+            ("norm", Cell(words.number(values.norm))),
+            ("largest", Cell(words.number(values.largest))),
+            ("NaN", Cell(str(values.nan), wrong if values.nan else "")),
+            ("infinite", Cell(str(values.infinite), wrong if values.infinite else "")),
+        ]
+    )
+
+
+_MOVING: Final = "gradients kept arriving while they were read"

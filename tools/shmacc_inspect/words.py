@@ -1,0 +1,144 @@
+"""How numbers, times and names are said, and how they are understood."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_COUNT_UNITS: Final = ("", "k", "M", "G", "T", "P", "E")
+_STEP: Final = 1024
+_THOUSAND: Final = 1000
+_TEN: Final = 10
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)", re.ASCII)
+_MINUTE: Final = 60
+_LONG_IN_SECONDS: Final = 120
+_SPARKS: Final = "▁▂▃▄▅▆▇█"
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit that leaves few digits: `2.4 MiB`."""
+    value, unit = float(count), 0
+    while value >= _STEP - 0.5 and unit < len(_BYTE_UNITS) - 1:
+        value /= _STEP
+        unit += 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_BYTE_UNITS[unit]}"
+
+
+def amount(count: float) -> str:
+    """A count that may be large, in few digits: `1234567` is `1.23M`."""
+    value, unit = float(count), 0
+    while abs(value) >= _THOUSAND - 0.5 and unit < len(_COUNT_UNITS) - 1:
+        value /= _THOUSAND
+        unit += 1
+    if unit == 0:
+        return f"{value:.0f}"
+    return f"{value:.3g}{_COUNT_UNITS[unit]}"
+
+
+def rate(per_second: float | None) -> str:
+    """Something a second: `12`, `3.4`, `1.2k`; `-` if it is not known yet."""
+    if per_second is None:
+        return "-"
+    if 0 < per_second < _TEN:
+        return f"{per_second:.1f}"
+    return amount(per_second)
+
+
+def duration(seconds: float) -> str:
+    """A length of time, in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
+    seconds = max(seconds, 0.0)
+    if seconds < _LONG_IN_SECONDS:
+        return f"{seconds:.1f} s" if seconds < _MINUTE else f"{seconds:.0f} s"
+    minutes = int(seconds // _MINUTE)
+    if minutes < _SECONDS["h"] // _MINUTE:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, _MINUTE)
+    if hours < _SECONDS["d"] // _SECONDS["h"]:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def ago(moment: float | None, now: float) -> str:
+    """How long ago that was; `never` if it never was."""
+    return "never" if moment is None else f"{duration(now - moment)} ago"
+
+
+def date(moment: float) -> str:
+    """A moment, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m`, `2h` or `3d`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no length of time; say 90, 90s, 10m, 2h or 3d")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def shape(dims: Sequence[int | None] | None) -> str:
+    """A shape as TensorFlow writes it; `<unknown>` for an unknown rank."""
+    if dims is None:
+        return "<unknown>"
+    return "[" + ",".join("?" if dim is None else str(dim) for dim in dims) + "]"
+
+
+def number(value: float | None) -> str:
+    """A real number in few digits."""
+    return "-" if value is None else f"{value:.6g}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A part of a whole; `-` of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def count_of(how_many: int, what: str, plural: str | None = None) -> str:
+    """`1 segment`, `2 segments`."""
+    return f"{how_many} {what if how_many == 1 else plural or what + 's'}"
+
+
+def printable(text: str) -> str:
+    """Without what would steer a terminal: a command line may say anything."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """At most so many characters; the middle gives way, since names differ at both ends."""
+    if len(text) <= width:
+        return text
+    keep = max(width - 1, 0)
+    tail = keep // 2
+    return text[: keep - tail] + "…" + (text[-tail:] if tail else "")
+
+
+def bar(part: float, whole: float, width: int) -> str:
+    """Progress as a bar."""
+    filled = 0 if whole <= 0 else min(width, int(width * part / whole))
+    return "█" * filled + "░" * (width - filled)
+
+
+def sparkline(values: Iterable[float | None], width: int) -> str:
+    """The last `width` values as little columns, the highest as high as can be."""
+    shown = list(values)[-width:]
+    known = [value for value in shown if value is not None and math.isfinite(value)]
+    top = max(known, default=0.0)
+    if top <= 0:
+        return "".join(" " if value is None else _SPARKS[0] for value in shown)
+    last = len(_SPARKS) - 1
+    return "".join(
+        " " if value is None else _SPARKS[min(last, math.ceil(value / top * last))]
+        for value in shown
+    )
