@@ -10,15 +10,13 @@ built on these.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shmacc import errors, raw_ops, sparse
-from shmacc.accumulator import NEVER_STALE
-from shmacc.dense import ConditionalAccumulator
-from shmacc.lookup import attach
-from shmacc.records import IndexedSlices
-from shmacc.sparse import SparseConditionalAccumulator
-
 if TYPE_CHECKING:
-    from shmacc import inspection, testing
+    from shmacc import errors, inspection, raw_ops, sparse, testing
+    from shmacc.accumulator import NEVER_STALE
+    from shmacc.dense import ConditionalAccumulator
+    from shmacc.lookup import attach
+    from shmacc.records import IndexedSlices
+    from shmacc.sparse import SparseConditionalAccumulator
 
     __version__: str
 
@@ -36,16 +34,31 @@ __all__ = [
     "testing",
 ]
 
+# Imported when first asked for: a worker needs no inspection, and a tool that looks at segments no
+# NumPy, and both are to start quickly.
+_SUBMODULES = {"errors", "inspection", "raw_ops", "sparse", "testing"}
+_HOMES = {
+    "NEVER_STALE": "accumulator",
+    "ConditionalAccumulator": "dense",
+    "IndexedSlices": "records",
+    "SparseConditionalAccumulator": "sparse",
+    "attach": "lookup",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # What a worker does not need is imported when first asked for: starting one is to be quick.
-    if name in {"inspection", "testing"}:
+    if name in _SUBMODULES:
         return importlib.import_module(f"shmacc.{name}")
-    if name == "__version__":
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"shmacc.{_HOMES[name]}"), name)
+    elif name == "__version__":
         from importlib.metadata import version
 
-        return version("shmacc")
-    raise AttributeError(f"module 'shmacc' has no attribute {name!r}")
+        value = version("shmacc")
+    else:
+        raise AttributeError(f"module 'shmacc' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,8 @@ from shmacc.errors import (
     InvalidArgumentError,
 )
 from shmacc.names import SegmentName
-from shmacc.records import Stats, ValueArray
+from shmacc.records import ValueArray
+from shmacc.stats import Stats
 
 NEVER_STALE = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmacc.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
-
-BFLOAT16_NUMBER = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +71,9 @@ def _quantised(name: str, number: int) -> DType:
 
 
 _KNOWN = {
-    dtype.name: dtype
-    for dtype in (
-        _plain("float32", 1),
-        _plain("float64", 2),
-        _plain("int32", 3),
-        _plain("uint8", 4),
-        _plain("int16", 5),
-        _plain("int8", 6),
-        _plain("complex64", 8),
-        _plain("int64", 9),
-        _quantised("qint8", 11),
-        _quantised("quint8", 12),
-        _quantised("qint32", 13),
-        _quantised("qint16", 15),
-        _quantised("quint16", 16),
-        _plain("uint16", 17),
-        _plain("complex128", 18),
-        _plain("float16", 19),
-        _plain("uint32", 22),
-        _plain("uint64", 23),
-    )
+    name: (_quantised if name.startswith("q") else _plain)(name, number)
+    for name, number in NUMBERS.items()
+    if name != "bfloat16"  # NumPy has none: see _bfloat16
 }
 _BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
 # Where TensorFlow and NumPy read a name differently, TensorFlow's reading counts.
@@ -104,12 +85,12 @@ def _bfloat16() -> DType:
     import ml_dtypes
 
     storage = np.dtype(ml_dtypes.bfloat16)
-    return DType("bfloat16", BFLOAT16_NUMBER, storage, storage, np.dtype("float32"), 1)
+    return DType("bfloat16", NUMBERS["bfloat16"], storage, storage, np.dtype("float32"), 1)
 
 
 def by_number(number: int) -> DType | None:
     """The dtype of a ``DataType`` number; None if there is none."""
-    if number == BFLOAT16_NUMBER:
+    if number == NUMBERS["bfloat16"]:
         return _bfloat16()
     return _BY_NUMBER.get(number)
 
@@ -126,7 +107,7 @@ def resolve(dtype: object) -> DType:
     """
     found = _lookup(dtype)
     if found is None:
-        allowed = ", ".join(sorted([*_KNOWN, "bfloat16"]))
+        allowed = ", ".join(sorted(NUMBERS))
         raise InvalidArgumentError(
             f"Value passed to parameter 'dtype' is {dtype!r}, which is not in list of allowed "
             f"values: {allowed}"

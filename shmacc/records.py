@@ -1,4 +1,4 @@
-"""What goes in and comes out: slices, takes, partials, counters."""
+"""What goes in and comes out: slices, takes, partials."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -95,59 +95,3 @@ class SparsePartial(SparseTaken):
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePartial(DenseTaken):
     """Sums of a dense accumulator, not divided, to be applied to another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """A segment's counters at one instant.
-
-    ``applied == taken + discarded + num_accumulated`` at all times.
-
-    Attributes:
-        applied: Gradients accepted since the segment was made.
-        dropped: Gradients refused, as stale or because of a seal.
-        discarded: Gradients accepted, then dropped by ``advance_step``.
-        taken: Gradients handed out by takes.
-        takes: Takes that handed something out (a partial of nothing included).
-        num_accumulated: Gradients waiting to be taken.
-        rows: Distinct rows that they touch (sparse; dense: 0).
-        global_step: The accumulator's step.
-        sealed: Whether applies are refused.
-        waiting: Takes that wait in line, of living processes.
-        attached: Living processes that have the segment open.
-        recoveries: Operations cut short by a death, and undone.
-        applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.
-    """
-
-    applied: int
-    dropped: int
-    discarded: int
-    taken: int
-    takes: int
-    num_accumulated: int
-    rows: int
-    global_step: int
-    sealed: bool
-    waiting: int
-    attached: int
-    recoveries: int
-    applied_bytes: int
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> "Stats":
-        """From what the extension reports."""
-        return cls(
-            applied=state["applied"],
-            dropped=state["dropped"],
-            discarded=state["discarded"],
-            taken=state["taken"],
-            takes=state["takes"],
-            num_accumulated=state["count"],
-            rows=state["rows"],
-            global_step=state["step"],
-            sealed=state["sealed"],
-            waiting=state["waiting"],
-            attached=state["attached"],
-            recoveries=state["recoveries"],
-            applied_bytes=state["applied_bytes"],
-        )

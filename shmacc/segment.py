@@ -37,11 +37,11 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from shmacc import _core, unfinished
-from shmacc.dtypes import DType
 from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
@@ -53,9 +53,13 @@ from shmacc.errors import (
 )
 from shmacc.names import SHM_DIRECTORY, SegmentName, semaphore_name
 
+if TYPE_CHECKING:
+    from shmacc.dtypes import DType
+
 KINDS = {"sparse": 1, "dense": 2}
 REDUCTIONS = {"MEAN": 1, "SUM": 2, "CMEAN": 3}
 
+_NEW_SEGMENT_BYTES = 20480  # header, a page of each table, the semaphore
 _NAME_LOCK_PATIENCE = 2.0  # seconds; it is held for a few system calls
 
 # One thread at a time opens, removes or closes: while it does so it may have a second descriptor of
@@ -78,7 +82,7 @@ class Spec:
     """
 
     kind: str
-    dtype: DType
+    dtype: "DType"
     shape: tuple[int | None, ...] | None
     reduction: str
     mode: int
@@ -94,11 +98,18 @@ def open_or_create(name: SegmentName, spec: Spec) -> _core.Handle:
         ResourceExhaustedError: Shared memory is full, or descriptors have run out.
     """
     with _opening:
+        published = False
         while True:
-            handle = _attach(name)
+            try:
+                handle = _attach(name)
+            except ShmaccError:
+                if published:  # what cannot be attached, for want of space say, is not left behind
+                    with contextlib.suppress(ShmaccError):
+                        unlink_unused(name, view(name))
+                raise
             if handle is not None:
                 return handle
-            _publish(name, spec)
+            published = _publish(name, spec)
 
 
 def attach(name: SegmentName) -> _core.Handle:
@@ -214,8 +225,8 @@ def _open(name: SegmentName, *, remove_unfinished: bool) -> _core.Handle | None:
             f"{name.system_name}: it was made by another version of shmacc; this one reads version "
             f"{_core.VERSION} of the layout"
         )
-    if found == "unfinished" and remove_unfinished:
-        _remove_unfinished(name)
+    if found == "unfinished":
+        _judge_unfinished(name, remove=remove_unfinished)
     return None
 
 
@@ -252,15 +263,19 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
 def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
     config = handle.config()
     semaphore = semaphore_name(name.system_name, config["token"])
-    if not _exists(semaphore):
+    file = f"{SHM_DIRECTORY}/sem.{semaphore[1:]}"
+    if not os.path.exists(file):
         try:
             posix_ipc.Semaphore(semaphore, posix_ipc.O_CREX, config["mode"], 1).close()
-            # The umask has cut the mode; the contract says it is exact.
-            os.chmod(f"{SHM_DIRECTORY}/sem.{semaphore[1:]}", config["mode"])
-        except (posix_ipc.ExistentialError, FileNotFoundError):
-            pass  # somebody else makes it, or has removed it with the segment
+        except posix_ipc.ExistentialError:
+            pass  # somebody else makes it
         except OSError as error:
             raise _shm_failure(error) from error
+    # The umask has cut the mode, the contract says it is exact, and its maker may have died here:
+    # whoever comes and may, mends it.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        if os.stat(file).st_mode & 0o777 != config["mode"]:
+            os.chmod(file, config["mode"])
     try:
         handle.use_queue(semaphore)
     except NotFoundError:
@@ -272,12 +287,8 @@ def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
     return semaphore
 
 
-def _exists(semaphore: str) -> bool:
-    return os.path.exists(f"{SHM_DIRECTORY}/sem.{semaphore[1:]}")
-
-
-def _publish(name: SegmentName, spec: Spec) -> None:
-    """Makes the segment, unless somebody else has by then."""
+def _publish(name: SegmentName, spec: Spec) -> bool:
+    """Makes the segment; False: somebody else has by then."""
     try:
         directory = os.open(SHM_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -302,22 +313,24 @@ def _publish(name: SegmentName, spec: Spec) -> None:
             )
             os.fchmod(fd, spec.mode)
             # src_dir_fd makes CPython call linkat, which can follow the link to the open file.
-            with contextlib.suppress(FileExistsError):
-                os.link(
-                    f"/proc/self/fd/{fd}",
-                    name.system_name,
-                    src_dir_fd=directory,
-                    dst_dir_fd=directory,
-                    follow_symlinks=True,
-                )
+            os.link(
+                f"/proc/self/fd/{fd}",
+                name.system_name,
+                src_dir_fd=directory,
+                dst_dir_fd=directory,
+                follow_symlinks=True,
+            )
         finally:
             os.close(fd)
+    except FileExistsError:
+        return False
     except OSError as error:
         if isinstance(error, ShmaccError):
             raise
         raise _shm_failure(error) from error
     finally:
         os.close(directory)
+    return True
 
 
 def _shm_failure(error: OSError) -> ShmaccError:
@@ -328,15 +341,22 @@ def _shm_failure(error: OSError) -> ShmaccError:
             f"Too many open files: each attached accumulator has one (`ulimit -n`): {error}"
         )
     if error.errno in {errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT}:
+        space = os.statvfs(SHM_DIRECTORY)
         return ResourceExhaustedError(
-            f"{SHM_DIRECTORY} is full (to get more: `docker run --shm-size=...`): {error}"
+            f"Shared memory is full: a new segment needs about {_NEW_SEGMENT_BYTES} bytes, "
+            f"{space.f_bavail * space.f_frsize} of {space.f_blocks * space.f_frsize} are free in "
+            f"{SHM_DIRECTORY} ({error}). To get more: `docker run --shm-size=...`, a larger "
+            "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`"
         )
     return FailedPreconditionError(f"{SHM_DIRECTORY} cannot be used: {error}")
 
 
-def _remove_unfinished(name: SegmentName) -> None:
-    if not unfinished.remove(name) and os.path.lexists(name.path):
-        raise unfinished.UnfinishedError.of(name)
+def _judge_unfinished(name: SegmentName, *, remove: bool) -> None:
+    if remove and unfinished.remove(name):
+        return
+    error = unfinished.UnfinishedError.of(name)
+    if error.held:
+        raise error
 
 
 def _token() -> int:

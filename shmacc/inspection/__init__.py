@@ -39,7 +39,7 @@ from shmacc.inspection.segments import (
     summarise,
 )
 from shmacc.names import SegmentName
-from shmacc.records import Stats
+from shmacc.stats import Stats
 
 if TYPE_CHECKING:
     from shmacc.inspection.examination import most_touched, summarise_values

@@ -154,6 +154,10 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
             pass
         except PermissionError as error:
             raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
+        except IsADirectoryError:
+            raise DataLossError(
+                f"{file_name} is a directory, which is none of shmacc's to remove"
+            ) from None
 
 
 def _files_of(name: SegmentName) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from shmacc.names import SegmentName
-from shmacc.records import Stats
+from shmacc.stats import Stats
 
 
 class SegmentState(enum.StrEnum):

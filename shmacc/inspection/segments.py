@@ -21,7 +21,7 @@ from shmacc.inspection.records import (
     WaitingTake,
 )
 from shmacc.names import SegmentName
-from shmacc.records import Stats
+from shmacc.stats import Stats
 from shmacc.unfinished import UnfinishedError
 
 _KINDS = {code: kind for kind, code in segment.KINDS.items()}

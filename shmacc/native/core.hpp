@@ -229,10 +229,12 @@ class Core {
     // Nothing if it is a segment of this version; throws if it is something else altogether.
     static std::optional<Found> check_config(int fd, uint64_t size, Config& config) {
         if (size == 0) return Found::kUnfinished;
-        ssize_t got = pread(fd, &config, sizeof config, 0);
+        unsigned char beginning[kPage] = {};
+        ssize_t got = pread(fd, beginning, sizeof beginning, 0);
+        if (std::all_of(beginning, beginning + sizeof beginning, [](unsigned char byte) { return byte == 0; }))
+            return Found::kUnfinished;
         if (got < static_cast<ssize_t>(sizeof config)) data_loss("it is too short");
-        static const Config kNothing{};
-        if (std::memcmp(&config, &kNothing, sizeof config) == 0) return Found::kUnfinished;
+        std::memcpy(&config, beginning, sizeof config);
         if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
         if (config.version != kVersion) return Found::kOtherVersion;
         if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");

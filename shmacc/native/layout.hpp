@@ -143,6 +143,7 @@ struct Journal {
 struct LineHead {
     uint64_t next_ticket;
     uint64_t cancelled_through;  // every ticket up to this one is cancelled
+    uint64_t cancels;            // for takes that wait for the lock and have no ticket yet
     uint32_t top;                // waiter entries from here on have never been used
     uint32_t turn;               // futex: changes with the step, and when a take or a waiter leaves
 };

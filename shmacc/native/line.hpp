@@ -7,7 +7,8 @@
 //
 //   join    under the lock: the fields first, then the ticket. Death in between: not joined.
 //   leave   one store by the waiter itself, needs no lock (a timeout must not depend on the lock's owner).
-//   cancel  one store: every ticket up to the last one given is cancelled; the waiters see it when woken,
+//   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
+//           for the lock and have none yet); the waiters see it when woken,
 //           or when their slice ends if the canceller died before waking them.
 //   wake    each waiter sleeps on a futex word of its own entry, and looks around at least every kSlice, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
@@ -75,9 +76,11 @@ class Line {
     void leave(uint32_t i) { store(table_[i].ticket, uint64_t{0}); }
 
     void cancel() {
+        __atomic_add_fetch(&head_.cancels, 1, __ATOMIC_ACQ_REL);
         store(head_.cancelled_through, load(head_.next_ticket));
         wake_all();
     }
+    uint64_t cancels() const { return load(head_.cancels); }
     bool cancelled(uint32_t i) { return is_cancelled(load(table_[i].ticket)); }
 
     // The entry that is served next; kNobody if nobody waits. Does not ask who lives.

@@ -137,10 +137,11 @@ class Operations {
     Taken take(const TakeRequest& request) {
         Doing doing(core_, kWaitsForLock);
         Place place(core_.line());
+        Cancellable interruption(interruption_, place);
         for (;;) {
             uint32_t seen = 0;
             {
-                Core::Session session(core_, lock_deadline(request.deadline), interruption_);
+                Core::Session session(core_, lock_deadline(request.deadline), interruption);
                 if (!session.held()) deadline_exceeded(request);
                 doing.now(kTakes);
                 if (place.joined()) seen = place.wake_word();  // before anything is looked at
@@ -246,7 +247,7 @@ class Operations {
     // A waiting take's place in line; given up however the take ends.
     class Place {
       public:
-        explicit Place(Line& line) : line_(line) {}
+        explicit Place(Line& line) : line_(line), cancels_(line.cancels()) {}
         ~Place() {
             if (entry_ == Line::kNobody) return;
             leave();
@@ -265,7 +266,11 @@ class Operations {
             entry_ = Line::kNobody;
         }
         void check_cancelled() {
-            if (entry_ == Line::kNobody) return;
+            if (!joined()) {
+                if (line_.cancels() != cancels_)
+                    throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
+                return;
+            }
             if (load(line_[entry_].ticket) != ticket_) {
                 entry_ = Line::kNobody;
                 data_loss("a waiting take lost its place in line");
@@ -276,8 +281,23 @@ class Operations {
 
       private:
         Line& line_;
+        const uint64_t cancels_;
         uint32_t entry_ = Line::kNobody;
         uint64_t ticket_ = 0;
+    };
+
+    // A take that waits for the lock is not deaf: a stopped process may have it.
+    class Cancellable : public Interruption {
+      public:
+        Cancellable(Interruption& inner, Place& place) : inner_(inner), place_(place) {}
+        void check() override {
+            inner_.check();
+            place_.check_cancelled();
+        }
+
+      private:
+        Interruption& inner_;
+        Place& place_;
     };
 
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
