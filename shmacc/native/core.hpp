@@ -102,7 +102,9 @@ class Core {
 
     void attach(uint64_t token, const ProcessIdentity& identity) {
         if (!presence_.claimed()) presence_.claim(token, identity);
+        attached_ = true;
     }
+    bool attached() const { return attached_; }
 
     // Around fork no other thread is amid the list, so that the child finds it whole.
     static void before_fork() { list_mutex().lock(); }
@@ -114,9 +116,13 @@ class Core {
             auto core = weak.lock();
             if (!core) continue;
             if (core->lock_) core->lock_->after_fork_in_child();
-            bool attached = core->presence_.claimed();
             core->presence_.after_fork_in_child();
-            if (attached) core->presence_.claim(token, identity);
+            if (!core->attached_) continue;
+            try {
+                core->presence_.claim(token, identity);
+            } catch (const Error&) {
+                // No room: the child's first operation tries again, and says so.
+            }
         }
     }
 
@@ -264,6 +270,7 @@ class Core {
     Presence presence_;
     Line line_;
     sem_t* queue_ = nullptr;
+    bool attached_ = false;
     std::unique_ptr<Lock> lock_;
 };
 

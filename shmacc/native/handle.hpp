@@ -69,6 +69,7 @@ class Handle {
     std::shared_ptr<Core> attached() const {
         auto core = this->core();
         core->check_file();
+        if (core->attached() && !core->presence().claimed()) core->attach(this_token, this_process);
         if (!core->presence().claimed() || !core->lock())
             throw Error(Failure::kFailedPrecondition, "The handle is not attached to its segment");
         return core;
