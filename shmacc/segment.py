@@ -343,7 +343,7 @@ def _shm_failure(error: OSError) -> ShmaccError:
     if error.errno in {errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT}:
         space = os.statvfs(SHM_DIRECTORY)
         return ResourceExhaustedError(
-            f"Shared memory is full: a new segment needs about {_NEW_SEGMENT_BYTES} bytes, "
+            f"Shared memory is full: {_NEW_SEGMENT_BYTES} bytes are needed for a new segment, "
             f"{space.f_bavail * space.f_frsize} of {space.f_blocks * space.f_frsize} are free in "
             f"{SHM_DIRECTORY} ({error}). To get more: `docker run --shm-size=...`, a larger "
             "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`"
