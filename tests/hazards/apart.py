@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import pickle
 import signal
 import traceback
 from typing import TYPE_CHECKING, Any, Self
@@ -117,22 +118,43 @@ def _run_and_end(
 ) -> None:
     status = 1
     try:
-        if shm is not None:
-            own_shm.enter_own_shm(shm)
-        if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        heard = {"pipe": Pipe(pipe)} if "pipe" in inspect.signature(function).parameters else {}
-        answer: tuple[str, Any] = ("returned", function(*args, **heard))
-        status = 0
+        answer: tuple[str, Any] = ("returned", _result(pipe, function, args, shm, uid))
     except BaseException as error:  # noqa: BLE001 - the test raises it
-        error.add_note("".join(traceback.format_exception(error)))
-        answer = ("raised", error)
+        told = "".join(traceback.format_exception(error))
+        error.add_note(told)
+        # Not everything that is raised can be pickled.
+        answer = ("raised", error if _pickles(error) else AssertionError(told))
+    try:
+        pipe.send(answer)
         status = 0
     finally:
-        pipe.send(answer)
+        # Whatever happens, there must not be a second test runner.
         os._exit(status)
+
+
+def _result(
+    pipe: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    shm: int | None,
+    uid: int | None,
+) -> Any:
+    if shm is not None:
+        own_shm.enter_own_shm(shm)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    talks = "pipe" in inspect.signature(function).parameters
+    return function(*args, **({"pipe": Pipe(pipe)} if talks else {}))
+
+
+def _pickles(error: BaseException) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever the reason
+        return False
+    return True
 
 
 class Pipe:

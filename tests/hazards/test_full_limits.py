@@ -1,0 +1,169 @@
+"""The process's own limits are reached: descriptors, file sizes, address space."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hazards.apart import forks, run_apart
+from hazards.every_call import SANITIZED
+
+import shmacc
+from shmacc import (
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    errors,
+    inspection,
+    testing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = forks
+
+
+def left_behind() -> tuple[str, ...]:
+    """Names of this test's."""
+    return testing.leaked_names(os.environ["SHMACC_NAMESPACE"])
+
+
+def _allow_descriptors(more: int) -> None:
+    used = max(int(fd) for fd in os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
+    # The descriptor that listed them is closed again; so this many are free below the limit.
+    holes = used + 1 - len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(holes):
+        os.open("/dev/null", os.O_RDONLY)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (used + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+
+
+def _restored_descriptors() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _until_descriptors_run_out() -> None:
+    _allow_descriptors(20)
+    held: list[Any] = []
+
+    def hold_more() -> None:
+        for i in range(40):
+            acc = ConditionalAccumulator("f4", (), f"fd{i}")
+            held.append(acc)
+
+    with pytest.raises(errors.ResourceExhaustedError, match="ulimit -n"):
+        hold_more()
+    assert len(held) > 10
+    for acc in held:
+        assert acc.apply_grad(1.0)
+        assert acc.take_grad(1, timeout=0) == 1.0
+    for _ in range(3):
+        with pytest.raises(errors.ResourceExhaustedError, match="ulimit -n"):
+            ConditionalAccumulator("f4", (), "one-more")
+    # What is open already needs no other descriptor.
+    with shmacc.attach("fd0") as again:
+        assert again.global_step == 1
+    held.pop().close()
+    held.pop().close()
+    with ConditionalAccumulator("f4", (), "one-more") as acc:
+        assert acc.apply_grad(1.0)
+        acc.unlink()
+    for acc in held:
+        acc.unlink()
+    for name in inspection.leftovers("fd*"):
+        inspection.clean(name)
+    assert left_behind() == ()
+
+
+def test_until_descriptors_run_out() -> None:
+    run_apart(_until_descriptors_run_out)
+
+
+def _each_lack_of_descriptors() -> None:
+    ConditionalAccumulator("f4", (), "there").close()
+    pickled = pickle.dumps(ConditionalAccumulator("f4", (), "there"))
+    calls: dict[str, Callable[[], Any]] = {
+        "create": lambda: ConditionalAccumulator("f4", (), "new"),
+        "private": lambda: ConditionalAccumulator("f4"),
+        "construct": lambda: ConditionalAccumulator("f4", (), "there"),
+        "attach": lambda: shmacc.attach("there"),
+        "unpickle": lambda: pickle.loads(pickled),
+    }
+    for call, function in calls.items():
+        failed = 0
+        for more in range(8):
+            _allow_descriptors(more)
+            try:
+                acc = function()
+            except errors.ResourceExhaustedError as error:
+                failed += 1
+                said = str(error)
+            else:
+                acc.close()
+                if call == "create":
+                    _restored_descriptors()
+                    inspection.remove("new")
+                said = "ulimit -n"
+            _restored_descriptors()
+            assert "ulimit -n" in said, f"{call} with {more} descriptors: {said}"
+            left = [name for name in left_behind() if "there" not in name]
+            assert not left, f"{call} with {more} descriptors left {left}"
+        assert failed, call
+    inspection.remove("there")
+
+
+def test_each_lack_of_descriptors() -> None:
+    """Opening with none left, one, two...: always the same error, and nothing is left behind."""
+    run_apart(_each_lack_of_descriptors)
+
+
+def _file_size_limit() -> None:
+    known = SparseConditionalAccumulator("f4", None, "known")
+    assert known.apply_grad(range(100), np.ones((100, 4)))
+    # Python ignores SIGXFSZ, so that the limit is an errno.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    with pytest.raises(errors.ResourceExhaustedError):
+        ConditionalAccumulator("f4", (), "limited")
+    # A segment is as long as it will ever be; growing it makes no file longer.
+    assert known.apply_grad(range(50_000), np.ones((50_000, 4)))
+    assert known.take(2, timeout=0).row_counts.sum() == 50_100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with ConditionalAccumulator("f4", (), "limited") as acc:
+        acc.unlink()
+    known.unlink()
+    assert left_behind() == ()
+
+
+def test_file_size_limit() -> None:
+    run_apart(_file_size_limit)
+
+
+def _address_space() -> None:
+    acc = SparseConditionalAccumulator("f4", None, "big")
+    assert acc.apply_grad(range(400_000), np.ones((400_000, 64), "f4"))
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (8 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(MemoryError):
+        acc.take(1, timeout=0)
+    with pytest.raises(MemoryError):
+        acc.apply_grad(range(900_000), np.broadcast_to(np.float32(1), (900_000, 64)))
+    assert (acc.num_accumulated(), acc.global_step) == (1, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    taken = acc.take(1, timeout=0)
+    assert taken.values.sum() == 25_600_000
+    acc.unlink()
+
+
+@pytest.mark.skipif(
+    SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
+)
+def test_no_memory_for_what_a_take_hands_out() -> None:
+    """The take's own memory, not shared memory, runs out: nothing is consumed."""
+    run_apart(_address_space)

@@ -1,0 +1,359 @@
+"""A full /dev/shm is an error that helps, with the state as it was; never SIGBUS.
+
+Docker gives a container 64 MiB. Each test has so much, in a mount namespace of its own, and tries
+every amount of room that may be left, so that each of the places where space runs out is met.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hazards.apart import Apart, forks, needs_own_shm, run_apart
+from hazards.own_shm import MIB
+from support import LONG, until
+
+import shmacc
+from shmacc import (
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    errors,
+    inspection,
+    testing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hazards.apart import Pipe
+
+pytestmark = [forks, needs_own_shm]
+
+SIZE: Final = 64 * MIB
+PAGE: Final = 4096
+FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
+
+
+def free_bytes() -> int:
+    """What is free in /dev/shm."""
+    space = os.statvfs("/dev/shm")  # noqa: S108
+    return space.f_bavail * space.f_frsize
+
+
+def leave(count: int) -> None:
+    """Fill /dev/shm until so many bytes are free."""
+    fd = os.open(FILLER, os.O_RDWR | os.O_CREAT)
+    size = os.fstat(fd).st_size
+    wanted = size + free_bytes() - count
+    if wanted < size:
+        os.ftruncate(fd, max(wanted, 0))
+    elif wanted > size:
+        os.posix_fallocate(fd, size, wanted - size)
+    os.close(fd)
+    assert free_bytes() == count
+
+
+def make_room() -> None:
+    """Take the filler away."""
+    os.unlink(FILLER)  # noqa: PTH108
+
+
+def says_it_all(error: errors.ResourceExhaustedError) -> None:
+    """What was needed, what is free, and how to get more."""
+    message = str(error)
+    assert isinstance(error, MemoryError)
+    assert "--shm-size" in message
+    assert "needed" in message
+    assert "free" in message
+
+
+def contents(acc: Any) -> Any:
+    """All that a take would give, and the counters; the round stays."""
+    partial = acc.take_partial(0, timeout=0)
+    if partial.count:
+        assert acc.apply_partial(partial, shmacc.NEVER_STALE)
+    values = partial.values if hasattr(partial, "values") else partial.value
+    rows = partial.indices.tolist() if hasattr(partial, "indices") else None
+    return partial.count, partial.step, rows, values.tolist()
+
+
+def sweep(
+    prepare: Callable[[], Any], attempt: Callable[[Any], None], step: int, most: int
+) -> tuple[int, int]:
+    """Try with every amount of room; how often it was too little, and how often enough."""
+    failed = succeeded = 0
+    for room in range(0, most, step):
+        acc = prepare()
+        before = contents(acc)
+        # Seen from outside, since `contents` may itself have grown the segment.
+        leave(room)
+        try:
+            attempt(acc)
+            succeeded += 1
+        except errors.ResourceExhaustedError as error:
+            failed += 1
+            says_it_all(error)
+            assert acc.num_accumulated() == before[0]
+            assert acc.global_step == before[1]
+            make_room()
+            assert contents(acc) == before
+            attempt(acc)
+        else:
+            make_room()
+        acc.unlink()
+        acc.close()
+        assert testing.leaked_names() == ()
+    return failed, succeeded
+
+
+def _sparse() -> Any:
+    return SparseConditionalAccumulator("f4", None, "full", reduction_type="SUM")
+
+
+def _dense() -> Any:
+    return ConditionalAccumulator("f4", None, "full", reduction_type="SUM")
+
+
+def _filled(rows: int, width: int) -> Any:
+    acc = _sparse()
+    acc.apply_grad(range(rows), np.ones((rows, width), "f4"), local_step=shmacc.NEVER_STALE)
+    return acc
+
+
+def _apply_rows(acc: Any, rows: range, width: int) -> None:
+    before = acc.num_accumulated()
+    values = np.full((len(rows), width), 2, "f4")
+    assert acc.apply_grad(rows, values, local_step=shmacc.NEVER_STALE)
+    assert acc.num_accumulated() == before + 1
+
+
+def _first_rows() -> None:
+    failed, succeeded = sweep(
+        _sparse, lambda acc: _apply_rows(acc, range(500), 16), 3 * PAGE, 400 * 1024
+    )
+    assert failed > 10
+    assert succeeded > 3
+
+
+def test_the_first_rows() -> None:
+    """Slots, rows and index are all reserved in this apply."""
+    run_apart(_first_rows, shm=SIZE)
+
+
+def _growth() -> None:
+    failed, succeeded = sweep(
+        lambda: _filled(5000, 4), lambda acc: _apply_rows(acc, range(9000), 4), 7 * PAGE, 700 * 1024
+    )
+    assert failed > 10
+    assert succeeded > 3
+
+
+def test_growth_of_rows_index_and_undo() -> None:
+    """Known and new rows in one gradient: rows and slots grow, the index is built anew."""
+    run_apart(_growth, shm=SIZE)
+
+
+def _undo() -> None:
+    failed, succeeded = sweep(
+        lambda: _filled(2000, 8), lambda acc: _apply_rows(acc, range(2000), 8), 2 * PAGE, 280 * 1024
+    )
+    assert failed > 5
+    assert succeeded > 3
+
+
+def test_undo_of_known_rows() -> None:
+    """Adding to known rows needs no row, but room to save the old ones."""
+    run_apart(_undo, shm=SIZE)
+
+
+def _dense_buffers() -> None:
+    array = np.ones(50_000, "f4")
+
+    def apply(acc: Any) -> None:
+        assert acc.apply_grad(array, local_step=shmacc.NEVER_STALE)
+
+    def with_one() -> Any:
+        acc = _dense()
+        apply(acc)
+        return acc
+
+    for prepare in (_dense, with_one):
+        failed, succeeded = sweep(prepare, apply, 8 * PAGE, 400 * 1024)
+        assert failed + succeeded > 10
+        assert failed > 3 or prepare is with_one
+        assert succeeded > 3
+
+
+def test_dense_buffers() -> None:
+    run_apart(_dense_buffers, shm=SIZE)
+
+
+def _creating() -> None:
+    made: dict[str, Callable[[], Any]] = {
+        "named": _sparse,
+        "private": lambda: SparseConditionalAccumulator("f4"),
+        "dense": _dense,
+    }
+    for make in made.values():
+        failed = 0
+        for room in range(0, 12 * PAGE, PAGE):
+            leave(room)
+            try:
+                acc = make()
+            except errors.ResourceExhaustedError as error:
+                failed += 1
+                says_it_all(error)
+                # A name that nobody has is nobody's to remove.
+                assert testing.leaked_names() == (), f"left behind, with {room} bytes free"
+                make_room()
+                acc = make()
+            else:
+                make_room()
+            assert acc.stats().applied == 0
+            acc.unlink()
+            acc.close()
+            assert testing.leaked_names() == ()
+        assert failed > 2
+
+
+def test_creating() -> None:
+    run_apart(_creating, shm=SIZE)
+
+
+def _to_the_brim() -> None:
+    acc = _sparse()
+
+    def fill() -> None:
+        for i in range(10_000):
+            acc.apply_grad(range(i * 1000, (i + 2) * 1000), np.ones((2000, 64), "f4"))
+
+    with pytest.raises(errors.ResourceExhaustedError) as caught:
+        fill()
+    says_it_all(caught.value)
+    accepted = acc.num_accumulated()
+    # It was really used: the table is most of what there is.
+    assert accepted * 1000 * 64 * 4 > SIZE * 0.8
+    for _ in range(3):
+        with pytest.raises(errors.ResourceExhaustedError):
+            acc.apply_grad(range(10**6, 10**6 + 2000), np.ones((2000, 64), "f4"))
+    # What needs no more room goes on.
+    assert acc.apply_grad([1, 2], np.ones((2, 64), "f4"))
+    taken = acc.take(accepted + 1, timeout=0)
+    assert taken.count == accepted + 1
+    assert taken.indices.size == (accepted + 1) * 1000
+    assert taken.values.sum() == (accepted * 2000 + 2) * 64
+    # And the next round finds room again.
+    acc.apply_grad(range(10**6, 10**6 + 2000), np.ones((2000, 64), "f4"), local_step=1)
+    assert acc.take_grad(1, timeout=0).indices.size == 2000
+    acc.unlink()
+    acc.close()
+
+
+def test_a_table_that_grows_until_it_is_full() -> None:
+    run_apart(_to_the_brim, shm=SIZE)
+
+
+def _what_needs_no_room() -> None:
+    with _filled(3000, 4) as acc:
+        acc.apply_grad(range(3000), np.ones((3000, 4), "f4"))
+        leave(0)
+        assert acc.apply_grad(range(3000), np.ones((3000, 4), "f4"))
+        assert not acc.apply_grad([1], np.ones((1, 4)), local_step=-1)
+        assert run_apart(_apply_from_another_process) == 4
+        with shmacc.attach("full") as again:
+            assert again.num_accumulated() == 4
+        assert inspection.check("full") == ()
+        assert inspection.describe("full").stats.applied == 4
+        partial = acc.take_partial(4, timeout=0, seal=True)
+        assert partial.values.sum() == 4 * 4 * 3000
+        acc.unseal()
+        assert acc.advance_step(3) == 0
+        acc.set_global_step(7)
+        acc.cancel()
+        acc.unlink()
+        make_room()
+    assert testing.leaked_names() == ()
+
+
+def _apply_from_another_process() -> int:
+    acc = shmacc.attach("full")
+    assert isinstance(acc, SparseConditionalAccumulator)
+    assert acc.apply_grad(range(3000), np.ones((3000, 4), "f4"))
+    return acc.num_accumulated()
+
+
+def test_what_needs_no_room() -> None:
+    """Applies to known rows, takes, and attaching from another process, with not a byte free."""
+    run_apart(_what_needs_no_room, shm=SIZE)
+
+
+def _many_waiting() -> None:
+    acc = _dense()
+    ends: list[str] = []
+
+    def wait() -> None:
+        try:
+            acc.take_grad(1, timeout=LONG)
+            ends.append("taken")
+        except errors.ShmaccError as error:
+            ends.append(type(error).__name__)
+
+    leave(0)
+    # More than the page of waiting takes holds that every segment has from the start.
+    threads = [threading.Thread(target=wait) for _ in range(70)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(ends) + acc.stats().waiting == len(threads))
+    assert set(ends) == {"ResourceExhaustedError"}
+    refused = len(ends)
+    assert 0 < refused < 20
+    make_room()
+    acc.apply_grad(1.0)
+    until(lambda: "taken" in ends)
+    acc.cancel()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(ends) == len(threads)
+    assert ends.count("taken") == 1
+    assert ends.count("ResourceExhaustedError") == refused
+    acc.unlink()
+
+
+def test_no_room_for_another_place_in_line() -> None:
+    """Who does not get a place is told; who has one keeps it."""
+    run_apart(_many_waiting, shm=SIZE)
+
+
+def _apply_and_stay(acc: Any, *, pipe: Pipe) -> None:
+    try:
+        acc.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
+    except errors.ResourceExhaustedError as error:
+        says_it_all(error)
+        pipe.say("refused")
+    else:
+        pipe.say("applied")
+    pipe.hear()
+
+
+def _many_attached() -> None:
+    acc = _dense()
+    for _ in range(2):
+        acc.apply_grad(1.0)  # both buffers have their room
+    leave(0)
+    with ExitStack() as stack:
+        children = [stack.enter_context(Apart(_apply_and_stay, acc)) for _ in range(40)]
+        ends = [child.hear() for child in children]
+        assert set(ends) == {"applied", "refused"}
+        assert acc.num_accumulated() == 2 + ends.count("applied")
+    make_room()
+    assert acc.take_grad(1, timeout=0) == 2 + ends.count("applied")
+    acc.unlink()
+
+
+def test_no_room_for_another_process() -> None:
+    """Forked children beyond the page of processes that every segment has from the start."""
+    run_apart(_many_attached, shm=SIZE)

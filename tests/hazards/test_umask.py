@@ -1,0 +1,85 @@
+"""The mode is what was asked for, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hazards.apart import forks, needs_root, run_apart
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UMASKS: Final = (0o000, 0o022, 0o077, 0o777)
+MODES: Final = (0o600, 0o660, 0o666, 0o640)
+
+
+@pytest.fixture(params=UMASKS, ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """This process's umask for the length of a test."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(name: str) -> dict[str, int]:
+    """Mode of the segment and of each of its semaphores."""
+    file_name = names.segment_name(name).system_name
+    paths = [path for path in Path(names.SHM_DIRECTORY).iterdir() if file_name in path.name]
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("mode", MODES, ids=oct)
+def test_segment_and_semaphore(mode: int) -> None:
+    for kind in (ConditionalAccumulator, SparseConditionalAccumulator):
+        with kind("f4", shared_name="modes", mode=mode) as acc:
+            assert list(modes("modes").values()) == [mode, mode]
+            acc.unlink()
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_default_lets_nobody_else_in() -> None:
+    with ConditionalAccumulator("f4") as acc:
+        assert list(modes(acc.shared_name).values()) == [0o600, 0o600]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_semaphore_that_is_made_again() -> None:
+    with ConditionalAccumulator("f4", shared_name="modes", mode=0o666) as acc:
+        for file_name in modes("modes"):
+            if file_name.startswith("sem."):
+                (Path(names.SHM_DIRECTORY) / file_name).unlink()
+        shmacc.attach("modes").close()
+        assert list(modes("modes").values()) == [0o666, 0o666]
+        acc.unlink()
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_first_ones_mode_stays() -> None:
+    with (
+        ConditionalAccumulator("f4", shared_name="modes", mode=0o660) as acc,
+        ConditionalAccumulator("f4", shared_name="modes", mode=0o600),
+    ):
+        assert list(modes("modes").values()) == [0o660, 0o660]
+        acc.unlink()
+
+
+def _locked_out(mode: int) -> None:
+    with pytest.raises(errors.ShmaccError):
+        ConditionalAccumulator("f4", shared_name="modes", mode=mode)
+    assert modes("modes") == {}
+
+
+@forks
+@needs_root
+@pytest.mark.parametrize("mode", [0o000, 0o060, 0o400, 0o200], ids=oct)
+def test_a_mode_that_locks_its_maker_out(mode: int) -> None:
+    """It makes no segment that nobody can use, nor leaves its name behind."""
+    run_apart(_locked_out, mode, uid=61001)
