@@ -29,10 +29,12 @@ class Image:
 
     Attributes:
         size: The file's length.
-        pieces: (offset, bytes) of what is not zero, in whole pages, one after the other.
+        occupied: (offset, length) of what has memory, zero or not.
+        pieces: (offset, bytes) of what is not zero, in whole pages.
     """
 
     size: int
+    occupied: frozenset[tuple[int, int]]
     pieces: tuple[tuple[int, bytes], ...]
 
     @classmethod
@@ -40,7 +42,12 @@ class Image:
         """Of the file at that path."""
         fd = os.open(path, os.O_RDONLY)
         try:
-            return cls(os.fstat(fd).st_size, tuple(_pieces(fd)))
+            pieces = tuple(_pieces(fd))
+            return cls(
+                os.fstat(fd).st_size,
+                frozenset((offset, len(content)) for offset, content in pieces),
+                tuple((offset, used) for offset, content in pieces if (used := _used(content))),
+            )
         finally:
             os.close(fd)
 
@@ -58,6 +65,8 @@ class Image:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, self.size)
+            for offset, length in self.occupied:
+                os.posix_fallocate(fd, offset, length)
             for offset, content in self.pieces:
                 os.pwrite(fd, content, offset)
         finally:
@@ -74,10 +83,11 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
                 return
             raise
         end = os.lseek(fd, start, os.SEEK_HOLE)
-        content = os.pread(fd, end - start, start)
-        used = len(content.rstrip(b"\0"))
-        if used:
-            yield start, content[: -(-used // _PAGE) * _PAGE]
+        yield start, os.pread(fd, end - start, start)
+
+
+def _used(content: bytes) -> bytes:
+    return content[: -(-len(content.rstrip(b"\0")) // _PAGE) * _PAGE]
 
 
 class Windows:
@@ -86,7 +96,7 @@ class Windows:
     Args:
         path: The file.
         images: Of the file at other times. What they have is looked at, and a page more of it, and
-            the first page of each region.
+            the first page of each region. All memory that they have, its images will have.
     """
 
     def __init__(self, path: str, *images: Image) -> None:
@@ -104,6 +114,7 @@ class Windows:
             ]
         finally:
             os.close(fd)
+        self._occupied = frozenset().union(*(image.occupied for image in images))
         self._seen = [b"" for _ in self._maps]
         self.look()
 
@@ -120,7 +131,7 @@ class Windows:
     def image(self) -> Image:
         """What was there at the last look."""
         offsets = (offset for offset, _ in self._maps)
-        return Image(self._size, tuple(zip(offsets, self._seen, strict=True)))
+        return Image(self._size, self._occupied, tuple(zip(offsets, self._seen, strict=True)))
 
     def close(self) -> None:
         """Let go of the file."""

@@ -101,13 +101,24 @@ class Traced:
         """SIGKILL it where it stands."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-            while self.status is None:
-                self._collect()
+            self.end()
 
     def stop(self) -> None:
         """Leave it where it stands, no longer traced, stopped as by SIGSTOP."""
         _ptrace(_DETACH, self.pid, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
+
+    def resume(self) -> None:
+        """Continue it after `stop`, and see it to its end, which must be a good one."""
+        os.kill(self.pid, signal.SIGCONT)
+        status = self.end()
+        assert status == 0, f"the continued child ended with status {status}"
+
+    def end(self) -> int:
+        """Wait for its end after `stop`; its status as `os.waitpid` has it."""
+        while self.status is None:
+            self._collect()
+        return self.status
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -137,6 +148,8 @@ class Traced:
 def _run(function: Callable[[Mark], object]) -> None:
     status = 1
     try:
+        # A tracer is told all the same; without one, marks are to mean nothing.
+        signal.signal(_MARK, signal.SIG_IGN)
         _ptrace(_TRACEME, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         function(lambda: os.kill(os.getpid(), _MARK))

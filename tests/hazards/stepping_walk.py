@@ -80,7 +80,8 @@ def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
 
 def walk(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
     """Step through what the child does between its first mark and its letting go of the lock."""
-    with _begun(before, act) as (child, lock), _windows(before, after) as windows:
+    before.write(path())
+    with _begun(act) as (child, lock), _windows(before, after) as windows:
         looks = list(_looks(child.steps(lock.held), windows))
         child.finish()
         windows.look()
@@ -92,7 +93,8 @@ def walk(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]
 
 def walk_between_marks(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
     """Step through all that the child does between its first two marks, lock or no lock."""
-    with _begun(before, act, until_held=False) as (child, _), _windows(before, after) as windows:
+    before.write(path())
+    with _begun(act, until_held=False) as (child, _), _windows(before, after) as windows:
         looks = list(_looks(child.steps_to_mark(), windows))
         child.finish()
     Path(path()).unlink()
@@ -107,17 +109,27 @@ def _looks(steps: Iterator[int], windows: Windows) -> Iterator[Look]:
 
 def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
     """SIGKILL the child after so many instructions under the lock; what it leaves has its name."""
-    with _begun(before, act) as (child, _):
+    before.write(path())
+    with _begun(act) as (child, _):
         for _ in range(step):
             child.step()
         child.kill()
 
 
 @contextmanager
+def stopped(act: Callable[[Mark], None], step: int) -> Iterator[Traced]:
+    """Stop the child after so many instructions under the lock, as SIGSTOP does."""
+    with _begun(act) as (child, _):
+        for _ in range(step):
+            child.step()
+        child.stop()
+        yield child
+
+
+@contextmanager
 def _begun(
-    before: Image, act: Callable[[Mark], None], *, until_held: bool = True
+    act: Callable[[Mark], None], *, until_held: bool = True
 ) -> Iterator[tuple[Traced, LockView]]:
-    before.write(path())
     with on_one_core(), Traced(act) as child, closing(LockView()) as lock:
         child.run_to_mark()
         if until_held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing, contextmanager
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -152,23 +152,28 @@ def test_the_apply_that_should_have_woken_the_taker() -> None:
     ADDING.testify()
 
 
+def all_or_none_are_cancelled(waiters: list[Apart], *, died: bool) -> bool:
+    """See what a cancel did to those who wait, who ask for 3 gradients and for 1."""
+    cancelled = any(waiter.pipe.poll(0.2 if died else SOON) for waiter in waiters)
+    for waiter in waiters:
+        run_apart(add_one)
+        run_apart(add_one)
+        start = time.monotonic()
+        if cancelled:
+            with pytest.raises(errors.CancelledError):
+                served_within_moments(waiter, start)
+        else:
+            assert served_within_moments(waiter, start) >= 1
+    return cancelled
+
+
 def test_while_cancelling_at_every_line() -> None:
-    """All who wait are let go, or none; who is not is served."""
     image = ADDING.prepare()
     for line in count(1):
         image.write(path())
         with waiting(3, 1) as waiters:
             died = dies(line, lambda: shmacc.attach(NAME), lambda acc: acc.cancel())
-            cancelled = any(waiter.pipe.poll(0.2 if died else SOON) for waiter in waiters)
-            for waiter in waiters:
-                run_apart(add_one)
-                run_apart(add_one)
-                start = time.monotonic()
-                if cancelled:
-                    with pytest.raises(errors.CancelledError):
-                        served_within_moments(waiter, start)
-                else:
-                    assert served_within_moments(waiter, start) >= 1
+            cancelled = all_or_none_are_cancelled(waiters, died=died)
         ADDING.testify()
         if not died:
             assert cancelled
@@ -176,23 +181,24 @@ def test_while_cancelling_at_every_line() -> None:
 
 
 @needs_ptrace
-def test_while_cancelling_before_anybody_is_woken() -> None:
+def test_while_cancelling_after_every_change() -> None:
+    """Also after it has said so, and before it has woken anybody."""
     image = ADDING.prepare()
-    image.write(path())
-    with (
-        waiting(3, 1) as waiters,
-        Traced(under_the_lock(CANCELLING)) as canceller,
-        closing(Windows(path(), image)) as windows,
-    ):
-        canceller.run_to_mark()
-        windows.look()
-        for _ in canceller.steps_to_mark():
-            if windows.look():
-                break
-        canceller.kill()
-        start = time.monotonic()
-        for waiter in waiters:
-            with pytest.raises(errors.CancelledError):
-                served_within_moments(waiter, start)
-        assert time.monotonic() - start < SOON
-    CANCELLING.testify()
+    outcomes = []
+    for changes in range(4):
+        image.write(path())
+        with (
+            waiting(3, 1) as waiters,
+            Traced(under_the_lock(CANCELLING)) as canceller,
+            closing(Windows(path(), image)) as windows,
+        ):
+            canceller.run_to_mark()
+            windows.look()
+            looks = (step for step in canceller.steps_to_mark() if windows.look())
+            for _ in islice(looks, changes):
+                pass
+            canceller.kill()
+            outcomes.append(all_or_none_are_cancelled(waiters, died=True))
+        CANCELLING.testify()
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}

@@ -1,0 +1,139 @@
+"""Processes in pid namespaces of their own, where the pids of others mean nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards.apart import Apart
+from hazards.stepping_walk import stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hazards.apart import Pipe
+    from hazards.stepping_tracer import Mark
+
+_CLONE_NEWNS: Final = 0x00020000
+_CLONE_NEWPID: Final = 0x20000000
+_MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
+
+
+def _call(name: str, *args: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*args) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def leave_pids_behind() -> None:
+    """Let the next child of this process be the first of a pid namespace, and have its mounts."""
+    _call("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
+
+
+def see_own_pids() -> None:
+    """Give the namespace's first process a /proc in which it is process 1."""
+    _call("mount", b"proc", b"/proc", b"proc", 0, None)
+    assert os.getpid() == 1
+    assert os.readlink("/proc/self") == "1"  # noqa: PTH115  no path, a link's text
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A process that is process 1 of a pid namespace of its own.
+
+    Attributes:
+        pid: Its pid as the test has it.
+        governor: Its parent, which says what it returned.
+    """
+
+    pid: int
+    governor: Apart
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def result(self) -> Any:
+        """Wait for its end: what its function returned."""
+        return self.governor.result()
+
+
+@contextmanager
+def elsewhere(govern: Callable[..., object], *args: Any) -> Iterator[Elsewhere]:
+    """Start a process elsewhere.
+
+    Args:
+        govern: Run by a process whose next child is the one; says that child's pid to the pipe.
+        args: For ``govern``.
+    """
+    with Apart(_govern, govern, args) as governor:
+        pid = governor.hear()
+        try:
+            yield Elsewhere(pid, governor)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _govern(govern: Callable[..., object], args: tuple[Any, ...], pipe: Pipe) -> object:
+    leave_pids_behind()
+    return govern(*args, pipe)
+
+
+def perform(function: Callable[..., object], *args: Any) -> object:
+    """Govern a process that runs this function, once that has said something.
+
+    Args:
+        function: It gets these arguments, and its own pipe at last.
+        args: The very last one is the governor's pipe.
+    """
+    *others, pipe = args
+    with Apart(_see_and_run, function, others) as process:
+        process.hear()
+        pipe.say(process.pid)
+        return process.result()
+
+
+def _see_and_run(function: Callable[..., object], args: Sequence[Any], pipe: Pipe) -> object:
+    see_own_pids()
+    return function(*args, pipe)
+
+
+def stop(act: Callable[[Mark], None], step: int, pipe: Pipe) -> int:
+    """Govern a process that is stopped under the lock; return how it ended."""
+
+    def see_and_act(mark: Mark) -> None:
+        see_own_pids()
+        act(mark)
+
+    with stopped(see_and_act, step) as process:
+        pipe.say(process.pid)
+        return process.end()
+
+
+def _do_nothing(pipe: Pipe) -> None:
+    pipe.say()
+
+
+@cache
+def refusal_of_pid_namespaces() -> str | None:
+    """Why there are none here; None if there are."""
+    try:
+        with elsewhere(perform, _do_nothing) as process:
+            process.result()
+    except OSError as error:
+        return f"needs pid and mount namespaces, which takes root: {error}"
+    return None
+
+
+needs_pid_namespaces = pytest.mark.skipif(
+    refusal_of_pid_namespaces() is not None, reason=str(refusal_of_pid_namespaces())
+)

@@ -1,0 +1,146 @@
+"""A process that stands still in the middle of an operation, and what others do meanwhile."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hazards.apart import Apart
+from hazards.killing_scenes import NAME, Scene, path, rows
+from hazards.stepping_walk import stopped, under_the_lock, walk
+from support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, errors, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hazards.apart import Pipe
+    from hazards.stepping_tracer import Traced
+    from numpy_model import Array
+
+# Longer than every slice and every patience there is (lock.hpp, line.hpp, operations.hpp).
+LONGER: Final = 1.6
+
+FIRST: Final = rows(*range(12), width=64)
+SECOND: Final = rows(*range(6, 18), width=64)
+THIRD: Final = rows(1, 2, width=64)
+
+APPLYING: Final = Scene(
+    "applying",
+    "float64",
+    64,
+    before=lambda acc: acc.apply_grad(*FIRST),
+    operation=lambda acc: acc.apply_grad(*SECOND),
+    more=(1, 9, 30),
+)
+TAKING: Final = Scene(
+    "taking",
+    "float64",
+    64,
+    before=lambda acc: acc.apply_grad(*FIRST),
+    operation=lambda acc: acc.take(1, timeout=0),
+    more=(1, 9, 30),
+)
+
+
+@dataclass(frozen=True)
+class StopHalfWay:
+    """A place in the middle of a scene's operation, where a process can be stopped.
+
+    Making one leaves the scene's segment under its name, as it was before the operation.
+    """
+
+    scene: Scene
+    step: int
+
+    @classmethod
+    def of(cls, scene: Scene) -> StopHalfWay:
+        """Find it."""
+        image = scene.prepare()
+        looks = walk(image, scene.perform(), under_the_lock(scene))
+        image.write(path())
+        return cls(scene, looks[len(looks) // 2].step)
+
+    @contextmanager
+    def stopped(self) -> Iterator[Traced]:
+        """Have a process stopped there, which owns the lock."""
+        with stopped(under_the_lock(self.scene), self.step) as owner:
+            assert inspection.describe(NAME).lock.held
+            yield owner
+
+
+def add(pipe: Pipe) -> float:
+    """Add the third gradient; say when it was added."""
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        pipe.say()
+        assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
+        return time.monotonic()
+
+
+def take(number: int, pipe: Pipe) -> Any:
+    """Take so many, however long it takes."""
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        pipe.say()
+        return acc.take(number, timeout=LONG)
+
+
+def take_in_vain(number: int, timeout: float, pipe: Pipe) -> float:
+    """Take, but the timeout passes; say after how many seconds."""
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        pipe.say()
+        start = time.monotonic()
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(number, timeout=timeout)
+        return time.monotonic() - start
+
+
+@contextmanager
+def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
+    """Start processes; all are attached when this goes on."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(Apart(*function)) for function in functions]
+        for process in processes:
+            process.hear()
+        yield processes
+
+
+@contextmanager
+def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
+    """Start processes that take, and stand in line in this order when this goes on."""
+    with ExitStack() as stack:
+        processes: list[Apart] = []
+        for function in functions:
+            processes += stack.enter_context(others(function))
+            until(lambda: len(inspection.describe(NAME).line) == len(processes))  # noqa: B023
+        yield processes
+
+
+def whole(*gradients: tuple[Array, Array]) -> Array:
+    """Add gradients up, in a plain matrix."""
+    sums = np.zeros((64, 64))
+    for indices, values in gradients:
+        np.add.at(sums, indices, values)
+    return sums
+
+
+def taken(*takes: Any) -> Array:
+    """Add up what takes handed out."""
+    return whole(*((take.indices, take.values) for take in takes if take.count))
+
+
+def what_is_left() -> Any:
+    """Take the rest, and the name away."""
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        left = acc.take_partial(0, timeout=0)
+        acc.unlink()
+    return left

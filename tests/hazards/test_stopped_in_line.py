@@ -1,0 +1,74 @@
+"""A waiting taker that is stopped keeps its place; gradients go on coming in after a while."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+from hazards.apart import forks, run_apart
+from hazards.killing_scenes import NAME, SOON, path
+from hazards.stepping_stops import (
+    APPLYING,
+    FIRST,
+    THIRD,
+    in_line,
+    others,
+    take,
+    take_in_vain,
+    taken,
+    what_is_left,
+    whole,
+)
+
+import shmacc
+from shmacc import NEVER_STALE
+
+pytestmark = forks
+
+
+def add_often(times: int) -> list[float]:
+    """Add the third gradient so many times; how long each took."""
+    seconds = []
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        for _ in range(times):
+            start = time.monotonic()
+            assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
+            seconds.append(time.monotonic() - start)
+    return seconds
+
+
+def test_it_keeps_its_place() -> None:
+    APPLYING.prepare().write(path())
+    with in_line((take, 3), (take, 1)) as (first, second):
+        first.signal(signal.SIGSTOP)
+        # With the first one's number reached, it would take at once; so it is waited for, but
+        # only for a while, and only once.
+        seconds = run_apart(add_often, 5)
+        assert max(*seconds[:2], *seconds[3:]) < 0.9
+        assert 0.9 < seconds[2] < 1.0 + SOON
+        # Nobody else gets what is the stopped one's.
+        with others((take_in_vain, 1, 0.1)) as (hasty,):
+            assert hasty.result() < 0.1 + SOON
+        assert not second.pipe.poll()
+        first.signal(signal.SIGCONT)
+        got = first.result()
+        assert got.count == 6
+        np.testing.assert_array_equal(taken(got), whole(FIRST, *[THIRD] * 5))
+        run_apart(add_often, 1)
+        np.testing.assert_array_equal(taken(second.result()), whole(THIRD))
+    assert what_is_left().count == 0
+
+
+def test_its_death_is_noticed() -> None:
+    APPLYING.prepare().write(path())
+    with in_line((take, 2), (take, 1)) as (first, second):
+        first.signal(signal.SIGSTOP)
+        run_apart(add_often, 1)
+        start = time.monotonic()
+        first.kill()
+        assert second.result().count == 2
+        assert time.monotonic() - start < SOON
+    assert what_is_left().count == 0
