@@ -39,6 +39,10 @@ class Member:
         """Prepare the gradients that further orders apply, one after the other."""
         self.prepared = [self.peer.prepare(gradient) for gradient in gradients]
 
+    def clock(self) -> int:
+        """Return when this order was read."""
+        return time.perf_counter_ns()
+
     def apply(self) -> tuple[int, int]:
         """Apply once; return when it was called and when it returned."""
         begun = time.perf_counter_ns()

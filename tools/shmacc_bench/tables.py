@@ -105,10 +105,10 @@ def _distribution(found: Mapping[str, float] | None) -> str:
 
 def _wakeup_table(found: dict[str, Any]) -> Table:
     rows = [
-        (name, _distribution(of.get("from_call")), _distribution(of.get("from_return")))
+        (name, *(_distribution(of.get(key)) for key in ("from_call", "from_return", "pipe")))
         for name, of in found.items()
     ]
-    head = ("", "from the call of the last apply", "from its return")
+    head = ("", "from the call of the last apply", "from its return", "limit: a pipe message")
     return Table("A waiting take returns (us)", "in another process; 10 x 64", head, rows)
 
 

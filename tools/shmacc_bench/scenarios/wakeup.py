@@ -32,8 +32,12 @@ class Scenario:
             self.crew.ask(number, "use", [make_gradient(WORKLOAD)])
 
     def step(self) -> dict[str, Any]:
-        """Return microseconds from the call, and from the return, of the last apply."""
-        from_call, from_return = [], []
+        """Return microseconds from the call, and from the return, of the last apply.
+
+        And, as what no waiting process can be faster than here, those that a message through a
+        pipe takes to be read by a process that waits for it.
+        """
+        from_call, from_return, pipe = [], [], []
         for _ in range(self.trials):
             self.crew.order(TAKER, "take", 2)
             self.crew.ask(APPLIER, "apply")
@@ -42,7 +46,10 @@ class Scenario:
             _, woken = self.crew.answer(TAKER)
             from_call.append((woken - called) / 1000)
             from_return.append((woken - returned) / 1000)
-        return {"from_call": from_call, "from_return": from_return}
+            time.sleep(SETTLE_SECONDS)
+            sent = time.perf_counter_ns()
+            pipe.append((self.crew.ask(TAKER, "clock") - sent) / 1000)
+        return {"from_call": from_call, "from_return": from_return, "pipe": pipe}
 
     def close(self) -> None:
         """End both processes."""
@@ -54,5 +61,5 @@ def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the distributions, in microseconds."""
     return {
         key: summarise([sample for step in steps for sample in step[key]])
-        for key in ("from_call", "from_return")
+        for key in ("from_call", "from_return", "pipe")
     }
