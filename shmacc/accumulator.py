@@ -26,6 +26,7 @@ from shmacc.stats import Stats
 NEVER_STALE = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
+_OWNERS_BITS = 0o600
 _logger = logging.getLogger("shmacc")
 _REDUCTION_NAMES = {code: name for name, code in segment.REDUCTIONS.items()}
 _KIND_NAMES = {code: kind for kind, code in segment.KINDS.items()}
@@ -49,6 +50,8 @@ def _mode(mode: object) -> int:
     bits = gradients.int64(mode, "mode")
     if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
         raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    if bits & _OWNERS_BITS != _OWNERS_BITS:
+        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
     return bits
 
 

@@ -185,8 +185,11 @@ def _remove(name: SegmentName, handle: _core.Handle) -> None:
 
 
 def remove_semaphore(semaphore: str) -> None:
-    """Removes a semaphore's name, if it is there."""
-    with contextlib.suppress(posix_ipc.ExistentialError):
+    """Removes a semaphore's name, if it is there and this user may.
+
+    A stranger who found it missing may have made it; then it stays behind, for root to clean.
+    """
+    with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):
         posix_ipc.unlink_semaphore(semaphore)
 
 

@@ -3,6 +3,7 @@
 
 #include "gradient.hpp"
 #include "index.hpp"
+#include "kernels.hpp"
 #include "round.hpp"
 
 namespace shmacc {
@@ -101,7 +102,7 @@ class Rows {
             if (slot == kAbsent) {
                 const uint64_t fresh_slot = state_.rows++;
                 table[fresh_slot] = {gradient.keys()[i], gradient.contributions(i)};
-                copy(sums + fresh_slot * width, gradient.row(i, width), width);
+                copy_numbers(sums + fresh_slot * width, gradient.row(i, width), width);
                 index.insert(gradient.keys()[i], static_cast<uint32_t>(fresh_slot));
                 continue;
             }
@@ -114,7 +115,7 @@ class Rows {
                                          static_cast<uint64_t>(gradient.contributions(i + j)));
             bool fits = true;
             if (gradient.in_place() && length > 1) {
-                fits = add_numbers(sums + slot * width, gradient.row(i, width), length * width);
+                fits = add_many(sums + slot * width, gradient.row(i, width), length * width);
             } else {
                 for (uint32_t j = 0; j < length; ++j)
                     fits = add_numbers(sums + (slot + j) * width, gradient.row(i + j, width), width) && fits;
@@ -132,9 +133,9 @@ class Rows {
         for (uint32_t j = 0; j < length; ++j, undo += sizeof(int64_t))
             std::memcpy(undo, &slots[j].contributions, sizeof(int64_t));
         if (kWidth && length == 1)
-            copy(reinterpret_cast<T*>(undo), rows, kWidth);
+            copy_numbers(reinterpret_cast<T*>(undo), rows, kWidth);
         else
-            copy(reinterpret_cast<T*>(undo), rows, length * width);
+            copy_many(reinterpret_cast<T*>(undo), rows, length * width);
         return undo + length * width * sizeof(T);
     }
 
@@ -191,19 +192,6 @@ class Rows {
         }
     }
 
-    static void copy(T* to, const T* from, uint64_t width) {
-        for (uint64_t j = 0; j < width; ++j) to[j] = from[j];
-    }
-    static bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-        bool fits = true;
-        for (uint64_t j = 0; j < count; ++j) {
-            if constexpr (std::is_integral_v<T>)
-                fits = add(sums[j], values[j]) && fits;
-            else
-                sums[j] += values[j];
-        }
-        return fits;
-    }
     static void prefetch_row(const T* row, uint64_t width) {
         const auto* at = reinterpret_cast<const char*>(row);
         const uint64_t bytes = std::min<uint64_t>(width * sizeof(T), 1024);
