@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import ShmaccError
-from shmacc_inspect import output
+from shmacc_inspect.output.metrics import Metric, Sample
 from shmacc_inspect.progress import stragglers
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ _DEFINITIONS: Final = (
 )
 
 
-def gather(namespace: str | None) -> Iterator[output.Metric]:
+def gather(namespace: str | None) -> Iterator[Metric]:
     """All metrics of all segments, or of a namespace's, as they stand now."""
     now = time.time()
     summaries = inspection.list_segments(namespace=namespace)
@@ -137,8 +137,8 @@ def gather(namespace: str | None) -> Iterator[output.Metric]:
             value = definition.read(seen, now)
             if value is not None:
                 name = PREFIX + definition.name + suffix
-                samples.append(output.Sample(name, _labels(seen.summary), float(value)))
-        yield output.Metric(PREFIX + definition.name, definition.type, definition.help, samples)
+                samples.append(Sample(name, _labels(seen.summary), float(value)))
+        yield Metric(PREFIX + definition.name, definition.type, definition.help, samples)
     yield _info(summaries)
     yield _states(summaries)
     yield _space()
@@ -156,10 +156,10 @@ def _labels(summary: inspection.Summary) -> dict[str, str]:
     return {"name": summary.name.shared_name, "namespace": summary.name.namespace or ""}
 
 
-def _info(summaries: tuple[inspection.Summary, ...]) -> output.Metric:
+def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
     name = PREFIX + "segment_info"
     samples = [
-        output.Sample(
+        Sample(
             name,
             {
                 **_labels(summary),
@@ -173,24 +173,24 @@ def _info(summaries: tuple[inspection.Summary, ...]) -> output.Metric:
         )
         for summary in summaries
     ]
-    return output.Metric(name, "gauge", "What a segment is; always 1.", samples)
+    return Metric(name, "gauge", "What a segment is; always 1.", samples)
 
 
-def _states(summaries: tuple[inspection.Summary, ...]) -> output.Metric:
+def _states(summaries: tuple[inspection.Summary, ...]) -> Metric:
     counts = collections.Counter(summary.state for summary in summaries)
     name = PREFIX + "segments"
     samples = [
-        output.Sample(name, {"state": state.value}, float(counts[state]))
+        Sample(name, {"state": state.value}, float(counts[state]))
         for state in inspection.SegmentState
     ]
-    return output.Metric(name, "gauge", "Segments in each state.", samples)
+    return Metric(name, "gauge", "Segments in each state.", samples)
 
 
-def _space() -> output.Metric:
+def _space() -> Metric:
     space = inspection.shared_memory_space()
     name = PREFIX + "shared_memory_bytes"
     samples = [
-        output.Sample(name, {"kind": "total"}, float(space.total)),
-        output.Sample(name, {"kind": "free"}, float(space.free)),
+        Sample(name, {"kind": "total"}, float(space.total)),
+        Sample(name, {"kind": "free"}, float(space.free)),
     ]
-    return output.Metric(name, "gauge", "Shared memory of this machine or container.", samples)
+    return Metric(name, "gauge", "Shared memory of this machine or container.", samples)

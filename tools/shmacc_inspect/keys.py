@@ -21,7 +21,7 @@ RESIZED: Final = "resized"
 SUSPEND: Final = "suspend"
 END: Final = "end"  # there will be no more keys
 _SEQUENCES: Final = {b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN}
-_MOST: Final = 16  # bytes of a key
+_MOST: Final = 64  # bytes at a time
 _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
 
 
@@ -76,18 +76,23 @@ class Keys:
             if self._woken in ready:
                 os.read(self._woken, _MOST)
             if self._fd in ready and self._fd is not None:
-                self._pending.append(self._read(self._fd))
+                self._pending += self._read(self._fd)
         return self._pending.pop(0) if self._pending else None
 
     @staticmethod
-    def _read(fd: int) -> str:
+    def _read(fd: int) -> list[str]:
         try:
-            pressed = os.read(fd, _MOST)
+            typed = os.read(fd, _MOST)
         except OSError:
-            return END
-        if not pressed:
-            return END
-        return _SEQUENCES.get(pressed, pressed[:1].decode(errors="replace"))
+            typed = b""
+        if not typed:
+            return [END]
+        found = []
+        while typed:
+            sequence = next(filter(typed.startswith, _SEQUENCES), None)
+            found.append(_SEQUENCES[sequence] if sequence else chr(typed[0]))
+            typed = typed[len(sequence or b"?") :]
+        return found
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(_NOTICED[signal.Signals(number)])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
-from shmacc_inspect import output
-from shmacc_inspect.conversion import applied_this_round
 from shmacc_inspect.naming import typed_name
+from shmacc_inspect.output.details import applied_this_round
+from shmacc_inspect.output.intervals import Interval, Straggler
 
 if TYPE_CHECKING:
     from shmacc.inspection import AttachedProcess, Description, SegmentName, Stats
@@ -20,7 +20,7 @@ REMEMBERED: Final = 240  # intervals: what the widest sparkline shows
 GONE: Final = "gone"
 
 
-def stragglers(seen: Description, now: float) -> list[output.Straggler]:
+def stragglers(seen: Description, now: float) -> list[Straggler]:
     """Living processes that have not applied in this round, the longest idle first.
 
     Behind them those that never have: perhaps they never will, such as a parent that only keeps the
@@ -29,7 +29,7 @@ def stragglers(seen: Description, now: float) -> list[output.Straggler]:
     if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
         return []
     found = [
-        output.Straggler(
+        Straggler(
             pid=process.pid,
             seconds=max(0.0, now - (process.last_applied or process.attached_at)),
             applied=process.applied,
@@ -62,12 +62,12 @@ class Course:
 
     name: SegmentName
     seen: Description | None = None
-    intervals: collections.deque[output.Interval] = field(
+    intervals: collections.deque[Interval] = field(
         default_factory=lambda: collections.deque(maxlen=REMEMBERED)
     )
     _moment: float = 0.0
 
-    def look(self) -> output.Interval:
+    def look(self) -> Interval:
         """Looks again; what there is to say of the time since the last look."""
         now, moment = time.time(), time.monotonic()
         before, passed = self.seen, moment - self._moment
@@ -76,9 +76,9 @@ class Course:
             self.seen = inspection.describe(self.name.system_name)
             interval = self._interval(self.seen, before, now, passed)
         except NotFoundError:
-            interval = output.Interval(now, typed_name(self.name), GONE)
+            interval = Interval(now, typed_name(self.name), GONE)
         except ShmaccError:
-            interval = output.Interval(now, typed_name(self.name), self._state())
+            interval = Interval(now, typed_name(self.name), self._state())
         self.intervals.append(interval)
         return interval
 
@@ -94,12 +94,12 @@ class Course:
 
     def _interval(
         self, seen: Description, before: Description | None, now: float, passed: float
-    ) -> output.Interval:
+    ) -> Interval:
         stats = seen.stats
         # A segment made anew under the name counts from 0 again.
         old = before.stats if before is not None and before.token == seen.token else None
         head = next((take for take in seen.line if take.alive), None)
-        return output.Interval(
+        return Interval(
             time=now,
             name=typed_name(self.name),
             state=seen.summary.state.value,
@@ -137,7 +137,7 @@ class Watch:
         if name is not None:
             self.courses.append(Course(name))
 
-    def look(self) -> list[output.Interval]:
+    def look(self) -> list[Interval]:
         """Looks at each; forgets those that went, unless one was asked for by name."""
         if self._one is None:
             present = {

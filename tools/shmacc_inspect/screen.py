@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.text import Text
 
-from shmacc_inspect import conversion, keys, page, words
-from shmacc_inspect.page import Cell, Column, Fields, Table
+from shmacc_inspect import keys, page, words
+from shmacc_inspect.output.details import Lock, Taker, applied_this_round
+from shmacc_inspect.page import Cell, Column, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 from shmacc_inspect.verbs.show import describe_lock
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from shmacc.inspection import AttachedProcess, Description
-    from shmacc_inspect import output
+    from shmacc_inspect.output.intervals import Interval
     from shmacc_inspect.progress import Course, Watch
 
 _SEGMENT_COLUMNS: Final = (
@@ -55,7 +56,7 @@ _VALUE: Final = 11
 _ROUND_BAR: Final = 8
 _LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
 _LEAST_LINES: Final = 3
-_DETAIL_LINES: Final = 10  # of the picked segment, without its processes
+_HEAD_LINES: Final = 7  # of the picked segment: all but its history and its processes
 
 
 class Screen:
@@ -94,7 +95,7 @@ class Screen:
             return Group(*parts)
         room = height - 1
         if len(courses) > 1:
-            shown = max(_LEAST_LINES, min(len(courses), (room - _DETAIL_LINES) // 2))
+            shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 3))
             first = min(max(0, place - shown // 2), max(0, len(courses) - shown))
             rows = [
                 _segment_row(number, course, picked=number == place)
@@ -140,7 +141,7 @@ def _said(per_second: float | None) -> str:
     return "-" if per_second is None else words.size(per_second)
 
 
-def _round(now: output.Interval) -> str:
+def _round(now: Interval) -> str:
     if now.gradients is None:
         return ""
     if now.num_required is None:
@@ -157,30 +158,39 @@ def _details(course: Course, width: int, room: int) -> Iterator[RenderableType]:
     if seen is None:
         yield Text("nothing to be seen of it", style="dim")
         return
-    yield page.rendered(Fields(_facts(now, seen)), width)
-    for label, field, say in _LINES:
-        yield _history(label, course.history(field), width, say)
-    yield Text()
+    for label, cell in _facts(now, seen, width):
+        yield _line((f"{label:<{_LABEL}}", "cyan"), (cell.text, cell.style))
     rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
-    shown = rows[: max(_LEAST_LINES, room - _DETAIL_LINES)]
+    room -= _HEAD_LINES
+    # Who is there matters more than how it was.
+    if room >= len(_LINES) + _LEAST_LINES:
+        room -= len(_LINES)
+        for label, field, say in _LINES:
+            yield _history(label, course.history(field), width, say)
+    yield Text()
+    shown = rows if len(rows) <= room else rows[: max(1, room - 1)]
     yield page.rendered(Table(_PROCESS_COLUMNS, shown), width)
     if len(shown) < len(rows):
         yield Text(f"… and {len(rows) - len(shown)} more", style="dim")
 
 
-def _facts(now: output.Interval, seen: Description) -> Iterator[tuple[str, Cell]]:
+def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
     yield "step", Cell(f"{now.step}{'  sealed' if seen.stats.sealed else ''}")
-    line = conversion.line(seen, now.time)
+    line = [Taker.of(take, now.time) for take in seen.line]
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
         yield "round", Cell(f"{words.count_of(now.gradients or 0, 'gradient')}; nobody waits")
     else:
-        bar = words.bar(now.gradients or 0, head.num_required, 30)
+        bar = words.bar(now.gradients or 0, head.num_required, max(4, min(30, width - 70)))
         behind = f", {len(line) - 1} more in line" if len(line) > 1 else ""
         waited = words.duration(head.waiting_seconds)
         text = f"{bar} {now.gradients} of {head.num_required}"
         yield "round", Cell(f"{text}  pid {head.pid} has waited for {waited}{behind}", "cyan")
-    yield "lock", describe_lock(conversion.lock(seen, now.time))
+    yield "lock", describe_lock(Lock.of(seen, now.time))
+
+
+def _line(*parts: tuple[str, str]) -> Text:
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def _history(
@@ -190,12 +200,10 @@ def _history(
     value = "-" if last is None else str(say(last))
     style = "yellow" if label == "drops/s" and last else "green"
     line = words.sparkline(values, max(10, width - _LABEL - _VALUE - 2))
-    return Text.assemble(
-        (f"{label:<{_LABEL}}", "cyan"), (f"{value:>{_VALUE}}  ", "bold"), (line, style)
-    )
+    return _line((f"{label:<{_LABEL}}", "cyan"), (f"{value:>{_VALUE}}  ", "bold"), (line, style))
 
 
-def _in_order(seen: Description, now: output.Interval) -> list[AttachedProcess]:
+def _in_order(seen: Description, now: Interval) -> list[AttachedProcess]:
     behind = {straggler.pid: place for place, straggler in enumerate(now.stragglers)}
     return sorted(
         seen.processes,
@@ -203,11 +211,11 @@ def _in_order(seen: Description, now: output.Interval) -> list[AttachedProcess]:
     )
 
 
-def _process_row(process: AttachedProcess, seen: Description, now: output.Interval) -> list[Cell]:
+def _process_row(process: AttachedProcess, seen: Description, now: Interval) -> list[Cell]:
     straggler = next((found for found in now.stragglers if found.pid == process.pid), None)
     if not process.alive:
         this_round = Cell("dead", "yellow")
-    elif conversion.applied_this_round(process, seen):
+    elif applied_this_round(process, seen):
         this_round = Cell("applied", "green")
     elif straggler is not None and not straggler.applied:
         this_round = Cell("never", "dim")

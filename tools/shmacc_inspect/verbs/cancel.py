@@ -21,14 +21,18 @@ def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = Fa
     where the process that holds it is stopped.
     """
     from shmacc import inspection  # late: see the package
-    from shmacc_inspect import conversion, naming, output
+    from shmacc_inspect import naming
+    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output.details import Taker
+    from shmacc_inspect.output.removals import Cancelling
 
     system_name = naming.find(name).name.system_name
-    line = conversion.line(inspection.describe(system_name), time.time())
+    seen, now = inspection.describe(system_name), time.time()
+    line = [Taker.of(take, now) for take in seen.line]
     cancelled = inspection.cancel(system_name) if yes else 0
-    answer = output.Cancelling(dry_run=not yes, name=system_name, line=line, cancelled=cancelled)
+    answer = Cancelling(dry_run=not yes, name=system_name, line=line, cancelled=cancelled)
     if json:
-        print(output.to_json(answer))
+        print(to_json(answer))
         return
     verb = "cancelled" if yes else "would cancel"
     page.show(

@@ -12,7 +12,7 @@ from shmacc_inspect.page import Cell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_inspect import output
+    from shmacc_inspect.output.findings import Findings
 
 EPILOG: Final = """\b
 Examples:
@@ -48,7 +48,8 @@ def run(
     waits for no lock. What is WRONG calls for somebody; a note is worth knowing, and mends itself.
     """
     from shmacc import inspection  # late: see the package
-    from shmacc_inspect import conversion, output
+    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output.findings import Finding, Findings
 
     if name is not None and not _GLOB_CHARACTERS & set(name):
         found, checked = inspection.check(name), 1
@@ -56,11 +57,11 @@ def run(
         pattern, namespace = name or "*", options.namespace(everywhere=everywhere)
         found = inspection.check_all(pattern, namespace=namespace)
         checked = len(inspection.list_segments(pattern, namespace=namespace))
-    findings = [conversion.finding(finding) for finding in found]
+    findings = [Finding.of(finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
-    answer = output.Findings(checked, wrong, len(findings) - wrong, findings)
+    answer = Findings(checked, wrong, len(findings) - wrong, findings)
     if json:
-        print(output.to_json(answer))
+        print(to_json(answer))
     else:
         page.show(_elements(answer, quiet=quiet))
         verdict = f"{wrong} wrong" if wrong else "nothing wrong"
@@ -70,7 +71,7 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _elements(answer: output.Findings, *, quiet: bool) -> Iterator[Cell]:
+def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
     for finding in sorted(answer.findings, key=lambda found: found.severity == "note"):
         is_note = finding.severity == "note"
         if is_note and quiet:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shmacc import inspection
-    from shmacc_inspect import output
+    from shmacc_inspect.output.removals import Cleaning, Leftover
 
 EPILOG: Final = """\b
 Examples:
@@ -58,11 +58,11 @@ def run(
     them. Death is proved by the kernel, never guessed, and proved again at the moment of removal;
     what could not be judged is left, and said. Two cleaners at once do each other no harm.
     """
-    from shmacc_inspect import conversion  # late: see the package
+    from shmacc_inspect.output.removals import Leftover  # late: see the package
 
     found = _leftovers(patterns or ["*"], _seconds(older_than), everywhere=everywhere)
     removable = [leftover for leftover in found if leftover.removable]
-    left = [conversion.leftover(leftover) for leftover in found if not leftover.removable]
+    left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
     answer = _remove(removable, left) if yes else _plan(removable, left)
     _show(answer, json=json)
     if answer.failed:
@@ -90,17 +90,17 @@ def _leftovers(
     return [found[file_name] for file_name in sorted(found)]
 
 
-def _plan(removable: list[inspection.Leftover], left: list[output.Leftover]) -> output.Cleaning:
-    from shmacc_inspect import conversion, output
+def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
+    from shmacc_inspect.output.removals import Cleaning, Leftover
 
-    would = [conversion.leftover(leftover) for leftover in removable]
-    return output.Cleaning(dry_run=True, removed=[], would_remove=would, left=left, failed=[])
+    would = [Leftover.of(leftover) for leftover in removable]
+    return Cleaning(dry_run=True, removed=[], would_remove=would, left=left, failed=[])
 
 
-def _remove(removable: list[inspection.Leftover], left: list[output.Leftover]) -> output.Cleaning:
+def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
     from shmacc import inspection
     from shmacc.errors import ShmaccError
-    from shmacc_inspect import output
+    from shmacc_inspect.output.removals import Cleaning
 
     removed: list[str] = []
     failed: list[str] = []
@@ -109,16 +109,14 @@ def _remove(removable: list[inspection.Leftover], left: list[output.Leftover]) -
             removed += inspection.clean(leftover)
         except (ShmaccError, OSError) as error:
             failed.append(f"{leftover.file_name}: {error}")
-    return output.Cleaning(
-        dry_run=False, removed=removed, would_remove=[], left=left, failed=failed
-    )
+    return Cleaning(dry_run=False, removed=removed, would_remove=[], left=left, failed=failed)
 
 
-def _show(answer: output.Cleaning, *, json: bool) -> None:
-    from shmacc_inspect import output
+def _show(answer: Cleaning, *, json: bool) -> None:
+    from shmacc_inspect.output import to_json
 
     if json:
-        print(output.to_json(answer))
+        print(to_json(answer))
     elif answer.dry_run:
         if answer.would_remove:
             page.show([Table(_COLUMNS, [_row(leftover) for leftover in answer.would_remove])])
@@ -137,7 +135,7 @@ def _show(answer: output.Cleaning, *, json: bool) -> None:
         page.tell(f"{words.count_of(len(answer.removed), 'name')} removed")
 
 
-def _row(leftover: output.Leftover) -> list[Cell]:
+def _row(leftover: Leftover) -> list[Cell]:
     return [
         Cell(leftover.file_name, "bold"),
         Cell(words.size(leftover.bytes_reserved)),

@@ -12,7 +12,7 @@ from shmacc_inspect import failures, options, page, words
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
-    from shmacc_inspect import output
+    from shmacc_inspect.output.segments import Segment
 
 EPILOG: Final = """\b
 Examples:
@@ -92,12 +92,13 @@ def run(
     import os
 
     from shmacc import inspection  # late: see the package
-    from shmacc_inspect import conversion, output
+    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output.segments import Segment, SegmentList
 
     found = inspection.list_segments(pattern, namespace=options.namespace(everywhere=everywhere))
     now = time.time()
     segments = [
-        conversion.segment(summary, now)
+        Segment.of(summary, now)
         for summary in found
         if not (orphaned and summary.state is not inspection.SegmentState.ORPHANED)
         and not (mine and summary.owner_uid != os.getuid())
@@ -105,7 +106,7 @@ def run(
     segments.sort(key=lambda segment: _key(segment, sort), reverse=reverse)
     space = inspection.shared_memory_space()
     if json:
-        print(output.to_json(output.SegmentList(segments, space.total, space.free)))
+        print(to_json(SegmentList(segments, space.total, space.free)))
     elif segments:
         table = Table(COLUMNS, [row(segment) for segment in segments])
         page.show([table])
@@ -117,7 +118,7 @@ def run(
         page.tell("no segments" if pattern == "*" else "no such segments")
 
 
-def row(segment: output.Segment) -> list[Cell]:
+def row(segment: Segment) -> list[Cell]:
     """A segment's cells, as `COLUMNS`."""
     sparse = segment.kind == "sparse"
     return [
@@ -149,7 +150,7 @@ def _number(number: int | None) -> Cell:
     return Cell(_said(number))
 
 
-def _key(segment: output.Segment, sort: Sort) -> tuple[Any, str]:
+def _key(segment: Segment, sort: Sort) -> tuple[Any, str]:
     waiting = segment.waiting_for or []
     keys: dict[Sort, Any] = {
         Sort.NAME: segment.name,

@@ -76,9 +76,11 @@ def run(
 
 
 def _print_json(namespace: str | None) -> None:
-    from shmacc_inspect import gauges, output  # late: see the package
+    from shmacc_inspect import gauges  # late: see the package
+    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output.metrics import Metrics
 
-    print(output.to_json(output.Metrics(list(gauges.gather(namespace)))))
+    print(to_json(Metrics(list(gauges.gather(namespace)))))
 
 
 def _registry(namespace: str | None) -> Any:

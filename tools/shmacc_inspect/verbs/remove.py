@@ -34,7 +34,9 @@ def run(
     until they close, and who opens the name from then on makes a new one.
     """
     from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming, output
+    from shmacc_inspect import naming
+    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output.removals import Removal
 
     summary = naming.find(name)
     pids = _attached(summary)
@@ -45,7 +47,7 @@ def run(
     removed: tuple[str, ...] = ()
     if yes:
         removed = inspection.remove(summary.name.system_name, force=force)
-    answer = output.Removal(
+    answer = Removal(
         dry_run=not yes,
         name=summary.name.system_name,
         state=summary.state.value,
@@ -53,7 +55,7 @@ def run(
         removed=list(removed),
     )
     if json:
-        print(output.to_json(answer))
+        print(to_json(answer))
     elif yes:
         page.show([Cell(f"removed {file_name}") for file_name in removed])
     else:

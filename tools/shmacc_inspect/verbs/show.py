@@ -14,7 +14,8 @@ from shmacc_inspect.verbs.list import STATE_STYLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_inspect import output
+    from shmacc_inspect.output import details
+    from shmacc_inspect.output.segments import Segment
 
 EPILOG: Final = """\b
 Examples:
@@ -74,7 +75,9 @@ def run(
     """
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
-    from shmacc_inspect import conversion, naming, output
+    from shmacc_inspect import naming
+    from shmacc_inspect.output import details, to_json
+    from shmacc_inspect.output.segments import Segment
 
     summary = naming.find(name)
     system_name = summary.name.system_name
@@ -84,18 +87,16 @@ def run(
             raise InvalidArgumentError("a dense accumulator has no rows to count")
         seen = inspection.describe(system_name)
         now = time.time()
-        answer = conversion.details(
+        answer = details.Details.of(
             seen,
             now,
-            most_touched=conversion.rows(inspection.most_touched(system_name, rows))
-            if rows
-            else None,
-            values=conversion.values(inspection.summarise_values(system_name)) if values else None,
+            rows=details.Rows.of(inspection.most_touched(system_name, rows)) if rows else None,
+            values=details.Values.of(inspection.summarise_values(system_name)) if values else None,
         )
     except (DataLossError, PermissionDeniedError) as error:
-        answer = output.Details(conversion.segment(summary, now), error=str(error))
+        answer = details.Details(Segment.of(summary, now), error=str(error))
     if json:
-        print(output.to_json(answer))
+        print(to_json(answer))
     else:
         page.show(elements(answer, now))
     if answer.error is not None:
@@ -103,7 +104,7 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def elements(answer: output.Details, now: float) -> Iterator[Element]:
+def elements(answer: details.Details, now: float) -> Iterator[Element]:
     """What is shown."""
     segment = answer.segment
     yield Fields(_facts(answer))
@@ -124,7 +125,7 @@ def elements(answer: output.Details, now: float) -> Iterator[Element]:
         yield from _value_elements(answer.values)
 
 
-def progress(gradients: int, line: list[output.Taker]) -> str:
+def progress(gradients: int, line: list[details.Taker]) -> str:
     """How far the round is towards what the head of the line waits for."""
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
@@ -135,7 +136,7 @@ def progress(gradients: int, line: list[output.Taker]) -> str:
     return f"{words.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
 
 
-def describe_lock(lock: output.Lock) -> Cell:
+def describe_lock(lock: details.Lock) -> Cell:
     """Who has the lock."""
     if lock.held:
         text = f"held by pid {lock.holder_pid}" if lock.holder_pid else "held"
@@ -150,7 +151,7 @@ def describe_lock(lock: output.Lock) -> Cell:
     return Cell("free")
 
 
-def _facts(answer: output.Details) -> Iterator[tuple[str, Cell]]:
+def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     segment = answer.segment
     yield "name", Cell(segment.name, "bold")
     detail = f" ({segment.detail})" if segment.detail and answer.error is None else ""
@@ -199,12 +200,12 @@ def _facts(answer: output.Details) -> Iterator[tuple[str, Cell]]:
     )
 
 
-def _census(segment: output.Segment) -> str:
+def _census(segment: Segment) -> str:
     dead = f", {segment.attached_dead} dead" if segment.attached_dead else ""
     return f"{segment.attached_alive} alive{dead}"
 
 
-def _process_row(process: output.Process, now: float) -> list[Cell]:
+def _process_row(process: details.Process, now: float) -> list[Cell]:
     style = "" if process.alive else "dim"
     halted = process.condition in {"stopped", "traced"}
     pid = str(process.pid) if process.same_pid_namespace else f"{process.pid}*"
@@ -224,7 +225,7 @@ def _process_row(process: output.Process, now: float) -> list[Cell]:
     ]
 
 
-def _taker_row(taker: output.Taker) -> list[Cell]:
+def _taker_row(taker: details.Taker) -> list[Cell]:
     remark = "" if taker.alive else "dead: whoever comes next takes it out"
     if taker.alive and taker.overdue:
         remark = "overdue: its gradients are there, and it does not come"
@@ -237,7 +238,7 @@ def _taker_row(taker: output.Taker) -> list[Cell]:
     ]
 
 
-def _region_row(region: output.Region) -> list[Cell]:
+def _region_row(region: details.Region) -> list[Cell]:
     return [
         Cell(region.name),
         Cell(f"{region.offset:#x}"),
@@ -247,13 +248,13 @@ def _region_row(region: output.Region) -> list[Cell]:
     ]
 
 
-def _row_elements(rows: output.Rows) -> Iterator[Element]:
+def _row_elements(rows: details.Rows) -> Iterator[Element]:
     yield Heading("Most touched rows", Cell("" if rows.still else _MOVING))
     columns = (Column("ROW", right=True), Column("GRADIENTS", right=True))
     yield Table(columns, [[Cell(str(row.row)), Cell(str(row.count))] for row in rows.rows])
 
 
-def _value_elements(values: output.Values) -> Iterator[Element]:
+def _value_elements(values: details.Values) -> Iterator[Element]:
     yield Heading("Values", Cell("of the sums" + ("" if values.still else "; " + _MOVING)))
     wrong = "bold red"
     yield Fields(

@@ -13,7 +13,7 @@ import typer
 from shmacc_inspect import failures, options, page, words
 
 if TYPE_CHECKING:
-    from shmacc_inspect import output
+    from shmacc_inspect.output.intervals import Interval
     from shmacc_inspect.progress import Watch
 
 EPILOG: Final = """\b
@@ -65,7 +65,7 @@ def _end(number: int, _frame: Any) -> None:
 
 
 def _print(watched: Watch, interval: float, count: int | None, *, json: bool) -> None:
-    from shmacc_inspect import output  # late: see the package
+    from shmacc_inspect.output import to_json  # late: see the package
 
     watched.look()
     due, done = time.monotonic(), 0
@@ -73,12 +73,12 @@ def _print(watched: Watch, interval: float, count: int | None, *, json: bool) ->
         due = max(due + interval, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
         for seen in watched.look():
-            print(output.to_json(seen, in_one_line=True) if json else line(seen))
+            print(to_json(seen, in_one_line=True) if json else line(seen))
         sys.stdout.flush()
         done += 1
 
 
-def line(seen: output.Interval) -> str:
+def line(seen: Interval) -> str:
     """An interval, as one line."""
     start = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {seen.name}"
     if seen.step is None:

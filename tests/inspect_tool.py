@@ -1,0 +1,245 @@
+"""The installed `shmacc-inspect` in pipes and on terminals, and segments in odd states for it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyte
+from support import LONG, Child, Crew, until
+
+import shmacc
+from shmacc import inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
+REGION: Final = 2**40  # every part of a segment's file has so much of it to itself
+INDEX_REGIONS: Final = (3, 4)
+SLOTS_REGION: Final = 5
+# A test runner in the background ignores SIGINT, and its children inherit that.
+HEEDING_CTRL_C: Final = ("env", "--default-signal=INT")
+WITHOUT_ROOTS_POWERS: Final = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner")
+
+
+def run(
+    *arguments: str, before: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it in pipes."""
+    return subprocess.run(
+        [*before, str(COMMAND), *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+
+def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
+    """Run it with --json; what it answered."""
+    done = run(*arguments, "--json", before=before)
+    assert done.returncode == status, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema_version"] == 1
+    return answer
+
+
+class Terminal:
+    """It, on a terminal of its own."""
+
+    def __init__(self, *arguments: str, columns: int = 100, rows: int = 30, **env: str) -> None:
+        """Start it."""
+        self._fd, theirs = os.openpty()
+        # Not pty.fork: a forked Python would attach to the accumulators that this one has open.
+        self._process = subprocess.Popen(
+            [*HEEDING_CTRL_C, "setsid", "--ctty", COMMAND, *arguments],
+            env={**os.environ, "TERM": "xterm-256color", **env},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        self.pid = self._process.pid
+        self.screen = pyte.Screen(columns, rows)
+        self.raw = b""
+        self.status: int | None = None
+        self._stream = pyte.ByteStream(self.screen)
+        self.resize(columns, rows)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Make the window another size."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._fd, keys.encode())
+
+    def read(self, seconds: float = 0.05) -> bool:
+        """Take in what it wrote; False at the end."""
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return True
+        try:
+            written = os.read(self._fd, 65536)
+        except OSError:  # nobody has the other side open any more
+            return False
+        self.raw += written
+        self._stream.feed(written)
+        return bool(written)
+
+    def text(self) -> str:
+        """What is to be seen."""
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def wait_for(self, *wanted: str) -> str:
+        """Read until all of this is to be seen; the screen."""
+        deadline = time.monotonic() + LONG
+        while not all(word in self.text() for word in wanted):
+            alive = self.read()
+            assert alive or all(word in self.text() for word in wanted), self.text()
+            assert time.monotonic() < deadline, f"{wanted} not in:\n{self.text()}"
+        return self.text()
+
+    def end(self) -> int:
+        """Read to the end; its exit status."""
+        if self.status is None:
+            deadline = time.monotonic() + LONG
+            while self.read():
+                assert time.monotonic() < deadline, f"it does not end:\n{self.text()}"
+            self.status = self._process.wait()
+            os.close(self._fd)
+        return self.status
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+        if self.status is None:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._fd)
+
+
+# -- what stands in shared memory -----------------------------------------------------------------
+
+
+def path_of(name: str) -> Path:
+    """Where a segment's file is."""
+    return Path(inspection.resolve(name).path)
+
+
+def semaphore_of(name: str) -> Path:
+    """Where its semaphore is."""
+    path, token = path_of(name), inspection.describe(name).token
+    return path.with_name(f"sem.{path.name}.{token:016x}")
+
+
+def scribble(path: Path, offset: int, data: bytes) -> None:
+    """Write over some of a file."""
+    # By another process: to close a file is to let go of all record locks on it.
+    place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
+    subprocess.run(["dd", *place], input=data, check=True)
+
+
+def header_of(path: Path) -> bytes:
+    """What a segment begins with."""
+    done = subprocess.run(["head", "-c", "8192", path], capture_output=True, check=True)
+    return done.stdout
+
+
+def other_version(path: Path) -> None:
+    """Let a segment say that another version made it."""
+    scribble(path, 8, struct.pack("<I", 999))
+
+
+def idle(name: str) -> None:
+    """Stay attached."""
+    with shmacc.attach(name):
+        signal.pause()
+
+
+def apply_and_idle(name: str, gradients: int, step: int) -> None:
+    """Apply some gradients at a step, then stay attached."""
+    with shmacc.attach(name) as acc:
+        for _ in range(gradients):
+            assert isinstance(acc, shmacc.SparseConditionalAccumulator)
+            acc.apply_grad([1, 2], np.ones((2, 4), np.float32), local_step=step)
+        signal.pause()
+
+
+def wait_in_line(name: str, num_required: int) -> None:
+    """Take; being cancelled is fine."""
+    with shmacc.attach(name) as acc:
+        try:
+            acc.take(num_required)
+        except shmacc.errors.CancelledError:
+            return
+
+
+def apply_for_ever(name: str, rows: int, width: int) -> None:
+    """Hold the lock most of the time."""
+    indices, values = np.arange(rows), np.ones((rows, width), np.float32)
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, shmacc.SparseConditionalAccumulator)
+        while True:
+            acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
+
+
+def make_as(uid: int, name: str) -> None:
+    """Make a segment as another user, and leave it."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    shmacc.ConditionalAccumulator(np.float32, [2], name).close()
+
+
+def attached(name: str) -> int:
+    """How many living processes have it open."""
+    return inspection.describe(name).stats.attached
+
+
+def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Child:
+    """Start a child and wait until it is attached."""
+    before = attached(name)
+    child = crew.start(function, name, *arguments)
+    until(lambda: attached(name) == before + 1)
+    return child
+
+
+@contextmanager
+def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
+    """A process that stands still in the middle of an apply; its pid."""
+    child = start(crew, apply_for_ever, name, 50_000, 16)
+    pid = child.process.pid
+    deadline = time.monotonic() + LONG
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+        seen = inspection.describe(name)
+        if seen.lock.held and seen.lock.in_operation:
+            break
+        os.kill(pid, signal.SIGCONT)
+        assert time.monotonic() < deadline, "it is never caught with the lock"
+        time.sleep(0.003)
+    try:
+        yield pid
+    finally:
+        child.process.kill()
+        child.process.join()

@@ -1,0 +1,180 @@
+"""shmacc-inspect on what is damaged, stopped, foreign, or of another version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import inspect_tool
+import numpy as np
+import pytest
+from inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
+from support import until
+
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support import Crew
+
+NOBODY = 65534
+A_MOMENT = 5.0  # seconds; a test machine may be starved, and the tool has to start as well
+
+
+@pytest.fixture
+def table() -> Iterator[SparseConditionalAccumulator]:
+    """A sparse accumulator with some rows, gone after the test."""
+    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
+        acc.apply_grad(np.arange(100), np.ones((100, 16), np.float32))
+        yield acc
+        path_of("table").unlink(missing_ok=True)
+        for semaphore in path_of("table").parent.glob(f"sem.{path_of('table').name}.*"):
+            semaphore.unlink()
+
+
+def problems(name: str) -> str:
+    """What `check` finds wrong."""
+    findings = ask("check", name, status=1)["findings"]
+    return "; ".join(f["problem"] for f in findings if f["severity"] == "wrong")
+
+
+def test_rows_that_the_index_does_not_lead_to(table: SparseConditionalAccumulator) -> None:
+    assert run("check", "table").returncode == 0
+    for region in inspect_tool.INDEX_REGIONS:
+        used = {r.name: r.used for r in inspection.describe("table").regions}
+        name = f"index {region - inspect_tool.INDEX_REGIONS[0]}"
+        if used[name]:
+            scribble(path_of("table"), region * inspect_tool.REGION, bytes(64))
+    assert "cannot be found through the index" in problems("table")
+    assert table.num_accumulated() == 1
+
+
+def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
+    slots = inspect_tool.SLOTS_REGION * inspect_tool.REGION
+    scribble(path_of("table"), slots, np.array([7, 99], np.int64).tobytes())
+    found = problems("table")
+    assert "stands in the table twice" in found
+    assert "count is not between 1 and the round's 1 gradients" in found
+    assert table.num_accumulated() == 1
+
+
+def test_a_committed_state_written_over(table: SparseConditionalAccumulator) -> None:
+    # Rows in use: in both copies of the state, whichever is current.
+    rows, more = np.int64(100).tobytes(), np.int64(101).tobytes()
+    scribble(path_of("table"), 0, inspect_tool.header_of(path_of("table")).replace(rows, more))
+    assert ask("list", "table")["segments"][0]["state"] == "damaged"
+    shown = ask("show", "table", status=1)
+    assert "checksum" in shown["error"]
+    assert shown["segment"]["owner_uid"] == os.getuid()
+    assert "checksum" in problems("table")
+    left = ask("clean")["left"]
+    assert path_of("table").name in [leftover["file_name"] for leftover in left]
+    assert run("remove", "table", "--yes").returncode == 1
+    assert path_of("table").exists()
+    assert len(ask("remove", "table", "--yes", "--force")["removed"]) == 2
+    del table
+
+
+def test_a_segment_of_another_version(table: SparseConditionalAccumulator) -> None:
+    inspect_tool.other_version(path_of("table"))
+    assert ask("list", "table")["segments"][0]["state"] == "other version"
+    assert "another version" in problems("table")
+    assert run("show", "table").returncode == 1
+    assert run("clean", "--yes").returncode == 0
+    assert path_of("table").exists()
+    del table
+
+
+def test_what_is_no_segment_at_all() -> None:
+    path = path_of("junk")
+    path.write_bytes(b"not a segment" * 1000)
+    assert ask("list", "junk")["segments"][0]["state"] == "damaged"
+    assert "not one of shmacc's" in problems("junk")
+    assert run("metrics").returncode == 0
+    path.unlink()
+
+
+def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, crew: Crew) -> None:
+    taker = start(crew, inspect_tool.wait_in_line, "table", 10**9)
+    until(lambda: table.stats().waiting == 1)
+    with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
+        began = time.monotonic()
+        shown = ask("show", "table", "--rows", "1", "--values")
+        assert (shown["lock"]["held"], shown["lock"]["holder_pid"]) == (True, pid)
+        assert shown["lock"]["holder_condition"] == "stopped"
+        assert "without the lock" in run("show", "table").stdout
+        found = ask("check", "table", status=1)["findings"]
+        assert any(f"kill -CONT {pid}" in finding["remedy"] for finding in found)
+        assert all("lock" in f["problem"] for f in found if f["severity"] == "wrong")
+        [line] = run("watch", "table", "--count", "1", "--interval", "0.1").stdout.splitlines()
+        assert f"lock={pid}" in line
+        assert 'name="table"' in run("metrics").stdout
+        assert ask("cancel", "table", "--yes")["cancelled"] == 1
+        assert taker.result() is None
+        assert ask("clean")["would_remove"] == []
+        assert time.monotonic() - began < 8 * A_MOMENT
+    # It was killed in the middle; the next operation undoes what it had begun.
+    notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
+    assert any("cut short by a death" in note for note in notes)
+    assert table.apply_grad([1], np.ones((1, 16), np.float32), local_step=2**40)
+    assert run("check", "table").returncode == 0
+
+
+def test_a_semaphore_that_is_missing(table: SparseConditionalAccumulator) -> None:
+    inspect_tool.semaphore_of("table").unlink()
+    said = ask("check", "table")
+    assert "missing" in said["findings"][0]["problem"]
+    assert said["wrong"] == 0
+    assert table.num_accumulated() == 1
+
+
+def test_a_name_that_went_under_its_users(table: SparseConditionalAccumulator) -> None:
+    semaphore = inspect_tool.semaphore_of("table")
+    path_of("table").unlink()
+    found = ask("check", status=1)["findings"]
+    assert any(f"pid {os.getpid()} still uses" in finding["problem"] for finding in found)
+    assert any(finding["subject"] == semaphore.name for finding in found)
+    assert run("show", "table").returncode == 3
+    assert run("clean", "--yes").returncode == 0
+    assert not semaphore.exists()
+    del table
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_another_users_segment(crew: Crew) -> None:
+    crew.start(inspect_tool.make_as, NOBODY, "foreign").result()
+    said = ask("list")["segments"][0]
+    assert (said["owner_uid"], said["state"]) == (NOBODY, "orphaned")
+    # Now as somebody who may not open it.
+    weak = WITHOUT_ROOTS_POWERS
+    said = ask("list", before=weak)["segments"][0]
+    assert (said["owner_uid"], said["state"]) == (NOBODY, "not ours to read")
+    assert said["kind"] is None
+    assert f"uid {NOBODY}" in ask("show", "foreign", before=weak, status=1)["error"]
+    assert ask("check", before=weak)["wrong"] == 0
+    assert ask("check", "foreign", before=weak, status=1)["wrong"] == 1
+    left = run("clean", "--yes", before=weak)
+    assert (left.returncode, left.stdout) == (0, "")
+    assert "left" in left.stderr
+    assert run("remove", "foreign", "--yes", "--force", before=weak).returncode == 1
+    assert run("cancel", "foreign", "--yes", before=weak).returncode == 1
+    assert len(ask("clean", "--yes")["removed"]) == 2
+
+
+def test_a_private_one_whose_creator_was_killed(crew: Crew) -> None:
+    child = crew.start(_make_private)
+    until(lambda: [s.attached_alive for s in inspection.list_segments("private-*")] == [1])
+    child.process.kill()
+    child.process.join()
+    said = ask("list", "--orphaned")["segments"]
+    assert [(s["private"], s["attached_alive"], s["attached_dead"]) for s in said] == [(True, 0, 1)]
+    assert len(ask("clean", "--yes")["removed"]) == 2
+
+
+def _make_private() -> None:
+    with ConditionalAccumulator(np.float32, [2]):
+        time.sleep(600)

@@ -1,0 +1,279 @@
+"""Each verb of shmacc-inspect in pipes, on living, orphaned and busy segments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import inspect_tool
+import numpy as np
+import pytest
+from inspect_tool import COMMAND, ask, run, start
+from support import until
+
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support import Crew
+
+
+@pytest.fixture
+def embeddings() -> Iterator[SparseConditionalAccumulator]:
+    """A sparse accumulator that is gone after the test."""
+    with SparseConditionalAccumulator(np.float32, [100, 4], "embeddings") as acc:
+        yield acc
+        acc.unlink()
+
+
+@pytest.fixture
+def bias() -> Iterator[ConditionalAccumulator]:
+    """A dense one."""
+    with ConditionalAccumulator(np.float64, [3], "bias", reduction_type="SUM") as acc:
+        yield acc
+        acc.unlink()
+
+
+def orphan(name: str) -> None:
+    ConditionalAccumulator(np.float32, [2], name).close()
+
+
+def test_list_says_what_is_there(
+    embeddings: SparseConditionalAccumulator, bias: ConditionalAccumulator
+) -> None:
+    embeddings.apply_grad([3, 5], np.ones((2, 4), np.float32))
+    bias.apply_grad([1, 2, 3])
+    orphan("left")
+    by_name = {segment["name"]: segment for segment in ask("list")["segments"]}
+    assert sorted(by_name) == ["bias", "embeddings", "left"]
+    said = by_name["embeddings"]
+    assert (said["kind"], said["dtype"], said["shape"]) == ("sparse", "float32", [100, 4])
+    assert (said["gradients"], said["rows"], said["step"]) == (1, 2, 0)
+    assert (said["attached_alive"], said["attached_dead"], said["waiting_for"]) == (1, 0, [])
+    assert (said["owner_uid"], said["mode"], said["state"]) == (os.getuid(), "0600", "sound")
+    assert 0 < said["bytes_used"] <= said["bytes_reserved"]
+    assert 0 <= said["age_seconds"] < 60
+    assert by_name["left"]["state"] == "orphaned"
+
+    lines = run("list", "--sort", "gradients", "--reverse").stdout.splitlines()
+    assert lines[0].split()[0] == "NAME"
+    assert [line.split()[0] for line in lines[1:]] == ["embeddings", "bias", "left"]
+    assert run("list", "--orphaned", "--mine").stdout.splitlines()[1].split()[0] == "left"
+    assert [s["name"] for s in ask("list", "e*")["segments"]] == ["embeddings"]
+    assert run("clean", "--yes", "left").returncode == 0
+
+
+def test_list_keeps_to_the_namespace_unless_told_otherwise(bias: ConditionalAccumulator) -> None:
+    own = inspection.resolve("bias").system_name
+    assert [s["name"] for s in ask("list", "bias")["segments"]] == ["bias"]
+    found = run("list", "-A", own, SHMACC_NAMESPACE="another")
+    assert found.stdout.splitlines()[1].split()[0] == own
+    assert run("show", own, SHMACC_NAMESPACE="another").returncode == 0
+    nothing = run("list", SHMACC_NAMESPACE="another")
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert "no segments" in nothing.stderr
+    assert bias.stats().attached == 1
+
+
+def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
+    for _ in range(2):
+        embeddings.apply_grad([3, 5], np.full((2, 4), 2, np.float32))
+    embeddings.apply_grad([3], np.full((1, 4), np.nan, np.float32))
+    taker = start(crew, inspect_tool.wait_in_line, "embeddings", 7)
+    until(lambda: embeddings.stats().waiting == 1)
+    said = ask("show", "embeddings", "--rows", "1", "--values")
+    assert said["error"] is None
+    assert said["counters"]["applied"] == 3
+    assert said["counters"]["applied_bytes"] == 5 * 4 * 4
+    assert said["most_touched"] == {"rows": [{"row": 3, "count": 3}], "still": True}
+    assert (said["values"]["numbers"], said["values"]["nan"]) == (8, 4)
+    assert said["values"]["norm"] == pytest.approx(8.0)
+    assert [(taker["num_required"], taker["alive"]) for taker in said["line"]] == [(7, True)]
+    assert said["line"][0]["pid"] == taker.process.pid
+    processes = {process["pid"]: process for process in said["processes"]}
+    assert processes[os.getpid()]["applied"] == 3
+    assert processes[os.getpid()]["applied_this_round"]
+    assert "pytest" in processes[os.getpid()]["command"]
+    assert processes[taker.process.pid]["activity"] == "waits in line"
+    assert not said["lock"]["held"]
+    assert {region["name"] for region in said["regions"]} >= {"slots", "rows 0", "undo"}
+
+    text = run("show", "embeddings", "--rows", "2", "--values").stdout
+    assert "3 of the 7 gradients" in text
+    for part in ("Processes", "Line", "Layout", "Most touched rows", "Values", "NaN"):
+        assert part in text
+
+
+def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
+    bias.apply_grad([1, 2, 2])
+    assert ask("show", "bias", "--values")["values"]["norm"] == 3.0
+    refused = run("show", "bias", "--rows", "3")
+    assert refused.returncode == 2
+    assert "dense" in refused.stderr
+
+
+def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAccumulator) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "watch", "embeddings", "--json", "--interval", "0.2", "--count", "3"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None:
+        embeddings.apply_grad([1], np.ones((1, 4), np.float32))
+        time.sleep(0.01)
+    out, _ = process.communicate()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert process.returncode == 0
+    assert len(lines) == 3
+    rate = lines[-1]["gradients_per_second"]
+    assert 1 < rate < 200
+    assert lines[-1]["bytes_per_second"] == pytest.approx(16 * rate)
+    assert lines[-1]["steps_per_second"] == 0
+
+
+def test_watch_names_the_stragglers(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
+    quick = start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0)
+    until(lambda: embeddings.num_accumulated() == 1)
+    embeddings.take_grad(1)
+    assert embeddings.apply_grad([1], np.ones((1, 4), np.float32), local_step=1)
+    [said] = run("watch", "embeddings", "--count", "1", "--interval", "0.1").stdout.splitlines()
+    assert " embeddings step=1 gradients=1 " in said
+    assert f"behind={quick.process.pid}:" in said
+    [said] = [
+        json.loads(line)
+        for line in run("watch", "--count", "1", "--interval", "0.1", "--json").stdout.splitlines()
+    ]
+    assert [straggler["pid"] for straggler in said["stragglers"]] == [quick.process.pid]
+
+
+def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "watch", "bias", "--interval", "0.05", "--count", "100"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "step=0" in process.stdout.readline()
+    bias.unlink()
+    until(lambda: "state=gone" in process.stdout.readline())  # type: ignore[union-attr]
+    with ConditionalAccumulator(np.float32, [1], "bias") as again:
+        until(lambda: "step=0" in process.stdout.readline())  # type: ignore[union-attr]
+        again.unlink()
+    process.kill()
+    process.communicate()
+
+
+def test_remove_is_a_rehearsal_until_told_otherwise(bias: ConditionalAccumulator) -> None:
+    in_use = run("remove", "bias", "--yes")
+    assert in_use.returncode == 1
+    assert str(os.getpid()) in in_use.stderr
+    rehearsal = ask("remove", "bias", "--force")
+    assert rehearsal["dry_run"]
+    assert rehearsal["attached_pids"] == [os.getpid()]
+    assert inspection.list_segments("bias")
+    removed = ask("remove", "bias", "--force", "--yes")["removed"]
+    assert len(removed) == 2
+    assert not inspection.list_segments("bias")
+    assert bias.apply_grad([1, 2, 3])  # who has it open goes on
+    assert run("remove", "bias", "--yes").returncode == 3
+
+
+def test_cancel_ends_the_takes_that_wait(
+    embeddings: SparseConditionalAccumulator, crew: Crew
+) -> None:
+    waiting = [start(crew, inspect_tool.wait_in_line, "embeddings", 9) for _ in range(2)]
+    until(lambda: embeddings.stats().waiting == 2)
+    rehearsal = run("cancel", "embeddings")
+    assert rehearsal.returncode == 0
+    assert rehearsal.stdout.count("would cancel") == 2
+    assert embeddings.stats().waiting == 2
+    assert ask("cancel", "embeddings", "--yes")["cancelled"] == 2
+    for taker in waiting:
+        assert taker.result() is None
+    assert "nobody waits" in run("cancel", "embeddings").stderr
+
+
+def test_clean_removes_what_nobody_uses_and_nothing_else(bias: ConditionalAccumulator) -> None:
+    for name in ("old", "older", "other"):
+        orphan(name)
+    semaphore = inspect_tool.semaphore_of("other")
+    inspect_tool.path_of("other").unlink()
+    unfinished = inspect_tool.path_of("half")
+    unfinished.touch()
+
+    rehearsal = ask("clean")
+    assert rehearsal["dry_run"]
+    planned = {leftover["file_name"] for leftover in rehearsal["would_remove"]}
+    assert planned == {
+        inspect_tool.path_of("old").name,
+        inspect_tool.path_of("older").name,
+        semaphore.name,
+        unfinished.name,
+    }
+    assert ask("clean", "--older-than", "1h")["would_remove"] == []
+    assert unfinished.exists()
+
+    done = run("clean", "--yes", "old")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 2  # it and its semaphore
+    assert inspect_tool.path_of("older").exists()
+    removed = ask("clean", "--yes")["removed"]
+    assert {semaphore.name, unfinished.name} < set(removed)
+    assert run("clean", "--yes").stdout == ""
+    assert bias.apply_grad([1, 2, 3])
+    assert inspect_tool.path_of("bias").exists()
+
+
+def test_two_cleaners_at_once_are_harmless() -> None:
+    expected = set()
+    for number in range(30):
+        orphan(f"orphan{number}")
+        expected.add(inspect_tool.path_of(f"orphan{number}").name)
+        expected.add(inspect_tool.semaphore_of(f"orphan{number}").name)
+    cleaners = [
+        subprocess.Popen(
+            [COMMAND, "clean", "--yes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    answers = [json.loads(cleaner.communicate()[0]) for cleaner in cleaners]
+    assert [cleaner.returncode for cleaner in cleaners] == [0, 0, 0]
+    assert [answer["failed"] for answer in answers] == [[], [], []]
+    removed = [name for answer in answers for name in answer["removed"]]
+    assert sorted(removed) == sorted(expected)
+
+
+def test_a_worker_that_was_killed_is_a_note(
+    embeddings: SparseConditionalAccumulator, crew: Crew
+) -> None:
+    worker = start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0)
+    until(lambda: embeddings.num_accumulated() == 1)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.join()
+    said = ask("check", "embeddings")
+    assert (said["wrong"], said["notes"]) == (0, 1)
+    assert str(worker.process.pid) in said["findings"][0]["problem"]
+    [dead] = [p for p in ask("show", "embeddings")["processes"] if not p["alive"]]
+    assert dead["pid"] == worker.process.pid
+
+
+def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None:
+    sound = run("check")
+    assert (sound.returncode, sound.stdout) == (0, "")
+    assert "1 segment checked: nothing wrong" in sound.stderr
+    orphan("left")
+    found = run("check")
+    assert found.returncode == 1
+    assert "WRONG" in found.stdout
+    assert "clean --yes" in found.stdout
+    assert run("check", "bias").returncode == 0
+    assert run("check", "left").returncode == 1
+    assert run("check", "l*").returncode == 1
+    assert inspect_tool.path_of("left").exists()
+    assert run("clean", "--yes").returncode == 0
+    assert bias.stats().attached == 1

@@ -1,0 +1,239 @@
+"""What `show` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from shmacc_inspect.output import SCHEMA_VERSION, finite
+from shmacc_inspect.output.segments import Segment
+
+if TYPE_CHECKING:
+    from shmacc import inspection
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """A segment's counters since it was made."""
+
+    applied: int
+    applied_bytes: int
+    dropped: int
+    discarded: int
+    taken: int
+    takes: int
+    recoveries: int
+    commits: int
+
+    @classmethod
+    def of(cls, seen: inspection.Description) -> Self:
+        """From the library's record."""
+        stats = seen.stats
+        return cls(
+            applied=stats.applied,
+            applied_bytes=stats.applied_bytes,
+            dropped=stats.dropped,
+            discarded=stats.discarded,
+            taken=stats.taken,
+            takes=stats.takes,
+            recoveries=stats.recoveries,
+            commits=seen.generation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """An attached process, living or dead."""
+
+    pid: int
+    same_pid_namespace: bool
+    alive: bool
+    condition: str
+    command: str
+    activity: str
+    started: float | None
+    attached_at: float
+    last_seen: float
+    last_applied: float | None
+    last_applied_step: int | None
+    applied_this_round: bool
+    applied: int
+    dropped: int
+    taken: int
+
+    @classmethod
+    def of(cls, entry: inspection.AttachedProcess, seen: inspection.Description) -> Self:
+        """From the library's record."""
+        return cls(
+            pid=entry.pid,
+            same_pid_namespace=entry.same_pid_namespace,
+            alive=entry.alive,
+            condition=entry.condition,
+            command=entry.command,
+            activity=entry.activity,
+            started=entry.started,
+            attached_at=entry.attached_at,
+            last_seen=entry.last_seen,
+            last_applied=entry.last_applied,
+            last_applied_step=entry.last_applied_step,
+            applied_this_round=applied_this_round(entry, seen),
+            applied=entry.applied,
+            dropped=entry.dropped,
+            taken=entry.taken,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A take that waits in line."""
+
+    position: int
+    pid: int | None
+    num_required: int
+    waiting_seconds: float
+    alive: bool
+    overdue: bool
+
+    @classmethod
+    def of(cls, take: inspection.WaitingTake, now: float) -> Self:
+        """From the library's record."""
+        return cls(
+            position=take.position,
+            pid=take.pid,
+            num_required=take.num_required,
+            waiting_seconds=max(0.0, now - take.since),
+            alive=take.alive,
+            overdue=take.overdue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The lock, and the name lock."""
+
+    held: bool
+    holder_pid: int | None
+    held_seconds: float | None
+    holder_condition: str | None
+    semaphore_value: int | None
+    in_operation: bool
+    name_holder_pid: int | None
+
+    @classmethod
+    def of(cls, seen: inspection.Description, now: float) -> Self:
+        """From the library's record."""
+        lock = seen.lock
+        holder = next((entry for entry in seen.processes if entry.pid == lock.pid), None)
+        return cls(
+            held=lock.held,
+            holder_pid=lock.pid,
+            held_seconds=None if lock.since is None else max(0.0, now - lock.since),
+            holder_condition=holder.condition if holder and lock.held else None,
+            semaphore_value=lock.queue,
+            in_operation=lock.in_operation,
+            name_holder_pid=lock.name_pid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the segment's file."""
+
+    name: str
+    offset: int
+    reserved: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row and how many gradients of this round touched it."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The most touched rows."""
+
+    rows: list[Row]
+    still: bool
+
+    @classmethod
+    def of(cls, found: tuple[tuple[inspection.RowCount, ...], bool]) -> Self:
+        """From what the library found."""
+        touched, still = found
+        return cls([Row(row.row, row.count) for row in touched], still)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The round's sums, summarised."""
+
+    numbers: int
+    norm: float | None
+    largest: float
+    nan: int
+    infinite: int
+    still: bool
+
+    @classmethod
+    def of(cls, found: inspection.ValueSummary) -> Self:
+        """From the library's record."""
+        return cls(
+            numbers=found.numbers,
+            norm=finite(found.norm),
+            largest=found.largest,
+            nan=found.nan,
+            infinite=found.infinite,
+            still=found.still,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What `show` says. Of a segment that cannot be read, `segment` and `error` only."""
+
+    segment: Segment
+    error: str | None = None
+    token: str | None = None
+    sealed: bool | None = None
+    round_shape: list[int] | None = None
+    counters: Counters | None = None
+    processes: list[Process] = field(default_factory=list)
+    line: list[Taker] = field(default_factory=list)
+    lock: Lock | None = None
+    regions: list[Region] = field(default_factory=list)
+    index_load: float | None = None
+    most_touched: Rows | None = None
+    values: Values | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(
+        cls, seen: inspection.Description, now: float, *, rows: Rows | None, values: Values | None
+    ) -> Self:
+        """From the library's records."""
+        return cls(
+            segment=Segment.of(seen.summary, now),
+            token=f"{seen.token:016x}",
+            sealed=seen.stats.sealed,
+            round_shape=None if seen.round_shape is None else list(seen.round_shape),
+            counters=Counters.of(seen),
+            processes=[Process.of(entry, seen) for entry in seen.processes],
+            line=[Taker.of(take, now) for take in seen.line],
+            lock=Lock.of(seen, now),
+            regions=[
+                Region(region.name, region.offset, region.reserved, region.used)
+                for region in seen.regions
+            ],
+            index_load=seen.index_load,
+            most_touched=rows,
+            values=values,
+        )
+
+
+def applied_this_round(entry: inspection.AttachedProcess, seen: inspection.Description) -> bool:
+    """Whether a gradient of this process is in the current round."""
+    return seen.stats.num_accumulated > 0 and entry.last_applied_step == seen.stats.global_step

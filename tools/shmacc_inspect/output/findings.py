@@ -1,0 +1,37 @@
+"""What `check` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from shmacc_inspect.output import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from shmacc import inspection
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that `check` found."""
+
+    subject: str
+    severity: str
+    problem: str
+    remedy: str
+
+    @classmethod
+    def of(cls, found: inspection.Finding) -> Self:
+        """From the library's record."""
+        return cls(found.subject, found.severity.value, found.problem, found.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What `check` says."""
+
+    checked: int
+    wrong: int
+    notes: int
+    findings: list[Finding]
+    schema_version: int = SCHEMA_VERSION

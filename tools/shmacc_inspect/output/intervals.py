@@ -1,0 +1,42 @@
+"""What `watch` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shmacc_inspect.output import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A living attached process that has not applied in this round."""
+
+    pid: int
+    seconds: float
+    applied: int
+    activity: str
+    condition: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What `watch` says of a segment, once an interval."""
+
+    time: float
+    name: str
+    state: str
+    step: int | None = None
+    gradients: int | None = None
+    num_required: int | None = None
+    rows: int | None = None
+    waiting: int | None = None
+    attached_alive: int | None = None
+    steps_per_second: float | None = None
+    gradients_per_second: float | None = None
+    bytes_per_second: float | None = None
+    drops_per_second: float | None = None
+    dropped: int | None = None
+    lock_holder_pid: int | None = None
+    stragglers: list[Straggler] = field(default_factory=list)
+    schema_version: int = SCHEMA_VERSION

@@ -1,0 +1,62 @@
+"""What `clean`, `remove` and `cancel` say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from shmacc_inspect.output import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from shmacc import inspection
+    from shmacc_inspect.output.details import Taker
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that nobody uses, or that could not be judged."""
+
+    file_name: str
+    why: str
+    age_seconds: float
+    bytes_reserved: int
+
+    @classmethod
+    def of(cls, found: inspection.Leftover) -> Self:
+        """From the library's record."""
+        return cls(found.file_name, found.why, found.age, found.bytes_reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What `clean` says."""
+
+    dry_run: bool
+    removed: list[str]
+    would_remove: list[Leftover]
+    left: list[Leftover]
+    failed: list[str]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `remove` says."""
+
+    dry_run: bool
+    name: str
+    state: str
+    attached_pids: list[int]
+    removed: list[str]
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelling:
+    """What `cancel` says."""
+
+    dry_run: bool
+    name: str
+    line: list[Taker]
+    cancelled: int
+    schema_version: int = SCHEMA_VERSION
