@@ -42,9 +42,12 @@ bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t co
 // The same for more numbers than a row has.
 template <class T>
 bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-    if constexpr (std::is_integral_v<T>) return add_numbers(sums, values, count);
-    add_long(sums, values, count);
-    return true;
+    if constexpr (std::is_integral_v<T>) {
+        return add_numbers(sums, values, count);
+    } else {
+        add_long(sums, values, count);
+        return true;
+    }
 }
 
 template <class T>

@@ -79,28 +79,20 @@ class Lock {
 
     // kNot: the deadline (monotonic, kForever for none) passed.
     Acquired acquire(int64_t deadline, Interruption& interruption) {
-        auto how = Acquired::kAtOnce;
-        while (!threads_.try_lock()) {
-            how = Acquired::kAfterWaiting;
-            if (threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) break;
+        const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
+        if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
+        if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
+        // The first slices are short: if the token died with its owner, that is soon found out.
+        for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
+            wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
+            if (set_record_lock(fd_, kLockByte, F_WRLCK)) return Acquired::kAfterWaiting;
+            // A signal handler may use the accumulator that its thread waits for: it must not find the
+            // threads' mutex locked by itself.
+            threads_.unlock();
             if (past(deadline)) return Acquired::kNot;
             interruption.check();
+            if (!queue_with_threads(deadline, interruption)) return Acquired::kNot;
         }
-        try {
-            if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
-            // The first slices are short: if the token died with its owner, that is soon found out.
-            for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
-                wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is next
-                if (set_record_lock(fd_, kLockByte, F_WRLCK)) return Acquired::kAfterWaiting;
-                if (past(deadline)) break;
-                interruption.check();
-            }
-        } catch (...) {
-            threads_.unlock();
-            throw;
-        }
-        threads_.unlock();
-        return Acquired::kNot;
     }
 
     void release() {
@@ -120,6 +112,14 @@ class Lock {
     }
 
   private:
+    // False: the deadline passed. Holds nothing while it asks for interruptions.
+    bool queue_with_threads(int64_t deadline, Interruption& interruption) {
+        while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
+            if (past(deadline)) return false;
+            interruption.check();
+        }
+        return true;
+    }
     static bool past(int64_t deadline) {
         return deadline != kForever && monotonic_ns() >= deadline;
     }

@@ -127,7 +127,7 @@ class Operations {
 
     // For a gradient that is malformed as far as the round goes: true if it is dropped anyway.
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
-        Doing doing(core_, kApplies);
+        Doing doing(core_, kWaitsForLock);
         Core::Session session(core_, kForever, interruption_);
         if (local_step >= session.state.step && !session.state.sealed) return false;
         drop(session, doing, gradients);
@@ -173,6 +173,7 @@ class Operations {
 
     // The old step.
     int64_t set_step(int64_t step) {
+        Doing doing(core_, kWaitsForLock);
         Core::Session session(core_, kForever, interruption_);
         int64_t old = session.state.step;
         session.state.step = step;
@@ -184,6 +185,7 @@ class Operations {
 
     // How many gradients of older steps were dropped.
     int64_t advance_step(int64_t step) {
+        Doing doing(core_, kWaitsForLock);
         Core::Session session(core_, kForever, interruption_);
         State& state = session.state;
         if (step <= state.step) return 0;
@@ -199,6 +201,7 @@ class Operations {
     }
 
     void unseal() {
+        Doing doing(core_, kWaitsForLock);
         Core::Session session(core_, kForever, interruption_);
         session.state.sealed = 0;
         session.commit();
