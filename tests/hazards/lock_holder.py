@@ -1,0 +1,71 @@
+"""Processes that stand in the way: one that holds the lock, one that is stopped at the head."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hazards import segment_layout as layout
+from hazards.apart import Apart
+from support import until
+
+import shmacc
+from shmacc import inspection, names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hazards.apart import Pipe
+
+
+def _hold(path: str, byte: int, *, pipe: Pipe) -> None:
+    fd = os.open(path, os.O_RDWR)
+    fcntl.lockf(fd, fcntl.LOCK_EX, 1, byte)
+    pipe.say("held")
+    pipe.hear()
+
+
+@contextmanager
+def held(name: str, byte: int = layout.LOCK_BYTE) -> Iterator[Apart]:
+    """A stopped process holds the lock (or the right to the name), until it is killed or continued.
+
+    Who holds the record lock holds the lock: where in an operation it was stopped is another test.
+    """
+    with Apart(_hold, names.segment_name(name).path, byte) as holder:
+        holder.hear()
+        holder.signal(signal.SIGSTOP)
+        yield holder
+
+
+def _take(name: str, num_required: int, *, pipe: Pipe) -> Any:
+    acc = shmacc.attach(name)
+    pipe.say("waits")
+    return acc.take(num_required).count
+
+
+@contextmanager
+def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
+    """A process waits in line with its take, and is stopped."""
+    with Apart(_take, name, num_required) as head:
+        head.hear()
+        until(lambda: inspection.describe(name).stats.waiting == 1)
+        head.signal(signal.SIGSTOP)
+        yield head
+
+
+def sleeps(pid: int) -> bool:
+    """Whether every thread of a process waits for something."""
+    stats = [stat.read_text(encoding="utf-8") for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
+
+
+def activity(name: str, pid: int) -> str:
+    """What an attached process is doing, as those who look see it."""
+    for process in inspection.describe(name).processes:
+        if process.pid == pid and process.alive:
+            return process.activity
+    return "not attached"

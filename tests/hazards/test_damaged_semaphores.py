@@ -1,0 +1,107 @@
+"""The semaphore is only a queue in front of the lock: whatever it says, exclusion holds.
+
+What is damaged here is its value, and what stands under its name. The rest of its 32 bytes belongs
+to the C library, which ends a process that finds nonsense there; see docs/hazards.md.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+from hazards.apart import Apart, forks, run_apart
+
+import shmacc
+from shmacc import SparseConditionalAccumulator, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = forks
+
+ROWS: Final = 100
+
+
+@pytest.fixture
+def semaphore() -> Iterator[Path]:
+    """The semaphore's file of a segment that nobody has open."""
+    SparseConditionalAccumulator("f8", None, "queue", reduction_type="SUM").close()
+    segment = Path(names.segment_name("queue").path)
+    (path,) = segment.parent.glob(f"sem.{segment.name}.*")
+    yield path
+    for left in segment.parent.glob(f"*{segment.name}*"):
+        left.rmdir() if left.is_dir() else left.unlink()
+
+
+def _apply(count: int) -> int:
+    acc = shmacc.attach("queue")
+    assert isinstance(acc, SparseConditionalAccumulator)
+    for _ in range(count):
+        assert acc.apply_grad(range(ROWS), np.ones((ROWS, 2)), local_step=shmacc.NEVER_STALE)
+    return count
+
+
+def _check_exclusion() -> None:
+    with Apart(_apply, 150) as one, Apart(_apply, 150) as other:
+        assert one.result() + other.result() == 300
+    acc = shmacc.attach("queue")
+    assert isinstance(acc, SparseConditionalAccumulator)
+    taken = acc.take(300, timeout=0)
+    assert taken.row_counts.tolist() == [300] * ROWS
+    assert (taken.values == 300).all()
+
+
+@pytest.mark.parametrize("value", [0, 2, 1000, 2**31 - 1, 0xFFFFFFFF])
+def test_a_wrong_value(semaphore: Path, value: int) -> None:
+    """No token for anybody, or one for everybody: nobody waits for ever, nobody enters twice."""
+    with semaphore.open("r+b") as file:
+        file.write(struct.pack("<I", value))
+    run_apart(_check_exclusion)
+
+
+def _shorter(path: Path) -> None:
+    path.write_bytes(b"12345")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/shm/nowhere")  # noqa: S108
+
+
+def _link_to_a_file(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(__file__)
+
+
+def _use() -> str:
+    try:
+        _apply(3)
+    except shmacc.errors.ShmaccError as error:
+        return type(error).__name__
+    return "works"
+
+
+@pytest.mark.parametrize(
+    "make", [_shorter, _empty, _fifo, _directory, _dangling_link, _link_to_a_file]
+)
+def test_no_semaphore_under_its_name(semaphore: Path, make: Callable[[Path], None]) -> None:
+    make(semaphore)
+    assert run_apart(_use) in {"works", "DataLossError"}

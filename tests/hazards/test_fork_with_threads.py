@@ -1,0 +1,264 @@
+"""A process with threads in the middle of everything forks; both sides go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hazards.apart import Apart, forks, run_apart
+from support import LONG, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+FORKS: Final = 12
+ROWS: Final = 400
+
+
+@pytest.fixture
+def acc() -> Iterator[SparseConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with SparseConditionalAccumulator("f8", None, "forked", reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+def _apply(acc: SparseConditionalAccumulator, count: int) -> int:
+    for _ in range(count):
+        assert acc.apply_grad(range(ROWS), np.ones((ROWS, 4)), local_step=shmacc.NEVER_STALE)
+    return count
+
+
+@contextmanager
+def busy(*work: Callable[[], Any]) -> Iterator[list[int]]:
+    """Threads that do these things over and over; how often each did, once it is over."""
+    stop = threading.Event()
+    done = [0] * len(work)
+    failed: list[BaseException] = []
+
+    def repeat(i: int) -> None:
+        try:
+            while not stop.is_set():
+                work[i]()
+                done[i] += 1
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            failed.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(work))]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: all(done) or bool(failed))
+        yield done
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def _child(acc: SparseConditionalAccumulator) -> int:
+    # The parent's threads are not here; what they held must not be held here.
+    applied = _apply(acc, 5)
+    stats = acc.stats()
+    assert stats.attached >= 2
+    assert stats.applied >= applied
+    with shmacc.attach("forked") as again:
+        assert isinstance(again, SparseConditionalAccumulator)
+        applied += _apply(again, 2)
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(10**9, timeout=0.001)
+    return applied
+
+
+def _parent(acc: SparseConditionalAccumulator) -> tuple[int, int]:
+    in_children = 0
+    with busy(*[lambda: _apply(acc, 1)] * 3) as by_threads:
+        for _ in range(FORKS):
+            in_children += run_apart(_child, acc)
+    return in_children, sum(by_threads)
+
+
+def test_threads_in_mid_apply(acc: SparseConditionalAccumulator) -> None:
+    """The books balance: each apply of each side is in, once."""
+    in_children, by_threads = run_apart(_parent, acc)
+    assert in_children == FORKS * 7
+    assert by_threads > 3
+    taken = acc.take(1, timeout=0)
+    assert taken.count == in_children + by_threads
+    assert taken.row_counts.tolist() == [taken.count] * ROWS
+    assert (taken.values == taken.count).all()
+
+
+def _open_and_close() -> None:
+    with ConditionalAccumulator("f4", (), f"other-{threading.get_ident()}") as other:
+        other.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
+
+
+def _opens_too() -> bool:
+    for i in range(3):
+        with ConditionalAccumulator("f4", (), f"child-{os.getpid()}-{i}") as made:
+            assert made.apply_grad(1.0)
+            made.unlink()
+    with shmacc.attach("forked") as again:
+        assert again.global_step == 0
+    return True
+
+
+def _parent_that_opens(acc: SparseConditionalAccumulator) -> None:
+    with busy(_open_and_close, _open_and_close, lambda: _apply(acc, 1)) as done:
+        for _ in range(FORKS):
+            assert run_apart(_opens_too)
+    assert all(done)
+    for name in testing.leaked_names(os.environ["SHMACC_NAMESPACE"]):
+        if ":other-" in name and not name.startswith("sem."):
+            shmacc.inspection.remove(name)
+
+
+def test_threads_in_the_middle_of_opening(acc: SparseConditionalAccumulator) -> None:
+    """The child's list of what its process has open is whole, and nothing of it is locked."""
+    run_apart(_parent_that_opens, acc)
+
+
+def _parent_that_waits(acc: SparseConditionalAccumulator) -> int:
+    taken: list[Any] = []
+    waiting = threading.Thread(target=lambda: taken.append(acc.take(FORKS, timeout=LONG)))
+    waiting.start()
+    until(lambda: acc.stats().waiting == 1)
+    for _ in range(FORKS):
+        assert acc.stats().waiting == 1
+        assert run_apart(_apply, acc, 1) == 1
+    waiting.join(LONG)
+    return int(taken[0].count)
+
+
+def test_a_thread_waits_in_line(acc: SparseConditionalAccumulator) -> None:
+    """The children inherit a handle with a waiting take, but not the take; and they serve it."""
+    assert run_apart(_parent_that_waits, acc) == FORKS
+
+
+def _apply_for_ever(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
+    _apply(acc, 1)
+    pipe.say("going")
+    while True:
+        _apply(acc, 1)
+
+
+def test_killed_children(acc: SparseConditionalAccumulator) -> None:
+    """Children die in mid-apply with their parent's handle; the parent and its threads go on."""
+    _apply(acc, 1)
+    with busy(lambda: _apply(acc, 1)) as done:
+        for _ in range(FORKS):
+            with Apart(_apply_for_ever, acc) as child:
+                child.hear()
+                child.kill()
+    assert sum(done) > 0
+    until(lambda: acc.stats().attached == 1)
+    taken = acc.take(1, timeout=0)
+    # Whole gradients only, whatever the children died of.
+    assert taken.row_counts.tolist() == [taken.count] * ROWS
+    assert (taken.values == taken.count).all()
+
+
+def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
+    _apply(acc, 1)
+    ready, say_ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(say_ready, b"!")
+            _apply(acc, 1)
+            # The parent is gone when this works: it waits in line for it.
+            acc.take(3, timeout=LONG)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    pipe.say(pid)
+    signal.pause()
+
+
+def test_a_killed_parent(acc: SparseConditionalAccumulator) -> None:
+    """The child goes on with the handle of a parent that is dead."""
+    with Apart(_fork_and_die, acc) as parent:
+        child = parent.hear()
+        until(lambda: acc.stats().waiting == 1)
+        parent.kill()
+        until(lambda: acc.stats().attached == 2)  # this process and the grandchild
+        _apply(acc, 1)
+        until(lambda: acc.global_step == 1)
+    until(lambda: acc.stats().attached == 1)
+    until(lambda: not _lives(child))
+    assert acc.stats().taken == 3
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _close_the_parents(acc: SparseConditionalAccumulator) -> None:
+    _apply(acc, 1)
+    acc.close()
+    with pytest.raises(errors.FailedPreconditionError):
+        _apply(acc, 1)
+
+
+def test_a_child_that_closes_its_parents_handle(acc: SparseConditionalAccumulator) -> None:
+    run_apart(_close_the_parents, acc)
+    assert _apply(acc, 1) == 1
+    assert acc.num_accumulated() == 2
+
+
+def test_a_private_one_stays_when_a_child_ends() -> None:
+    """A child that ends through the interpreter's own end, finalisers and all."""
+    script = (
+        "import os, shmacc, sys\n"
+        "acc = shmacc.ConditionalAccumulator('f4')\n"
+        "pid = os.fork()\n"
+        "acc.apply_grad(1.0)\n"
+        "if pid == 0: sys.exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "assert acc.take(2, timeout=0).count == 2\n"
+        "shmacc.attach(acc.shared_name).close()\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=LONG)
+    # Its creator has ended, in order.
+    assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == ()
+
+
+def _grandchildren(acc: SparseConditionalAccumulator, depth: int) -> int:
+    applied = _apply(acc, 1)
+    if depth:
+        applied += run_apart(_grandchildren, acc, depth - 1)
+    return applied + _apply(acc, 1)
+
+
+def test_children_of_children(acc: SparseConditionalAccumulator) -> None:
+    assert run_apart(_grandchildren, acc, 4) == 10
+    assert acc.take(10, timeout=0).count == 10
+
+
+def test_many_children_at_once(acc: SparseConditionalAccumulator) -> None:
+    with ExitStack() as stack:
+        children = [stack.enter_context(Apart(_apply, acc, 5)) for _ in range(40)]
+        assert sum(child.result() for child in children) == 200
+    assert acc.take(200, timeout=0).count == 200

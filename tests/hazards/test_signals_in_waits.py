@@ -1,0 +1,323 @@
+"""A signal handler that raises breaks any wait at once, with the state as it was."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Never
+
+import pytest
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, run_apart
+from hazards.lock_holder import activity, held, sleeps, stopped_head
+from support import until
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+# The test runner's own time limit is an alarm, too: so all of these happen in other processes.
+pytestmark = forks
+
+# What is promised; a starved machine may be late now and then, but not each time.
+AT_ONCE: Final = 0.1
+ATTEMPTS: Final = 5
+# No wait here ends by itself.
+LONG_TIMEOUT: Final = 3600.0
+
+
+class AlarmError(Exception):
+    """An ordinary exception, raised by a handler."""
+
+
+class AlarmExit(BaseException):
+    """One that `except Exception` does not catch."""
+
+
+RAISED: Final[dict[signal.Signals, type[BaseException]]] = {
+    signal.SIGTERM: SystemExit,
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGALRM: AlarmError,
+    signal.SIGUSR1: AlarmExit,
+}
+
+
+def raise_it(number: int, _: object) -> Never:
+    raise RAISED[signal.Signals(number)]
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums with one gradient in it."""
+    with ConditionalAccumulator("f8", (), "signals", reduction_type="SUM") as made:
+        made.apply_grad(1.0)
+        yield made
+        made.unlink()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """How a wait ended."""
+
+    raised: type[BaseException]
+    at: float
+
+
+def _wait(call: Callable[[], Any], *, pipe: Pipe) -> Broken:
+    for number in RAISED:
+        signal.signal(number, raise_it)
+    try:
+        pipe.say("about to wait")
+        call()
+    except BaseException as error:  # noqa: BLE001 - which, is the question
+        return Broken(type(error), time.monotonic())
+    raise AssertionError("the wait ended by itself")
+
+
+def _break(
+    acc: ConditionalAccumulator, call: Callable[[], Any], number: signal.Signals, doing: str
+) -> float:
+    with Apart(_wait, call) as waiting:
+        waiting.hear()
+        until(lambda: activity("signals", waiting.pid) == doing and sleeps(waiting.pid))
+        sent = time.monotonic()
+        waiting.signal(number)
+        broken = waiting.result()
+    assert broken.raised is RAISED[number]
+    assert acc.stats().waiting == 0
+    late: float = broken.at - sent
+    return late
+
+
+def check_breaks(
+    acc: ConditionalAccumulator, call: Callable[[], Any], number: signal.Signals, doing: str
+) -> None:
+    """The wait is broken at once, and nothing is changed."""
+    before = acc.num_accumulated(), acc.global_step, acc.stats().applied
+    latencies: list[float] = []
+    while not latencies or (min(latencies) > AT_ONCE and len(latencies) < ATTEMPTS):
+        latencies.append(_break(acc, call, number, doing))
+    assert min(latencies) < AT_ONCE
+    assert (acc.num_accumulated(), acc.global_step, acc.stats().applied) == before
+
+
+every_signal = pytest.mark.parametrize("number", list(RAISED), ids=lambda number: number.name)
+
+
+@every_signal
+@pytest.mark.parametrize("how", ["take", "take_partial", "take with a timeout"])
+def test_in_line(acc: ConditionalAccumulator, how: str, number: signal.Signals) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "take": lambda: acc.take(2),
+        "take_partial": lambda: acc.take_partial(2, seal=True),
+        "take with a timeout": lambda: acc.take(2, timeout=LONG_TIMEOUT),
+    }
+    check_breaks(acc, calls[how], number, "waits in line")
+    # It has given its place up: who comes now is served.
+    acc.apply_grad(2.0)
+    assert acc.take_grad(2, timeout=0) == 3.0
+
+
+@every_signal
+@pytest.mark.parametrize(
+    "how", ["apply", "apply_partial", "take", "take with a timeout", "set_step", "advance_step"]
+)
+def test_for_the_lock_of_a_stopped_process(
+    acc: ConditionalAccumulator, how: str, number: signal.Signals
+) -> None:
+    partial = acc.take_partial(1)
+    acc.apply_partial(partial)
+    calls: dict[str, tuple[Callable[[], Any], str]] = {
+        "apply": (lambda: acc.apply_grad(5.0), "waits for the lock"),
+        "apply_partial": (lambda: acc.apply_partial(partial), "waits for the lock"),
+        "take": (lambda: acc.take(1), "waits for the lock"),
+        "take with a timeout": (lambda: acc.take(1, timeout=LONG_TIMEOUT), "waits for the lock"),
+        "set_step": (lambda: acc.set_global_step(5), "idle"),
+        "advance_step": (lambda: acc.advance_step(5), "idle"),
+    }
+    call, doing = calls[how]
+    with held("signals") as holder:
+        check_breaks(acc, call, number, doing)
+        holder.kill()
+        assert acc.take_grad(1, timeout=LONG_TIMEOUT) == 1.0
+
+
+@every_signal
+def test_for_the_head_of_the_line(acc: ConditionalAccumulator, number: signal.Signals) -> None:
+    """An apply that must wait until a take, whose number is reached, has taken."""
+    with stopped_head("signals", 2) as head:
+        acc.apply_grad(2.0)
+        with Apart(_wait, lambda: acc.apply_grad(5.0)) as waiting:
+            waiting.hear()
+            until(lambda: activity("signals", waiting.pid) == "waits for the head of the line")
+            waiting.signal(number)
+            assert waiting.result().raised is RAISED[number]
+        head.signal(signal.SIGCONT)
+        assert head.result() == 2
+    assert (acc.num_accumulated(), acc.global_step) == (0, 1)
+
+
+@every_signal
+@pytest.mark.parametrize("timeout", [None, LONG_TIMEOUT])
+def test_for_the_step(
+    acc: ConditionalAccumulator, timeout: float | None, number: signal.Signals
+) -> None:
+    check_breaks(acc, lambda: acc.wait_step(0, timeout=timeout), number, "waits for the step")
+
+
+@every_signal
+def test_for_the_name(acc: ConditionalAccumulator, number: signal.Signals) -> None:
+    """Opening, and removing, while a stopped process is in the middle of doing that."""
+    calls: tuple[Callable[[], Any], ...] = (lambda: shmacc.attach("signals"), acc.unlink)
+    with held("signals", layout.NAME_BYTE):
+        for call in calls:
+            with Apart(_wait, call) as waiting:
+                waiting.hear()
+                until(lambda: sleeps(waiting.pid))
+                sent = time.monotonic()
+                waiting.signal(number)
+                broken = waiting.result()
+                assert broken.raised is RAISED[number]
+                # The wait would have lasted for two seconds.
+                assert broken.at - sent < 1.0
+    assert not acc._handle.unlinked
+    with shmacc.attach("signals") as again:
+        assert again.num_accumulated() == 1
+
+
+def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> Broken:
+    signal.signal(signal.SIGTERM, raise_it)
+    thread = threading.Thread(target=lambda: acc.apply_grad(2.0))
+    thread.start()
+    pipe.say("one waits")
+    pipe.hear()
+    try:
+        acc.apply_grad(4.0)
+    except SystemExit as error:
+        broken = Broken(type(error), time.monotonic())
+    pipe.say(broken)
+    thread.join()
+    return broken
+
+
+def test_the_other_threads_wait_on(acc: ConditionalAccumulator) -> None:
+    with held("signals") as holder, Apart(_wait_in_two_threads, acc) as waiting:
+        waiting.hear()
+        until(lambda: activity("signals", waiting.pid) == "waits for the lock")
+        waiting.say("the main thread, too")
+        until(lambda: sleeps(waiting.pid))
+        waiting.signal(signal.SIGTERM)
+        assert waiting.hear().raised is SystemExit
+        holder.kill()
+        waiting.result()
+    assert acc.take_grad(2, timeout=0) == 3.0
+
+
+def _interrupted_again_and_again(acc: Any, count: int) -> int:
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(acc.num_accumulated()))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    for i in range(count):
+        assert acc.apply_grad(range(i, i + 50), [[1.0]] * 50, local_step=shmacc.NEVER_STALE)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return len(seen)
+
+
+def test_handlers_that_return_change_nothing() -> None:
+    """Signals all the time, in two processes that contend: each gradient is in, once."""
+    with SparseConditionalAccumulator("f8", None, "signals", reduction_type="SUM") as acc:
+        with (
+            Apart(_interrupted_again_and_again, acc, 800) as one,
+            Apart(_interrupted_again_and_again, acc, 800) as other,
+        ):
+            assert min(one.result(), other.result()) > 10
+        taken = acc.take(1600, timeout=0)
+        assert taken.values.sum() == 1600 * 50
+        assert taken.row_counts.sum() == 1600 * 50
+        acc.unlink()
+
+
+def _wait_through_signals(acc: ConditionalAccumulator, *, pipe: Pipe) -> float:
+    signal.signal(signal.SIGUSR1, lambda *_: pipe.say("handled"))
+    pipe.say("about to wait")
+    return float(acc.take_grad(2))
+
+
+def test_a_wait_goes_on_after_a_handler_that_returns(acc: ConditionalAccumulator) -> None:
+    with Apart(_wait_through_signals, acc) as waiting:
+        waiting.hear()
+        until(lambda: acc.stats().waiting == 1)
+        for _ in range(20):
+            waiting.signal(signal.SIGUSR1)
+            assert waiting.hear() == "handled"
+        assert acc.stats().waiting == 1
+        acc.apply_grad(2.0)
+        assert waiting.result() == 3.0
+
+
+def _apply_in_the_handler(acc: ConditionalAccumulator) -> float:
+    signal.signal(signal.SIGALRM, lambda *_: acc.apply_grad(2.0))
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    return float(acc.take_grad(2))
+
+
+def test_a_handler_may_apply_while_a_take_waits(acc: ConditionalAccumulator) -> None:
+    """It even ends the very wait that it interrupts."""
+    assert run_apart(_apply_in_the_handler, acc) == 3.0
+
+
+def _use_it_while_waiting_for_the_lock(acc: ConditionalAccumulator, *, pipe: Pipe) -> list[str]:
+    ends: list[str] = []
+
+    def handler(*_: object) -> None:
+        ends.append(f"sees {acc.num_accumulated()} of {acc.stats().applied}")
+        try:
+            acc.take_partial(0, timeout=0)
+        except errors.DeadlineExceededError:
+            ends.append("no take")
+        pipe.say("handling")
+        ends.append(f"handler applied: {acc.apply_grad(2.0)}")
+
+    signal.signal(signal.SIGUSR1, handler)
+    pipe.say("about to wait")
+    ends.append(f"applied: {acc.apply_grad(4.0)}")
+    return ends
+
+
+def test_a_handler_may_use_what_its_thread_waits_for(acc: ConditionalAccumulator) -> None:
+    """The lock is another process's: neither the wait nor the handler in it may block the other."""
+    with held("signals") as holder, Apart(_use_it_while_waiting_for_the_lock, acc) as waiting:
+        waiting.hear()
+        until(lambda: activity("signals", waiting.pid) == "waits for the lock")
+        waiting.signal(signal.SIGUSR1)
+        assert waiting.hear() == "handling"
+        holder.kill()
+        assert waiting.result() == [
+            "sees 1 of 1",
+            "no take",
+            "handler applied: True",
+            "applied: True",
+        ]
+    assert acc.take_grad(3, timeout=0) == 7.0
+
+
+def _close_in_the_handler(acc: ConditionalAccumulator) -> str:
+    signal.signal(signal.SIGALRM, lambda *_: acc.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    with pytest.raises(errors.CancelledError, match="cancelled"):
+        acc.take_grad(2)
+    with pytest.raises(errors.FailedPreconditionError):
+        acc.num_accumulated()
+    return "closed"
+
+
+def test_a_handler_may_close(acc: ConditionalAccumulator) -> None:
+    assert run_apart(_close_in_the_handler, acc) == "closed"
+    assert acc.stats().attached == 1
+    assert inspection.check("signals") == ()
