@@ -138,8 +138,8 @@ def test_for_the_lock_of_a_stopped_process(
         "apply_partial": (lambda: acc.apply_partial(partial), "waits for the lock"),
         "take": (lambda: acc.take(1), "waits for the lock"),
         "take with a timeout": (lambda: acc.take(1, timeout=LONG_TIMEOUT), "waits for the lock"),
-        "set_step": (lambda: acc.set_global_step(5), "idle"),
-        "advance_step": (lambda: acc.advance_step(5), "idle"),
+        "set_step": (lambda: acc.set_global_step(5), "waits for the lock"),
+        "advance_step": (lambda: acc.advance_step(5), "waits for the lock"),
     }
     call, doing = calls[how]
     with held("signals") as holder:
