@@ -33,6 +33,7 @@ half-made segment); unlinking by name alone (it may have been made anew).
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ KINDS = {"sparse": 1, "dense": 2}
 REDUCTIONS = {"MEAN": 1, "SUM": 2, "CMEAN": 3}
 
 _NEW_SEGMENT_BYTES = 20480  # header, a page of each table, the semaphore
+_SEMAPHORE_BYTES = 32  # glibc's sem_t
 _NAME_LOCK_PATIENCE = 2.0  # seconds; it is held for a few system calls
 
 # One thread at a time opens, removes or closes: while it does so it may have a second descriptor of
@@ -267,6 +269,7 @@ def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
     config = handle.config()
     semaphore = semaphore_name(name.system_name, config["token"])
     file = f"{SHM_DIRECTORY}/sem.{semaphore[1:]}"
+    _discard_what_is_no_semaphore(file)
     if not os.path.exists(file):
         try:
             posix_ipc.Semaphore(semaphore, posix_ipc.O_CREX, config["mode"], 1).close()
@@ -288,6 +291,18 @@ def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
         handle.use_queue(semaphore)
         remove_semaphore(semaphore)
     return semaphore
+
+
+def _discard_what_is_no_semaphore(file: str) -> None:
+    # Mapping a file shorter than a semaphore is a SIGBUS at its first use.
+    try:
+        status = os.lstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < _SEMAPHORE_BYTES:
+            os.unlink(file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataLossError(f"{file} is no semaphore, and cannot be removed: {error}") from error
 
 
 def _publish(name: SegmentName, spec: Spec) -> bool:
@@ -367,8 +382,8 @@ def _token() -> int:
 
 
 def _identify_process() -> None:
-    with open("/proc/self/stat", "rb") as stat:
-        start_ticks = int(stat.read().rpartition(b")")[2].split()[19])
+    with open("/proc/self/stat", "rb") as line:
+        start_ticks = int(line.read().rpartition(b")")[2].split()[19])
     namespace = os.stat("/proc/self/ns/pid").st_ino
     _core.set_identity(namespace, start_ticks, _token())
 

@@ -16,7 +16,15 @@ from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
 from shmacc.inspection import nameless, processes
 from shmacc.inspection.cleanup import leftovers
 from shmacc.inspection.records import Description, Finding, SegmentState, Severity
-from shmacc.inspection.segments import describe, list_segments, open_view, resolve, summarise
+from shmacc.inspection.segments import (
+    describe,
+    is_semaphore,
+    list_segments,
+    open_view,
+    resolve,
+    semaphore_file,
+    summarise,
+)
 from shmacc.inspection.stillness import look_still
 from shmacc.names import SegmentName
 
@@ -123,7 +131,7 @@ def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> I
             f"systemd will remove it when {seen.summary.owner} logs out for the last time",
             f"`loginctl enable-linger {seen.summary.owner}`, or RemoveIPC=no in logind.conf",
         )
-    semaphore = names.SEMAPHORE_FILE_PREFIX + names.semaphore_name(subject, seen.token)[1:]
+    semaphore = semaphore_file(name, seen.token)
     try:
         owner = os.stat(f"{names.SHM_DIRECTORY}/{semaphore}", follow_symlinks=False).st_uid
     except FileNotFoundError:
@@ -133,11 +141,14 @@ def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> I
             _MENDS_ITSELF + "the next process that attaches makes it again",
         )
         return
+    remove = f"remove {names.SHM_DIRECTORY}/{semaphore}; the next process that attaches makes it"
+    if not is_semaphore(semaphore):
+        yield _wrong(semaphore, "this is no semaphore: who waits for the lock may crash", remove)
     if owner != seen.summary.owner_uid:
         yield _wrong(
             semaphore,
             f"it belongs to uid {owner}, its segment to uid {seen.summary.owner_uid}",
-            f"remove {names.SHM_DIRECTORY}/{semaphore}; the next process that attaches makes it",
+            remove,
         )
     if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:
         yield _note(

@@ -17,7 +17,7 @@ from shmacc.errors import (
     ShmaccError,
 )
 from shmacc.inspection.records import Leftover, SegmentState
-from shmacc.inspection.segments import is_meant, open_view, resolve, summarise
+from shmacc.inspection.segments import is_meant, open_view, resolve, semaphore_file, summarise
 from shmacc.names import SegmentName
 from shmacc.unfinished import UnfinishedError
 
@@ -138,12 +138,11 @@ def cancel(name: str) -> int:
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
     with open_view(name) as handle:
-        semaphore = names.semaphore_name(name.system_name, handle.config()["token"])
-        semaphore_file = names.SEMAPHORE_FILE_PREFIX + semaphore.removeprefix("/")
-        had_semaphore = os.path.exists(f"{names.SHM_DIRECTORY}/{semaphore_file}")
+        semaphore = semaphore_file(name, handle.config()["token"])
+        had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
         if not segment.unlink_unused(name, handle):
             return ()
-    return (name.system_name, semaphore_file) if had_semaphore else (name.system_name,)
+    return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
 
 
 def _unlink_files(file_names: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -50,6 +51,7 @@ REGION_SPAN = 2**40
 _HEADER_BYTES = 8192
 _ENTRY_BYTES = {"participants": 128, "waiters": 64}
 _PAGE = 4096
+_SEMAPHORE_BYTES = 32  # sizeof(sem_t)
 _NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
 
@@ -139,9 +141,22 @@ def describe(name: str) -> Description:
         )
 
 
+def semaphore_file(name: SegmentName, token: int) -> str:
+    """The name of a segment's semaphore in /dev/shm."""
+    return names.SEMAPHORE_FILE_PREFIX + names.semaphore_name(name.system_name, token)[1:]
+
+
+def is_semaphore(file_name: str) -> bool:
+    """Whether a file can be one: to open a shorter one is to die of a bus error."""
+    status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
+    return stat.S_ISREG(status.st_mode) and status.st_size >= _SEMAPHORE_BYTES
+
+
 def _look_at_queue(name: SegmentName, handle: _core.Handle) -> None:
-    with contextlib.suppress(NotFoundError, PermissionDeniedError):
-        handle.use_queue(names.semaphore_name(name.system_name, handle.config()["token"]))
+    token = handle.config()["token"]
+    with contextlib.suppress(FileNotFoundError, PermissionDeniedError):
+        if is_semaphore(semaphore_file(name, token)):
+            handle.use_queue(names.semaphore_name(name.system_name, token))
 
 
 def _lock(

@@ -1,6 +1,7 @@
 // Between C++ and the interpreter: the GIL, signals, arrays in and out.
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -21,11 +22,15 @@ inline bool finalizing() {
 #endif
 }
 
-// A thread that asks for the GIL while the interpreter shuts down is made to exit by an exception that
-// may not be caught; it sleeps instead until the process is gone.
+// A thread that asks for the GIL while the interpreter shuts down is made to exit by unwinding its stack, which
+// no destructor survives; it sleeps instead until the process is gone.
 inline void take_gil(PyThreadState* state) {
     while (finalizing()) pause();
-    PyEval_RestoreThread(state);
+    try {
+        PyEval_RestoreThread(state);
+    } catch (abi::__forced_unwind&) {
+        for (;;) pause();  // never left, so never rethrown
+    }
 }
 
 class WithoutGil {
