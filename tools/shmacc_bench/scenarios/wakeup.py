@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shmacc_bench.crew import Crew
+from shmacc_bench.peers.base import UnsupportedError
 from shmacc_bench.samples import summarise
 from shmacc_bench.workload import Workload, make_gradient
 
@@ -24,6 +25,8 @@ class Scenario:
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
         """Start both processes."""
+        if not peer.blocks_in_take:
+            raise UnsupportedError("its take cannot wait")
         self.trials = 5 if quick else 20
         self.peer = peer
         peer.open(WORKLOAD)
