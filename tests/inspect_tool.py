@@ -53,7 +53,7 @@ def run(
 def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
     """Run it with --json; what it answered."""
     done = run(*arguments, "--json", before=before)
-    assert done.returncode == status, done.stderr
+    assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
     assert answer["schema_version"] == 1
     return answer

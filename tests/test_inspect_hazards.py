@@ -42,7 +42,7 @@ def problems(name: str) -> str:
 
 
 def test_rows_that_the_index_does_not_lead_to(table: SparseConditionalAccumulator) -> None:
-    assert run("check", "table").returncode == 0
+    assert ask("check", "table")["findings"] == []
     for region in inspect_tool.INDEX_REGIONS:
         used = {r.name: r.used for r in inspection.describe("table").regions}
         name = f"index {region - inspect_tool.INDEX_REGIONS[0]}"
@@ -120,7 +120,7 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
     notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
     assert any("cut short by a death" in note for note in notes)
     assert table.apply_grad([1], np.ones((1, 16), np.float32), local_step=2**40)
-    assert run("check", "table").returncode == 0
+    assert ask("check", "table")["wrong"] == 0
 
 
 def test_a_semaphore_that_is_missing(table: SparseConditionalAccumulator) -> None:
@@ -128,6 +128,13 @@ def test_a_semaphore_that_is_missing(table: SparseConditionalAccumulator) -> Non
     said = ask("check", "table")
     assert "missing" in said["findings"][0]["problem"]
     assert said["wrong"] == 0
+    assert table.num_accumulated() == 1
+
+
+def test_a_semaphore_that_is_none(table: SparseConditionalAccumulator) -> None:
+    inspect_tool.semaphore_of("table").write_bytes(b"")
+    assert "no semaphore" in problems("table")
+    assert ask("show", "table")["lock"]["semaphore_value"] is None
     assert table.num_accumulated() == 1
 
 

@@ -247,10 +247,8 @@ def _problems_of_state(handle: _core.Handle, state: dict[str, Any]) -> Iterator[
         )
     if (state["rows"] > 0) > (sparse and state["count"] > 0):
         yield "it has rows without gradients"
-    if state["index_filled"] > state["index_buckets"] * 10 or (
-        sparse and state["index_filled"] < state["rows"]
-    ):
-        yield "its index has more entries than room, or fewer than rows"
+    if sparse and state["index_filled"] < state["rows"]:
+        yield "its index has fewer entries than there are rows"
     yield from _problems_of_shape(handle, state)
     reserved = sum(state["reserved"])
     if handle.allocated_bytes < reserved:

@@ -137,7 +137,8 @@ def describe(name: str) -> Description:
             line=_line(handle, attached),
             lock=_lock(handle, attached, in_operation=state["in_operation"]),
             regions=_regions(config, state),
-            index_load=state["index_filled"] / (buckets * 10) if buckets else None,
+            # What an undone operation may have left behind is counted in, all of it.
+            index_load=min(1.0, state["index_filled"] / (buckets * 10)) if buckets else None,
         )
 
 

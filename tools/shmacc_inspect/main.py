@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Annotated, Final
@@ -77,7 +76,7 @@ def main() -> int:
         return failures.INTERRUPTED
     except Exception as error:
         status = failures.status_of(error)
-        if status is None or os.environ.get("SHMACC_INSPECT_TRACEBACK"):
+        if status is None:
             raise
         failures.explain(error)
         return status

@@ -31,7 +31,7 @@ Name = Annotated[
 OptionalName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]",
+        metavar="NAME",
         help="A shared_name, or a segment's whole name in /dev/shm (shmacc....).",
         autocompletion=complete_name,
         show_default=False,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EMPTY: Final = "-"
 _GAP: Final = 2
-_LEAST_WIDTH: Final = 8  # of a column that gives way
 _LABEL_WIDTH: Final = 12
 
 
@@ -42,13 +41,13 @@ class Column:
         title: Its heading.
         right: Numbers stand on the right.
         rank: Where the terminal is narrow, columns of the highest rank go first; 0: stays.
-        shrinks: Its cells may be shortened before columns go.
+        least: Its cells may be shortened to so many characters before columns go; 0: never.
     """
 
     title: str
     right: bool = False
     rank: int = 0
-    shrinks: bool = False
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def fitted(table: Table, width: int) -> tuple[list[int], dict[int, int]]:
         for i, column in enumerate(table.columns)
     }
     least = {
-        i: min(natural[i], _LEAST_WIDTH) if column.shrinks else natural[i]
+        i: min(natural[i], column.least) if column.least else natural[i]
         for i, column in enumerate(table.columns)
     }
     kept = list(range(len(table.columns)))
@@ -210,10 +209,9 @@ def fitted(table: Table, width: int) -> tuple[list[int], dict[int, int]]:
     room = width - _total(kept, least)
     widths = dict(least)
     for i in kept:
-        if table.columns[i].shrinks:
-            more = max(0, min(room, natural[i] - least[i]))
-            widths[i] += more
-            room -= more
+        more = max(0, min(room, natural[i] - least[i]))
+        widths[i] += more
+        room -= more
     return kept, widths
 
 

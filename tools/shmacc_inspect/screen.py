@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SEGMENT_COLUMNS: Final = (
     Column("", right=True),
-    Column("NAME", shrinks=True),
+    Column("NAME", least=12),
     Column("STEP", right=True),
     Column("ROUND"),
     Column("STEPS/S", right=True, rank=2),
@@ -43,7 +43,7 @@ _PROCESS_COLUMNS: Final = (
     Column("APPLIED", right=True),
     Column("DROPPED", right=True, rank=2),
     Column("TOOK", right=True, rank=3),
-    Column("COMMAND", shrinks=True),
+    Column("COMMAND", least=12),
 )
 _LINES: Final = (
     ("steps/s", "steps_per_second", words.rate),

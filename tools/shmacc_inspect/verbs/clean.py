@@ -22,10 +22,10 @@ Examples:
   shmacc-inspect clean --yes --older-than 2h 'job7-*'"""
 
 _COLUMNS: Final = (
-    Column("WOULD REMOVE", shrinks=True),
+    Column("WOULD REMOVE", least=24),
     Column("MEMORY", right=True, rank=2),
     Column("AGE", right=True, rank=1),
-    Column("WHY", shrinks=True),
+    Column("WHY", least=24),
 )
 
 
@@ -33,7 +33,7 @@ def run(
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="GLOB...",
+            metavar="GLOB",
             help="Only names that match one of these.",
             autocompletion=options.complete_name,
             show_default=False,

@@ -30,7 +30,7 @@ STATE_STYLES: Final = {
     "not ours to read": "dim",
 }
 COLUMNS: Final = (
-    Column("NAME", shrinks=True),
+    Column("NAME", least=16),
     Column("KIND", rank=6),
     Column("DTYPE", rank=5),
     Column("SHAPE", rank=4),
@@ -68,7 +68,7 @@ def run(
     pattern: Annotated[
         str,
         typer.Argument(
-            metavar="[GLOB]",
+            metavar="GLOB",
             help="Only names that match.",
             autocompletion=options.complete_name,
             show_default=False,

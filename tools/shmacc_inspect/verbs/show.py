@@ -37,7 +37,7 @@ _PROCESS_COLUMNS: Final = (
     Column("LAST SEEN", right=True, rank=5),
     Column("ATTACHED", right=True, rank=7),
     Column("STARTED", right=True, rank=6),
-    Column("COMMAND", shrinks=True),
+    Column("COMMAND", least=28),
 )
 _LINE_COLUMNS: Final = (
     Column("PLACE", right=True),

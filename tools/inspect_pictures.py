@@ -1,0 +1,176 @@
+"""Makes the README's pictures of `shmacc-inspect` from a real run: docs/inspect/*.svg.
+
+A chief and some workers train something; after a while one worker is killed and one is stopped, so
+that there is something to see. The installed command runs on a terminal of its own, and what it
+wrote there becomes the picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+import shmacc
+from shmacc import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parents[1]
+PICTURES: Final = ROOT / "docs" / "inspect"
+BIN: Final = Path(sys.executable).parent
+WORKERS: Final = 5
+REQUIRED: Final = 16
+ROWS: Final = 100_000
+WIDTH: Final = 64
+BATCH: Final = 400
+SETTLING: Final = 5.0  # seconds
+WATCHING: Final = 30.0
+INTERVAL: Final = 0.5
+ANY_INDEX: Final = 1.3  # of the Zipf distribution: some rows are much more frequent than others
+HOME: Final = b"\x1b[H"  # begins each picture of a live screen
+COLUMNS: Final = 128
+
+
+def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]:
+    """What the job shares; whoever comes first makes it."""
+    return (
+        shmacc.SparseConditionalAccumulator("float32", [ROWS, WIDTH], "embeddings"),
+        shmacc.ConditionalAccumulator("float64", [256], "tower.bias"),
+    )
+
+
+def work(number: int) -> None:
+    """A worker: applies gradients for as long as it lives."""
+    rng = np.random.default_rng(number)
+    embeddings, bias = open_both()
+    while True:
+        step = embeddings.global_step
+        time.sleep(rng.uniform(0.01, 0.12))
+        rows = (rng.zipf(ANY_INDEX, BATCH) - 1) % ROWS
+        values = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+        embeddings.apply_grad(rows, values, local_step=step)
+        bias.apply_grad(rng.normal(size=256), local_step=shmacc.NEVER_STALE)
+
+
+def lead() -> None:
+    """The chief: takes the means."""
+    embeddings, bias = open_both()
+    while True:
+        embeddings.take(REQUIRED)
+        bias.take(REQUIRED // 2)
+
+
+def start(*role: str) -> subprocess.Popen[bytes]:
+    """A process of the job, whose command line does not depend on where this runs."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    command = ["python", str(Path(__file__).relative_to(ROOT)), *role]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path})
+
+
+@contextlib.contextmanager
+def job() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes of a running job, the workers first."""
+    embeddings, bias = open_both()
+    # Both stay open in the workers alone: that is what the pictures are to show.
+    processes = [start("work", str(number)) for number in range(WORKERS)] + [start("lead")]
+    while embeddings.stats().attached <= len(processes):
+        time.sleep(INTERVAL)
+    embeddings.close()
+    bias.close()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def photograph(arguments: list[str], rows: int, seconds: float) -> bytes:
+    """What the command writes on a terminal; ended by Ctrl-C if it goes on."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        ["setsid", "--ctty", BIN / "shmacc-inspect", *arguments],
+        env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written, end = b"", time.monotonic() + seconds
+    with contextlib.suppress(OSError):  # it has ended
+        while time.monotonic() < end:
+            if select.select([ours], [], [], INTERVAL)[0]:
+                written += os.read(ours, 65536)
+    process.terminate()
+    process.wait()
+    os.close(ours)
+    return written
+
+
+def save(name: str, title: str, written: bytes) -> None:
+    """Makes the picture."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    text = Text.from_ansi(written.decode().replace("\r\n", "\n").rstrip())
+    console.print(text, no_wrap=True, crop=True)
+    path = PICTURES / f"{name}.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    console.save_svg(str(path), title=title, unique_id=f"shmacc-inspect-{name}")
+    print(path.relative_to(ROOT))
+
+
+def last_screen(written: bytes) -> bytes:
+    """The last complete picture of a live screen."""
+    return written.split(HOME)[-2]
+
+
+def main() -> None:
+    """Makes all pictures."""
+    os.chdir(ROOT)
+    with testing.isolated_namespace(), job() as workers:
+        time.sleep(SETTLING)
+        workers[3].kill()
+        save("list", "shmacc-inspect list", photograph(["list"], 20, SETTLING))
+        shown = photograph(["show", "embeddings", "--rows", "4", "--values"], 60, SETTLING)
+        save("show", "shmacc-inspect show embeddings --rows 4 --values", shown)
+        workers[3] = start("work", "3")
+        watcher = photograph_while_one_stops(workers)
+        save("watch", "shmacc-inspect watch", last_screen(watcher))
+
+
+def photograph_while_one_stops(workers: list[subprocess.Popen[bytes]]) -> bytes:
+    """The live screen; some seconds before the end a worker is stopped."""
+    stop = subprocess.Popen(
+        ["sh", "-c", f"sleep {WATCHING - 2 * SETTLING}; kill -STOP {workers[1].pid}"]
+    )
+    try:
+        return photograph(["watch", "--interval", str(INTERVAL)], 27, WATCHING)
+    finally:
+        stop.wait()
+        workers[1].send_signal(signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["work", number]:
+            work(int(number))
+        case ["lead"]:
+            lead()
+        case _:
+            main()
