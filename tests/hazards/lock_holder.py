@@ -52,7 +52,8 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
     """A process waits in line with its take, and is stopped."""
     with Apart(_take, name, num_required) as head:
         head.hear()
-        until(lambda: inspection.describe(name).stats.waiting == 1)
+        # Asleep, and so not under the lock, which it had to join.
+        until(lambda: activity(name, head.pid) == "waits in line" and sleeps(head.pid))
         head.signal(signal.SIGSTOP)
         yield head
 

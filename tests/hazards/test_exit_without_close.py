@@ -37,7 +37,14 @@ PREAMBLE: Final = """
 def run(script: str) -> tuple[int, str, str]:
     """Exit status, output and complaints of a script in an interpreter of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(PREAMBLE) + textwrap.dedent(script)],
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "error",
+            "-c",
+            textwrap.dedent(PREAMBLE) + textwrap.dedent(script),
+        ],
         capture_output=True,
         text=True,
         timeout=LONG,

@@ -240,7 +240,7 @@ def test_a_private_one_stays_when_a_child_ends() -> None:
         "assert acc.take(2, timeout=0).count == 2\n"
         "shmacc.attach(acc.shared_name).close()\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=LONG)
+    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", script], check=True, timeout=LONG)
     # Its creator has ended, in order.
     assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == ()
 

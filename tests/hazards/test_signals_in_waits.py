@@ -126,24 +126,25 @@ def test_in_line(acc: ConditionalAccumulator, how: str, number: signal.Signals) 
 
 @every_signal
 @pytest.mark.parametrize(
-    "how", ["apply", "apply_partial", "take", "take with a timeout", "set_step", "advance_step"]
+    "how",
+    ["apply", "apply_partial", "take", "take with a timeout", "set_step", "advance_step", "unseal"],
 )
 def test_for_the_lock_of_a_stopped_process(
     acc: ConditionalAccumulator, how: str, number: signal.Signals
 ) -> None:
     partial = acc.take_partial(1)
     acc.apply_partial(partial)
-    calls: dict[str, tuple[Callable[[], Any], str]] = {
-        "apply": (lambda: acc.apply_grad(5.0), "waits for the lock"),
-        "apply_partial": (lambda: acc.apply_partial(partial), "waits for the lock"),
-        "take": (lambda: acc.take(1), "waits for the lock"),
-        "take with a timeout": (lambda: acc.take(1, timeout=LONG_TIMEOUT), "waits for the lock"),
-        "set_step": (lambda: acc.set_global_step(5), "waits for the lock"),
-        "advance_step": (lambda: acc.advance_step(5), "waits for the lock"),
+    calls: dict[str, Callable[[], Any]] = {
+        "apply": lambda: acc.apply_grad(5.0),
+        "apply_partial": lambda: acc.apply_partial(partial),
+        "take": lambda: acc.take(1),
+        "take with a timeout": lambda: acc.take(1, timeout=LONG_TIMEOUT),
+        "set_step": lambda: acc.set_global_step(5),
+        "advance_step": lambda: acc.advance_step(5),
+        "unseal": acc.unseal,
     }
-    call, doing = calls[how]
     with held("signals") as holder:
-        check_breaks(acc, call, number, doing)
+        check_breaks(acc, calls[how], number, "waits for the lock")
         holder.kill()
         assert acc.take_grad(1, timeout=LONG_TIMEOUT) == 1.0
 
