@@ -65,7 +65,8 @@ class StopHalfWay:
         image = scene.prepare()
         looks = walk(image, scene.perform(), under_the_lock(scene))
         image.write(path())
-        return cls(scene, looks[len(looks) // 2].step)
+        # The last look is near the release.
+        return cls(scene, looks[-1].step // 2)
 
     @contextmanager
     def stopped(self) -> Iterator[Traced]:

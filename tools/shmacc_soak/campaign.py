@@ -1,0 +1,156 @@
+"""One accumulator, and the processes that are killed and replaced while they use it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import shmacc
+from shmacc_soak.audit import Findings, audit
+from shmacc_soak.books import Books
+from shmacc_soak.crew import note, take, work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmacc_soak.plans import Plan
+
+_NAME: Final = "soak"
+_STOP_SHARE: Final = 0.1  # of the blows that are stops, not kills
+_SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # around the lock's slice of 20 ms
+_PATIENCE: Final = 30.0  # for all processes to end when they are told to
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done.
+
+    Attributes:
+        workers: Processes that apply.
+        takers: Processes that take.
+        pause: Seconds between two kills, on the average.
+    """
+
+    workers: int = 3
+    takers: int = 2
+    pause: float = 0.004
+
+
+class Campaign:
+    """A plan carried out for some seconds, in names of its own."""
+
+    def __init__(self, plan: Plan, effort: Effort) -> None:
+        """Make the accumulator; it is removed by `run`."""
+        self._plan, self._effort = plan, effort
+        self._size = effort.workers + effort.takers
+        self._books = Books(self._size + 1)  # the last one is this process's own
+        self._pids = [0] * self._size
+        self._stopped: dict[int, tuple[float, float]] = {}  # when, and until when
+        self._failed = 0
+        plan.create(_NAME).close()
+
+    def run(self, seconds: float) -> Findings:
+        """Do it, and reckon up."""
+        kills = stops = risked = 0
+        end = time.monotonic() + seconds
+        try:
+            for slot in range(self._size):
+                self._start(slot)
+            while time.monotonic() < end:
+                time.sleep(random.expovariate(1 / self._effort.pause))
+                slot = random.randrange(self._size)
+                self._continue_those_due()
+                if slot not in self._stopped and random.random() < _STOP_SHARE:
+                    self._stop_for_a_while(slot)
+                    stops += 1
+                else:
+                    kills += 1
+                    risked += self._kill(slot)
+                    self._start(slot)
+            while self._stopped:
+                time.sleep(_SHORTEST_STOP)
+                self._continue_those_due()
+            self._end_in_order()
+        finally:
+            for slot in range(self._size):
+                self._kill(slot)
+        stats = self._take_the_rest()
+        return audit(
+            self._books, stats, risked=risked, kills=kills, stops=stops, failed=self._failed
+        )
+
+    def _start(self, slot: int) -> None:
+        plan, books, workers = self._plan, self._books, self._effort.workers
+        if slot < workers:
+            self._pids[slot] = _fork(lambda: work(books, plan, _NAME, slot, workers))
+        else:
+            self._pids[slot] = _fork(lambda: take(books, plan, _NAME, slot))
+
+    def _kill(self, slot: int) -> bool:
+        """Whether it was a taker that may have got something."""
+        if self._pids[slot] == 0:
+            return False
+        os.kill(self._pids[slot], signal.SIGKILL)
+        _, status = os.waitpid(self._pids[slot], 0)
+        self._pids[slot] = 0
+        self._stopped.pop(slot, None)
+        self._failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
+        return self._books.killed(slot)
+
+    def _stop_for_a_while(self, slot: int) -> None:
+        now = time.monotonic()
+        os.kill(self._pids[slot], signal.SIGSTOP)
+        self._stopped[slot] = now, now + random.uniform(_SHORTEST_STOP, _LONGEST_STOP)
+
+    def _continue_those_due(self) -> None:
+        for slot, (since, until) in list(self._stopped.items()):
+            now = time.monotonic()
+            if now >= until:
+                del self._stopped[slot]
+                self._books.stopped[slot] += now - since
+                os.kill(self._pids[slot], signal.SIGCONT)
+
+    def _end_in_order(self) -> None:
+        """Let all come to an end; who does not is stuck, which is a failure."""
+        self._books.stop()
+        deadline = time.monotonic() + _PATIENCE
+        for slot, pid in enumerate(self._pids):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            while not ended and time.monotonic() < deadline:
+                time.sleep(0.001)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._pids[slot] = 0
+            self._failed += not ended or status != 0
+
+    def _take_the_rest(self) -> shmacc.Stats:
+        acc = shmacc.attach(_NAME)
+        with acc:
+            if acc.num_accumulated():
+                note(self._books, self._plan, self._size, acc.take(1, timeout=1.0))
+            stats = acc.stats()
+            acc.unlink()
+        return stats
+
+
+def _fork(run: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        gc.disable()  # this life is too short for it
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001  it must not go on as the supervisor
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
