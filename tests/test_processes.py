@@ -84,7 +84,7 @@ def test_errors_come_back_from_children(crew: Crew, dense: ConditionalAccumulato
 def test_any_other_process_with_the_name_alone(sparse: SparseConditionalAccumulator) -> None:
     script = "import shmacc; shmacc.attach('sparse').apply_grad([4], [[1, 2, 3]])"
     # It ends without a close: what it applied stays, and so does the name.
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=LONG)
+    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", script], check=True, timeout=LONG)
     taken = sparse.take(1, timeout=0)
     assert (taken.indices.tolist(), taken.values.tolist()) == ([4], [[1, 2, 3]])
     until(lambda: sparse.stats().attached == 1)
@@ -96,7 +96,7 @@ def test_a_private_one_goes_with_its_creator(namespace: str) -> None:
         "print(acc.shared_name); assert shmacc.testing.leaked_names(sys.argv[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, namespace],
+        [sys.executable, "-P", "-W", "ignore", "-c", script, namespace],
         check=True,
         timeout=LONG,
         capture_output=True,

@@ -126,7 +126,7 @@ def test_import_is_light() -> None:
         f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
 

@@ -40,6 +40,7 @@ def run(script: str) -> tuple[int, str, str]:
         [
             sys.executable,
             "-P",
+            "-P",
             "-W",
             "error",
             "-c",
