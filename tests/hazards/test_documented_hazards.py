@@ -1,0 +1,29 @@
+"""What docs/hazards.md says is shown by a test, is: it names what exists, and leaves none out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+HAZARDS: Final = Path(__file__).parent
+PAGE: Final = (ROOT / "docs" / "hazards.md").read_text(encoding="utf-8")
+# These guard other tests, not users.
+NOT_FOR_USERS: Final = {"test_damaged_layout.py", Path(__file__).name}
+
+
+def named() -> set[Path]:
+    """The test files that the page names; those without a directory are beside this one."""
+    files = re.findall(r"`((?:tests/)?test_\w+\.py)`", PAGE)
+    return {ROOT / file if file.startswith("tests/") else HAZARDS / file for file in files}
+
+
+def test_what_it_names_exists() -> None:
+    missing = sorted(str(file) for file in named() if not file.exists())
+    assert not missing
+
+
+def test_no_hazard_is_left_out() -> None:
+    unnamed = {file.name for file in HAZARDS.glob("test_*.py") if file not in named()}
+    assert unnamed <= NOT_FOR_USERS, f"docs/hazards.md does not say what these show: {unnamed}"
