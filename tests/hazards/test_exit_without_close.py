@@ -40,7 +40,6 @@ def run(script: str) -> tuple[int, str, str]:
         [
             sys.executable,
             "-P",
-            "-P",
             "-W",
             "error",
             "-c",
