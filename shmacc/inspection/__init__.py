@@ -7,42 +7,73 @@ a guess from its pid. Only `cancel` attaches, since it changes something.
 Segments are named by their ``shared_name`` in the current namespace, or by their whole system name
 (``shmacc....``), which `list_segments` reports.
 
-NumPy is imported by what looks at rows and values alone: an operator's tool is to start at once.
+Each part is imported when first asked for, and NumPy only by what looks at rows and values: an
+operator's tool is to start at once.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shmacc.inspection.checking import check, check_all
-from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
-from shmacc.inspection.nameless import NamelessUse, nameless_uses
-from shmacc.inspection.records import (
-    AttachedProcess,
-    Description,
-    Finding,
-    Leftover,
-    LockState,
-    Region,
-    RowCount,
-    SegmentState,
-    Severity,
-    Space,
-    Summary,
-    ValueSummary,
-    WaitingTake,
-)
-from shmacc.inspection.segments import (
-    describe,
-    list_segments,
-    resolve,
-    shared_memory_space,
-    summarise,
-)
-from shmacc.names import SegmentName
-from shmacc.stats import Stats
-
 if TYPE_CHECKING:
+    from shmacc.inspection.checking import check, check_all
+    from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
     from shmacc.inspection.examination import most_touched, summarise_values
+    from shmacc.inspection.nameless import NamelessUse, nameless_uses
+    from shmacc.inspection.records import (
+        AttachedProcess,
+        Description,
+        Finding,
+        Leftover,
+        LockState,
+        Region,
+        RowCount,
+        SegmentState,
+        Severity,
+        Space,
+        Summary,
+        ValueSummary,
+        WaitingTake,
+    )
+    from shmacc.inspection.segments import (
+        describe,
+        list_segments,
+        resolve,
+        shared_memory_space,
+        summarise,
+    )
+    from shmacc.names import SegmentName
+    from shmacc.stats import Stats
+
+_HOMES = {
+    "inspection.checking": ("check", "check_all"),
+    "inspection.cleanup": ("cancel", "clean", "leftovers", "remove"),
+    "inspection.examination": ("most_touched", "summarise_values"),
+    "inspection.nameless": ("NamelessUse", "nameless_uses"),
+    "inspection.records": (
+        "AttachedProcess",
+        "Description",
+        "Finding",
+        "Leftover",
+        "LockState",
+        "Region",
+        "RowCount",
+        "SegmentState",
+        "Severity",
+        "Space",
+        "Summary",
+        "ValueSummary",
+        "WaitingTake",
+    ),
+    "inspection.segments": (
+        "describe",
+        "list_segments",
+        "resolve",
+        "shared_memory_space",
+        "summarise",
+    ),
+    "names": ("SegmentName",),
+    "stats": ("Stats",),
+}
 
 __all__ = [
     "AttachedProcess",
@@ -79,6 +110,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"most_touched", "summarise_values"}:
-        return getattr(importlib.import_module("shmacc.inspection.examination"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"shmacc.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module 'shmacc.inspection' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shmacc import _core, dtypes, names, segment
+from shmacc import _core, dtype_names, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
 from shmacc.inspection import processes
 from shmacc.inspection.records import (
@@ -51,6 +51,7 @@ REGION_SPAN = 2**40
 _HEADER_BYTES = 8192
 _ENTRY_BYTES = {"participants": 128, "waiters": 64}
 _PAGE = 4096
+_FLOAT32_SUMS = 1  # layout.hpp's kFloat32; all others have 8 bytes
 _SEMAPHORE_BYTES = 32  # sizeof(sem_t)
 _NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
@@ -220,7 +221,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
 
 def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
     config, state = handle.config(), handle.state()
-    dtype = dtypes.by_number(config["dtype"])
+    dtype = dtype_names.NAMES.get(config["dtype"])
     kind, reduction = _KINDS[config["kind"]], _REDUCTIONS.get(config["reduction"])
     if dtype is None or reduction is None:
         raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
@@ -234,7 +235,7 @@ def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
         "" if used else "no living process has it attached",
         created=config["created_ns"] / 1e9,
         kind=kind,
-        dtype=dtype.name,
+        dtype=dtype,
         shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
         reduction_type=reduction,
         private=config["is_private"],
@@ -296,8 +297,7 @@ def _line(handle: _core.Handle, attached: tuple[AttachedProcess, ...]) -> tuple[
 
 
 def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
-    dtype = dtypes.by_number(config["dtype"])
-    row_bytes = state["row_elements"] * (dtype.sums.itemsize if dtype else 0)
+    row_bytes = state["row_elements"] * (4 if config["sum"] == _FLOAT32_SUMS else 8)
     reserved = dict(zip(REGIONS, state["reserved"], strict=True))
     used = dict.fromkeys(REGIONS, 0)
     reserved["header"] = used["header"] = _HEADER_BYTES

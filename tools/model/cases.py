@@ -1,0 +1,354 @@
+"""What is checked: each case is one model with one set of flags, searched exhaustively."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One search.
+
+    Attributes:
+        model: The file, without its suffix.
+        name: Unique within the model; a broken variant has the name of its flag.
+        flags: What spin's preprocessor defines.
+        says: What holds if the search finds nothing; for a broken variant: what is wrong with it.
+        cycles: Whether to search for cycles (livelocks) as well as for violated assertions.
+        quick: Whether it belongs to the short slice that the tests run.
+    """
+
+    model: str
+    name: str
+    flags: str
+    says: str
+    cycles: bool = True
+    quick: bool = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether spin must find an error in it."""
+        return self.name.startswith("BROKEN_")
+
+
+_ONE_OWNER = "never two owners; whoever lives gets the lock"
+_WHOLE = "nothing torn, lost or doubled"
+_ONE_FILE = "one file under the name; clean robs nobody; all openers get through"
+_LINE = "first come first served among the living; taken once; nobody waits in vain"
+_WAKE = "wake-ups alone suffice"
+
+CASES = (
+    Case("lock", "three", "DEATHS=2 STOPS=1", f"3 processes: {_ONE_OWNER}"),
+    Case(
+        "lock",
+        "threads",
+        "SIBLINGS DEATHS=2 STOPS=1",
+        f"2 processes, 3 threads: {_ONE_OWNER}",
+    ),
+    Case(
+        "lock",
+        "rounds",
+        "THREADS=2 ROUNDS=4 DEATHS=2 STOPS=1",
+        f"2 processes, 4 rounds: {_ONE_OWNER}",
+        quick=True,
+    ),
+    Case("lock", "no_slices", "NO_SLICES", "3 processes, no death: tokens alone suffice"),
+    Case(
+        "lock",
+        "BROKEN_OWNER_GAP",
+        "BROKEN_OWNER_GAP DEATHS=1",
+        "the owner is recorded after a gap that nothing covers: two owners",
+        quick=True,
+    ),
+    Case(
+        "lock",
+        "BROKEN_OWNER_WAIT",
+        "BROKEN_OWNER_WAIT DEATHS=1",
+        "the same gap, without takeover in it: locked for ever",
+    ),
+    Case(
+        "lock",
+        "BROKEN_NO_MUTEX",
+        "BROKEN_NO_MUTEX SIBLINGS",
+        "threads rely on the record lock of their process: two owners",
+    ),
+    Case(
+        "lock",
+        "BROKEN_POST_FIRST",
+        "BROKEN_POST_FIRST NO_SLICES",
+        "the token is given back before the lock: the last one is lost",
+    ),
+    Case("commit", "two", "DEATHS=2", f"2 processes, 2 operations: {_WHOLE}", cycles=False),
+    Case(
+        "commit",
+        "three",
+        "WORKERS=3 OPERATIONS=1 DEATHS=3",
+        f"3 processes, all may die: {_WHOLE}",
+        cycles=False,
+    ),
+    Case("commit", "batch", "BATCH=2 DEATHS=1", f"rows saved in batches: {_WHOLE}"),
+    Case(
+        "commit",
+        "leavings",
+        "NO_POISON DEATHS=1",
+        f"with what the dead really leave: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "dense",
+        "DENSE WORKERS=3 DEATHS=2",
+        f"dense, 3 processes: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "reader",
+        "READER DEATHS=2",
+        "a reader without the lock sees one commit, or knows that it did not",
+        cycles=False,
+        quick=True,
+    ),
+    Case(
+        "commit",
+        "BROKEN_COMMIT_FIRST",
+        "BROKEN_COMMIT_FIRST DEATHS=1",
+        "the commit word is written before the rows: torn",
+        quick=True,
+    ),
+    Case(
+        "commit",
+        "BROKEN_SAVE_ORDER",
+        "BROKEN_SAVE_ORDER DEATHS=1",
+        "undo records count before they are written: torn",
+    ),
+    Case(
+        "commit",
+        "BROKEN_BEGIN_ORDER",
+        "BROKEN_BEGIN_ORDER DEATHS=1",
+        "the journal is valid before it is emptied: torn",
+    ),
+    Case(
+        "commit",
+        "BROKEN_UNDO_ORDER",
+        "BROKEN_UNDO_ORDER DEATHS=2",
+        "undo commits before the rows are back: torn by a second death",
+    ),
+    Case(
+        "commit",
+        "BROKEN_UNDO_ROOM",
+        "BROKEN_UNDO_ROOM DEATHS=1",
+        "the longer undo log is not committed before it is used",
+    ),
+    Case(
+        "commit",
+        "BROKEN_INDEX_TRUST",
+        "BROKEN_INDEX_TRUST DEATHS=1",
+        "index entries of the dead are believed: rows lost",
+    ),
+    Case("opening", "two", "DEATHS=1", f"2 openers and a cleaner: {_ONE_FILE}"),
+    Case(
+        "opening",
+        "deaths",
+        "DEATHS=2",
+        f"2 openers and a cleaner, two die: {_ONE_FILE}",
+        cycles=False,
+    ),
+    Case("opening", "three", "USERS=3 DEATHS=2", f"3 openers: {_ONE_FILE}", cycles=False),
+    Case(
+        "opening",
+        "stopped",
+        "DEATHS=1 STOPS=1",
+        f"2 openers and a cleaner, one may be stopped: {_ONE_FILE}",
+        cycles=False,
+    ),
+    Case(
+        "opening",
+        "cleaners",
+        "USERS=1 DEATHS=2 STOPS=1",
+        f"1 opener and 2 cleaners: {_ONE_FILE}",
+        cycles=False,
+    ),
+    Case(
+        "opening",
+        "again",
+        "TURNS=2",
+        f"2 openers and a cleaner, twice each: {_ONE_FILE}",
+        cycles=False,
+    ),
+    Case(
+        "opening",
+        "orderly",
+        "",
+        "no death: not even an orphaned semaphore is left",
+        cycles=False,
+        quick=True,
+    ),
+    Case(
+        "opening",
+        "BROKEN_UNMARK",
+        "BROKEN_UNMARK DEATHS=1",
+        "clean marks, looks, unmarks: robs the living if it dies",
+    ),
+    Case(
+        "opening",
+        "BROKEN_LOOK_FIRST",
+        "BROKEN_LOOK_FIRST",
+        "clean looks before it marks, attach does not lock: robs the living",
+    ),
+    Case(
+        "opening",
+        "BROKEN_UNLINK_RACE",
+        "BROKEN_UNLINK_RACE",
+        "the name is removed without the lock: another file's",
+    ),
+    Case(
+        "opening",
+        "BROKEN_OWN_PRESENCE",
+        "BROKEN_OWN_PRESENCE",
+        "clean asks the kernel alone: robs its own process",
+    ),
+    Case(
+        "opening",
+        "BROKEN_ORPHAN",
+        "BROKEN_ORPHAN",
+        "the semaphore is made after the last look: orphaned",
+    ),
+    Case(
+        "opening",
+        "BROKEN_NO_FINISH",
+        "BROKEN_NO_FINISH DEATHS=1",
+        "a dead remover's work is not finished: openers loop for ever",
+    ),
+    Case(
+        "line",
+        "deaths",
+        "TIMEOUTS DEATHS=2",
+        f"2 takers, 1 apply: {_LINE}",
+    ),
+    Case(
+        "line",
+        "stopped",
+        "TIMEOUTS DEATHS=1 STOPS=1",
+        f"2 takers, 1 apply, one may be stopped: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "applies",
+        "APPLIERS=2 DEATHS=1",
+        f"2 takers, 2 applies: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "takers",
+        "TAKERS=3 DEATHS=1",
+        f"3 takers, 1 apply: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "threads",
+        "SIBLINGS TIMEOUTS DEATHS=1 STOPS=1",
+        f"2 takers in one process: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "newcomer",
+        "NEWCOMER DEATHS=1 STOPS=1 GRADIENTS=1",
+        f"a newcomer may get a dead one's entry: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "cancel",
+        "CANCELLER DEATHS=1",
+        f"with a cancel: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "no_slices",
+        "NO_SLICES TIMEOUTS",
+        f"2 takers, 1 apply, no death: {_WAKE}",
+        cycles=False,
+        quick=True,
+    ),
+    Case(
+        "line",
+        "no_slices_applies",
+        "NO_SLICES APPLIERS=2 TIMEOUTS",
+        f"2 takers, 2 applies, no death: {_WAKE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "no_slices_takers",
+        "NO_SLICES TAKERS=3 TIMEOUTS",
+        f"3 takers, 1 apply, no death: {_WAKE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "no_slices_cancel",
+        "NO_SLICES CANCELLER TIMEOUTS",
+        f"cancel and timeouts, no death: {_WAKE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "no_slices_advance",
+        "NO_SLICES ADVANCER TIMEOUTS",
+        f"advance_step and timeouts, no death: {_WAKE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "no_slices_turns",
+        "NO_SLICES TURNS=2 GRADIENTS=3",
+        f"two takes each, no death: {_WAKE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "BROKEN_SEEN_LATE",
+        "BROKEN_SEEN_LATE NO_SLICES TIMEOUTS",
+        "futex words are read after the look: a wake-up is lost",
+    ),
+    Case(
+        "line",
+        "BROKEN_NO_TICKET",
+        "BROKEN_NO_TICKET TIMEOUTS",
+        "a head that just left is taken for one that does not come",
+    ),
+    Case(
+        "line",
+        "BROKEN_LEAVE_SILENT",
+        "BROKEN_LEAVE_SILENT NO_SLICES TIMEOUTS",
+        "who times out wakes nobody",
+    ),
+    Case(
+        "line",
+        "BROKEN_SLICE",
+        "BROKEN_SLICE DEATHS=1",
+        "a slice looks only for the dead: the head of a dead waker waits for ever",
+    ),
+    Case(
+        "line",
+        "BROKEN_OWN_PRESENCE",
+        "BROKEN_OWN_PRESENCE SIBLINGS",
+        "the kernel alone is asked who lives: a thread sweeps out its sibling",
+    ),
+    Case(
+        "line",
+        "BROKEN_NO_TOKEN",
+        "BROKEN_NO_TOKEN NEWCOMER DEATHS=1 GRADIENTS=1",
+        "presence without token: the dead live on in a newcomer",
+    ),
+    Case(
+        "line",
+        "BROKEN_ONE_BYTE",
+        "BROKEN_ONE_BYTE NEWCOMER DEATHS=1 STOPS=1 GRADIENTS=1",
+        "one byte allocates and proves life: a stopped newcomer lends it to the dead",
+    ),
+)

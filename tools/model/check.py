@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Runs spin over the models of the protocol and says what it found.
+
+``check.py`` searches every case (cases.py) exhaustively, prints a table, and writes it to
+``results.md``; ``check.py --quick`` only the short slice that the tests run. Exit status 1 if an
+error is found in a model that is meant to be sound, or none in a variant that is broken on
+purpose. ``check.py --show lock/BROKEN_OWNER_GAP`` prints the run that leads to the error.
+
+Needs spin and a C compiler (Debian: ``apt-get install spin gcc``), and nothing else.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases import CASES, Case
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.md"
+MEGABYTES = 2800  # of memory for one search; two run at a time
+STEPS = 1_000_000  # the longest run that is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a search came to.
+
+    Attributes:
+        case: What was searched.
+        states: Distinct states that were stored.
+        depth: Steps of the longest run.
+        error: What was found; empty if the whole search found nothing.
+        complete: Whether nothing was left out for want of memory or depth.
+        seconds: How long it took.
+    """
+
+    case: Case
+    states: int
+    depth: int
+    error: str
+    complete: bool
+    seconds: float
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether a sound model was found sound, or a broken one broken."""
+        return bool(self.error) if self.case.broken else self.complete and not self.error
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two, for the table."""
+        if self.case.broken:
+            return f"found: {self.error}" if self.error else "NOT FOUND"
+        if self.error:
+            return f"ERROR: {self.error}"
+        return "holds" if self.complete else "SEARCH NOT COMPLETE"
+
+
+def read(case: Case, output: str, seconds: float) -> Finding:
+    """The finding in what the verifier printed."""
+    error = re.search(r"pan:1: (assertion violated|non-progress cycle|.*)", output)
+    errors = re.search(r"errors: (\d+)", output)
+    states = re.search(r"([\d.e+]+) states, stored", output)
+    depth = re.search(r"depth reached (\d+)", output)
+    if not (errors and states and depth):
+        raise RuntimeError(f"{case.model}/{case.name}: the verifier said\n{output}")
+    limited = re.search(r"Search not completed|max search depth too small|limit", output)
+    return Finding(
+        case=case,
+        states=int(float(states[1])),
+        depth=int(depth[1]),
+        error=error[1].strip() if error and int(errors[1]) else "",
+        complete=not limited,
+        seconds=seconds,
+    )
+
+
+def search(case: Case, directory: Path) -> Finding:
+    """Builds the verifier of a case in an empty directory and runs it."""
+    began = time.monotonic()
+    defines = [f"-D{flag}" for flag in case.flags.split()]
+    run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
+    # No partial-order reduction: every interleaving is gone through. States are kept exactly, but
+    # packed (COLLAPSE).
+    # A short search is over before an optimising compiler is.
+    options = [
+        "-O0" if case.broken or case.quick else "-O2",
+        "-w",
+        "-DNOREDUCE",
+        "-DCOLLAPSE",
+        f"-DMEMLIM={MEGABYTES}",
+    ]
+    options.append("-DNP" if case.cycles else "-DSAFETY")
+    run([compiler(), *options, "-o", "pan", "pan.c"], directory)
+    # -E: processes that were killed have not come to their end, and that is no error.
+    command = ["./pan", "-E", f"-m{STEPS}", *(["-l"] if case.cycles else [])]
+    return read(case, run(command, directory), time.monotonic() - began)
+
+
+def run(command: Sequence[str], directory: Path) -> str:
+    """What a command printed; an exception if it failed."""
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def compiler() -> str:
+    """The C compiler's name."""
+    return os.environ.get("CC", "cc")
+
+
+def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
+    """Searches several cases at a time; prints each as it ends, returns them in order."""
+
+    def one(case: Case) -> Finding:
+        with tempfile.TemporaryDirectory(prefix="shmacc-model-") as directory:
+            finding = search(case, Path(directory))
+        print(
+            f"{case.model:8} {case.name:20} {finding.states:>11,} {finding.depth:>6} "
+            f"{finding.seconds:6.1f} s  {finding.verdict}",
+            flush=True,
+        )
+        return finding
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, cases))
+
+
+def as_markdown(findings: Iterable[Finding]) -> str:
+    """The table that is kept beside the models; the same for every run of the same models."""
+    rows = [
+        "| model | case | flags | property | states stored | depth | verdict |",
+        "| --- | --- | --- | --- | ---: | ---: | --- |",
+    ]
+    total = 0
+    for finding in findings:
+        case = finding.case
+        rows.append(
+            f"| {case.model} | {case.name} | {case.flags} | {case.says} "
+            f"| {finding.states:,} | {finding.depth} | {finding.verdict} |"
+        )
+        total += 0 if case.broken else finding.states
+    return (
+        "Written by `make model`; what the columns mean is in README.md.\n\n"
+        + "\n".join(rows)
+        + f"\n\nStates of the sound models together: {total:,}.\n"
+    )
+
+
+def show(wanted: str) -> None:
+    """Prints the run that leads to a case's error: who does what, in the words of the model."""
+    (case,) = [case for case in CASES if f"{case.model}/{case.name}" == wanted]
+    with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
+        directory = Path(name)
+        print(search(case, directory).verdict)
+        trail = directory / f"{case.model}.pml.trail"
+        if not trail.exists():
+            return
+        defines = [f"-D{flag}" for flag in case.flags.split()]
+        model = str(HERE / f"{case.model}.pml")
+        replay = run(["spin", *defines, "-t", "-p", "-k", str(trail), model], directory)
+    last = ""
+    for step in re.finditer(r"proc +(\d+) \((\S+):1\) \S*/(\w+\.pml):(\d+)", replay):
+        number, kind, file, line = step.groups()
+        source = (HERE / file).read_text().splitlines()[int(line) - 1].strip()
+        shown = f"{kind:>11} {number}  {file}:{line}: {source}"
+        if shown != last and kind != ":init:":
+            print(shown)
+        last = shown
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="only the slice that the tests run")
+    parser.add_argument("--only", metavar="MODEL", help="only the cases of one model")
+    parser.add_argument("--jobs", type=int, default=2, help="searches at a time (default: 2)")
+    parser.add_argument("--show", metavar="MODEL/CASE", help="print the run that leads to an error")
+    arguments = parser.parse_args()
+    for needed in ("spin", compiler()):
+        if shutil.which(needed) is None:
+            print(f"{needed} is not installed (Debian: apt-get install spin gcc)", file=sys.stderr)
+            return 2
+    if arguments.show:
+        show(arguments.show)
+        return 0
+    cases = [
+        case
+        for case in CASES
+        if (case.quick or not arguments.quick) and arguments.only in {None, case.model}
+    ]
+    began = time.monotonic()
+    findings = search_all(cases, arguments.jobs)
+    if len(cases) == len(CASES):
+        RESULTS.write_text(as_markdown(findings))
+    unexpected = [finding for finding in findings if not finding.as_expected]
+    states = sum(finding.states for finding in findings)
+    print(
+        f"{len(findings)} searches, {states:,} states, {time.monotonic() - began:.0f} s: "
+        + (f"{len(unexpected)} NOT as expected" if unexpected else "all as expected")
+    )
+    return 1 if unexpected else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,473 @@
+/* The line of waiting takers: join, leave, cancel, living_head, sweep, wait_turn, collect, and the applies
+ * that wake the head or wait for their turn.
+ *
+ * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED, and with
+ * TIMEOUTS may give up in any wait; APPLIERS processes that each apply GRADIENTS times; with CANCELLER,
+ * ADVANCER or NEWCOMER one more process that cancels, drops the round (advance_step), or attaches and so may
+ * get the participant entry of a dead one. With SIBLINGS the takers 0 and 1 are threads of one process. A
+ * waiter's entry is taker number t's own, so ticket[t] is entry t's ticket. leave and cancel go without the
+ * lock, as in the code; the two stores of join are two steps.
+ *
+ * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); a commit is one step
+ * (commit.pml). A futex word is only asked whether it changed since it was last read, so it is kept as that
+ * (changed, turned): a sleeper gets up when it has changed, by FUTEX_WAKE, or, if the waker died between the
+ * word and the call, by its slice. A slice that finds nothing to do is left out (processes.pml says why).
+ * Patience with a head that does not come is over at any moment once somebody may be stopped, and never
+ * without: one second is long.
+ *
+ * Checked: who takes is the first of the living in line; nobody living is swept out of it; what was applied
+ * was taken once, or dropped by advance_step, or is still there; who timed out or was cancelled consumed
+ * nothing; without stops a gradient never joins a round that belongs to a living head. Every run is finite,
+ * and where it ends no living taker waits although it is the first of the living and its number is
+ * reached (nor though it was cancelled), and no apply waits at all, unless a stopped process has the lock.
+ * With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that, no slice is needed.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_SEEN_LATE    the futex words are read after the look at the line: leave and cancel need no lock, so
+ *                       their wake-up can fall in between (with slices: a delay only)
+ *   BROKEN_NO_TICKET    an apply does not notice that the head whose round it is has just left
+ *   BROKEN_CANCEL_GAP   a take that has joined looks only at its ticket: a cancel between its last look
+ *                       and its ticket passes it by
+ *   BROKEN_LEAVE_SILENT who times out wakes nobody
+ *   BROKEN_SLICE        a slice only looks for the dead: a head whose waker died is never served
+ *   BROKEN_OWN_PRESENCE the kernel alone is asked who lives: it never reports the asker's own locks, and a
+ *                       thread sweeps its sibling out
+ *   BROKEN_NO_TOKEN     presence of an entry is taken for life whoever holds it now
+ *   BROKEN_ONE_BYTE     the byte that allocates an entry is the proof of life as well: a newcomer that has
+ *                       taken it, and has not looked yet whose the entry is, lends its life to the dead
+ */
+#ifndef TAKERS
+#define TAKERS 2
+#endif
+#ifndef APPLIERS
+#define APPLIERS 1
+#endif
+#ifndef TURNS
+#define TURNS 1
+#endif
+#ifndef GRADIENTS
+#define GRADIENTS 2
+#endif
+#ifndef MOST_REQUIRED
+#define MOST_REQUIRED 2
+#endif
+
+#ifdef SIBLINGS
+#define TAKING (TAKERS - 1)
+#define process_of(t) ((t) - ((t) > 0))
+#else
+#define TAKING TAKERS
+#define process_of(t) (t)
+#endif
+#if defined(CANCELLER) || defined(ADVANCER) || defined(NEWCOMER)
+#define PROCESSES (TAKING + APPLIERS + 1)
+#define ODD_ONE (TAKING + APPLIERS)
+#else
+#define PROCESSES (TAKING + APPLIERS)
+#endif
+#define ENTRIES (TAKING + 1)        /* participants: one for each process that takes, one that is free */
+#define finished(p) (ended[p] && !holds_an_entry(p))
+#define FATE_MAY_HOLD_BACK
+
+#include "processes.pml"
+
+/* ---- the segment ---- */
+byte count;                         /* committed */
+byte ticket[TAKERS];                /* entry t is in line while this is not 0 */
+byte required[TAKERS];
+bool overdue[TAKERS];
+byte next_ticket;
+byte cancelled_through;
+bool cancels;                       /* a counter in the code; here there is one cancel at most */
+byte token[ENTRIES];                /* participants: 0 free, else the process + 1 */
+
+/* ---- the kernel's ---- */
+byte lock_owner = NOBODY;
+byte entry_lock[ENTRIES] = NOBODY;  /* allocates entry i */
+byte life_lock[ENTRIES] = NOBODY;   /* proof of life of who has entry i */
+bool changed[TAKERS];               /* the entry's futex word is not what was seen */
+bool turned[APPLIERS];              /* likewise `turn`, for each apply that waits */
+
+/* ---- the books ---- */
+bool ended[PROCESSES];
+bool taker_ended[TAKERS];
+byte arrival[TAKERS], arrivals;     /* who came when; 0: does not wait */
+byte applied, taken, dropped;
+bool taking[TAKERS], to_be_cancelled[TAKERS];  /* its take had begun when the cancel began */
+
+#ifdef NEWCOMER
+#define holds_an_entry(p) ((p) == ODD_ONE)
+#else
+#define holds_an_entry(p) false
+#endif
+
+#define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
+inline kernel_drops_locks(p) {
+  dropped_by(p, lock_owner);
+  dropped_by(p, entry_lock[0]); dropped_by(p, life_lock[0]);
+  dropped_by(p, entry_lock[1]); dropped_by(p, life_lock[1]);
+  dropped_by(p, entry_lock[ENTRIES - 2]); dropped_by(p, life_lock[ENTRIES - 2]);
+  dropped_by(p, entry_lock[ENTRIES - 1]); dropped_by(p, life_lock[ENTRIES - 1])
+}
+
+#include "fate.pml"
+
+/* In this file every step belongs to the process `my`; a taker is the thread `me` of it. */
+#define step(action) atomic { runs(my) -> action }
+
+/* Taking and leaving the lock, and reading a futex word, join the step before or after them: nobody without
+ * the lock can tell the difference. */
+inline lock_acquire() {
+  runs(my) && lock_owner == NOBODY -> lock_owner = my
+}
+inline lock_release() {
+  lock_owner = NOBODY
+}
+
+/* seen = word: first thing under the lock, before anything is looked at. */
+#ifdef BROKEN_SEEN_LATE
+#define see(word) skip
+#define see_late(word) word = false
+#else
+#define see(word) word = false
+#define see_late(word) skip
+#endif
+
+/* ---- who lives: presence.hpp ---- */
+#define entry_of(t) process_of(t)   /* the takers' processes attached in order */
+#define token_of(p) ((p) + 1)
+
+#ifdef BROKEN_ONE_BYTE
+#define others_hold(e) (entry_lock[e] != NOBODY && entry_lock[e] != my)
+#else
+#define others_hold(e) (life_lock[e] != NOBODY && life_lock[e] != my)
+#endif
+
+#if defined(BROKEN_NO_TOKEN)
+#define alive(t) (process_of(t) == my || others_hold(entry_of(t)))
+#elif defined(BROKEN_OWN_PRESENCE)
+#define alive(t) (token[entry_of(t)] == token_of(process_of(t)) && others_hold(entry_of(t)))
+#else
+#define alive(t) (process_of(t) == my \
+                  || (token[entry_of(t)] == token_of(process_of(t)) && others_hold(entry_of(t))))
+#endif
+
+#ifdef NEWCOMER
+inline claim() {
+  do
+  :: atomic { runs(my) && e < ENTRIES && entry_lock[e] != NOBODY -> e++ }
+  :: atomic { runs(my) && e < ENTRIES && entry_lock[e] == NOBODY -> entry_lock[e] = my };
+     if
+#ifdef BROKEN_NO_TOKEN
+     :: step(skip);
+#else
+     :: atomic { runs(my) && token[e] != 0 -> skip };        /* a dead one's, not swept yet */
+        step(entry_lock[e] = NOBODY; e++)
+     :: atomic { runs(my) && token[e] == 0 -> skip };
+#endif
+        step(life_lock[e] = my);
+        step(token[e] = token_of(my));
+        break
+     fi
+  :: atomic { runs(my) && e == ENTRIES -> skip }; break      /* no room: an error */
+  od
+}
+#endif
+
+/* ---- the line: line.hpp ---- */
+#define is_cancelled(t) (ticket[t] <= cancelled_through)
+#ifdef BROKEN_CANCEL_GAP
+#define was_cancelled(t) (ticket[t] != 0 -> is_cancelled(t) : cancels != cancels_seen)
+#else
+#define was_cancelled(t) (cancels != cancels_seen || (ticket[t] != 0 && is_cancelled(t)))
+#endif
+#define stands(t) (ticket[t] != 0 && !is_cancelled(t))
+#define stands_before(t, u) (stands(t) && ticket[t] < ticket[u])
+#if TAKERS == 2
+#define is_head(t) (stands(t) && !stands_before(1 - (t), t))
+#define head (is_head(0) -> 0 : (is_head(1) -> 1 : NOBODY))
+#else
+#define is_head(t) (stands(t) && !stands_before(((t) + 1) % 3, t) && !stands_before(((t) + 2) % 3, t))
+#define head (is_head(0) -> 0 : (is_head(1) -> 1 : (is_head(2) -> 2 : NOBODY)))
+#endif
+#define is_reached(t) (count >= required[t])
+
+inline leave(t) {
+  ticket[t] = 0; arrival[t] = 0; overdue[t] = false
+}
+
+inline wake_head() {
+  runs(my) ->
+  if :: head != NOBODY -> changed[head] = true :: else fi
+}
+
+inline turn() {
+  step(turned[0] = true; turned[APPLIERS - 1] = true)
+}
+
+/* Under the lock: out of the line with the dead, then their participants' entries are free again. Two
+ * steps for all of them: who dies in between two of the same kind leaves the rest to the next sweep. */
+#define to_be_swept(t) (ticket[t] != 0 && !alive(t))
+inline sweep() {
+  atomic {
+    runs(my) ->
+    u = 0;
+    do
+    :: u < TAKERS && to_be_swept(u) -> assert(dead[process_of(u)]); leave(u); u++
+    :: u < TAKERS && !to_be_swept(u) -> u++
+    :: u == TAKERS -> u = 0; break
+    od
+  };
+#ifdef NEWCOMER
+  atomic {
+    runs(my) ->
+    do
+    :: u < TAKERS && token[entry_of(u)] == token_of(process_of(u)) && !alive(u) ->
+       token[entry_of(u)] = 0; u++
+    :: u < TAKERS && (token[entry_of(u)] != token_of(process_of(u)) || alive(u)) -> u++
+    :: u == TAKERS -> u = 0; break
+    od
+  }
+#endif
+}
+
+/* ---- the books: who is first of the living, whatever the code believes ---- */
+#define lives_and_waits(t) (arrival[t] != 0 && !dead[process_of(t)] && !is_cancelled(t))
+#define came_before(t, a) (lives_and_waits(t) && arrival[t] < a)
+#if TAKERS == 2
+#define nobody_came_before(a) (!came_before(0, a) && !came_before(1, a))
+#else
+#define nobody_came_before(a) (!came_before(0, a) && !came_before(1, a) && !came_before(2, a))
+#endif
+#define is_rounds_owner(t) (lives_and_waits(t) && nobody_came_before(arrival[t]) && is_reached(t))
+#define is_somebodys_round \
+  (is_rounds_owner(0) || is_rounds_owner(1) || is_rounds_owner(TAKERS - 1))
+#define mine_or_last (arrival[me] != 0 -> arrival[me] : 255)
+
+/* ---- operations.hpp ---- */
+#define dead_in_front (head != NOBODY && !alive(head))       /* living_head sweeps first */
+#define served (head == NOBODY || head == me)
+#define may_take (served && is_reached(me))
+
+#ifdef SIBLINGS
+#define takers_ended(p) (taker_ended[(p) + 1] && ((p) > 0 || taker_ended[0]))
+#else
+#define takers_ended(p) taker_ended[p]
+#endif
+
+proctype taker(byte me; byte my) {
+  byte turns, u;
+  bool expired, cancels_seen;
+
+next_take:
+  if
+  :: atomic { runs(my) && turns < TURNS -> turns++; required[me] = 1; cancels_seen = cancels; taking[me] = true }
+  :: atomic { runs(my) && turns < TURNS -> turns++; required[me] = MOST_REQUIRED; cancels_seen = cancels; taking[me] = true }
+  :: atomic { runs(my) && turns == TURNS -> taker_ended[me] = true; ended[my] = takers_ended(my) };
+     goto end
+  fi;
+
+take:
+  atomic { lock_acquire(); see(changed[me]) };
+look:
+  if
+  :: atomic { runs(my) && was_cancelled(me) -> lock_owner = NOBODY }; goto give_up
+  :: atomic { runs(my) && !was_cancelled(me) && dead_in_front -> skip }; sweep(); goto look
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take ->
+       assert(nobody_came_before(mine_or_last));             /* collect: its commit */
+       taken = taken + count; count = 0
+     };
+     atomic { runs(my) -> leave(me); lock_release() };
+     turn();
+     atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
+     goto next_take
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && expired ->
+       lock_release()
+     };
+     goto give_up
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && !expired ->
+       if :: !served && is_reached(head) -> changed[head] = true :: else fi
+     };
+     if
+     :: atomic { runs(my) && ticket[me] == 0 -> next_ticket++ };                   /* join */
+        atomic {
+          runs(my) ->
+          ticket[me] = next_ticket; arrivals++; arrival[me] = arrivals;
+#ifndef BROKEN_SEEN_LATE
+          lock_release()
+#endif
+        };
+#ifndef BROKEN_SEEN_LATE
+        goto take                   /* look again, now in line: leave and cancel needed no lock */
+#else
+        skip
+#endif
+     :: atomic { runs(my) && ticket[me] != 0 -> skip }
+     fi;
+     atomic { runs(my) -> see_late(changed[me]); lock_release() }
+  fi;
+
+  if                                /* wait_turn */
+  :: atomic { runs(my) && changed[me] -> skip }
+#ifndef NO_SLICES
+  :: atomic { runs(my) && dead_in_front && head != me -> skip }
+#ifndef BROKEN_SLICE
+  :: atomic { runs(my) && (was_cancelled(me) || (head == me && is_reached(me))) -> skip }
+#endif
+#endif
+#ifdef TIMEOUTS
+  :: atomic { runs(my) && !expired -> expired = true }
+#endif
+  fi;
+  goto take;
+
+give_up:                            /* timed out or cancelled: nothing was consumed, no lock is held */
+  if
+  :: atomic { runs(my) && ticket[me] != 0 -> leave(me) };
+#ifndef BROKEN_LEAVE_SILENT
+     atomic { wake_head() };
+     turn()
+#endif
+  :: atomic { runs(my) && ticket[me] == 0 -> skip }
+  fi;
+  step(expired = false; taking[me] = false; to_be_cancelled[me] = false);
+  goto next_take;
+
+end:
+  skip
+}
+
+/* The head's number is reached: the round is the head's, unless it does not come. */
+#define must_wait(h) (h != NOBODY && is_reached(h) && !overdue[h])
+
+proctype applier(byte me; byte my) {
+  byte gradients, h, u, patient_with;
+  bool owned, reached;
+
+apply:
+  atomic { lock_acquire(); see(turned[me]) };
+look:
+  if
+  :: atomic { runs(my) && dead_in_front -> skip }; sweep(); goto look
+#ifdef BROKEN_NO_TICKET
+  :: atomic { runs(my) && !dead_in_front -> h = head; owned = is_somebodys_round };
+#else
+  :: atomic { runs(my) && !dead_in_front && !(must_wait(head) && patient_with != ticket[head]) ->
+       h = head;
+       owned = is_somebodys_round;
+       if :: must_wait(head) -> overdue[head] = true :: else fi
+     };
+     goto commit
+  :: atomic { runs(my) && !dead_in_front && must_wait(head) && patient_with != ticket[head] -> h = head };
+#endif
+  fi;
+#ifdef BROKEN_NO_TICKET
+  if
+  :: atomic { runs(my) && !must_wait(h) -> skip }; goto commit
+  :: atomic { runs(my) && must_wait(h) && patient_with == ticket[h] -> overdue[h] = true }; goto commit
+  :: atomic { runs(my) && must_wait(h) && patient_with != ticket[h] -> skip }
+  fi;
+#endif
+  atomic { runs(my) -> see_late(turned[me]); h = 0; owned = false; lock_release() };
+  if
+  :: atomic { runs(my) && turned[me] -> skip }
+#ifndef NO_SLICES
+  :: atomic { runs(my) && !(must_wait(head) && alive(head)) -> skip }
+#endif
+#if STOPS
+  :: atomic { runs(my) && must_wait(head) && alive(head) && patient_with != ticket[head] ->
+       patient_with = ticket[head] }
+#endif
+  fi;
+  goto apply;
+
+commit:
+  atomic {
+    runs(my) ->
+    assert(STOPS || !owned);        /* nobody's round, as things were when it looked */
+    count++; applied++; gradients++;
+    reached = (h != NOBODY && count >= required[h]);
+    patient_with = 0; owned = false;
+    lock_release()
+  };
+  atomic {
+    runs(my) ->
+    if :: reached -> changed[h] = true :: else fi;           /* wake */
+    h = 0; reached = false;
+    ended[my] = (gradients == GRADIENTS)
+  };
+  if
+  :: gradients < GRADIENTS -> goto apply
+  :: else
+  fi
+}
+
+#ifdef CANCELLER
+#define books_cancel(t) to_be_cancelled[t] = taking[t]
+proctype odd_one(byte my) {
+  byte u;
+  atomic { runs(my) -> cancels = true; books_cancel(0); books_cancel(1); books_cancel(TAKERS - 1) };
+  step(cancelled_through = next_ticket);                     /* without the lock */
+  do
+  :: atomic { runs(my) && u < TAKERS && ticket[u] != 0 -> changed[u] = true; u++ }
+  :: atomic { runs(my) && u < TAKERS && ticket[u] == 0 -> u++ }
+  :: atomic { runs(my) && u == TAKERS -> u = 0 }; break
+  od;
+  turn();
+  step(ended[my] = true)
+}
+#endif
+#ifdef ADVANCER
+proctype odd_one(byte my) {
+  atomic { lock_acquire() };
+  atomic { runs(my) -> dropped = dropped + count; count = 0; lock_release() };
+  turn();
+  step(ended[my] = true)
+}
+#endif
+#ifdef NEWCOMER
+proctype odd_one(byte my) {
+  byte e;
+  claim();
+  step(e = 0; ended[my] = true)
+}
+#endif
+
+/* ---- where a run ends ---- */
+#define waits_in_vain(t) \
+  (lives_and_waits(t) && stopped != process_of(t) && is_reached(t) && nobody_came_before(arrival[t]))
+#define was_cancelled_in_vain(t) \
+  (to_be_cancelled[t] && !dead[process_of(t)] && stopped != process_of(t))
+#define is_through(p) (ended[p] || dead[p] || stopped == p)
+
+active proctype quiescence() {
+  byte p;
+  atomic {
+    timeout ->
+    assert(applied == taken + count + dropped);
+    if
+    :: stopped == NOBODY || lock_owner != stopped ->
+       for (p : 0 .. TAKERS - 1) {
+         assert(!waits_in_vain(p));
+         assert(!was_cancelled_in_vain(p))
+       }
+       for (p : TAKING .. PROCESSES - 1) { assert(is_through(p)) }
+    :: else
+    fi
+  }
+}
+
+init {
+  byte i;
+  atomic {
+    for (i : 0 .. TAKING - 1) {
+      entry_lock[i] = i; life_lock[i] = i; token[i] = token_of(i)
+    }
+    for (i : 0 .. TAKERS - 1) { run taker(i, process_of(i)) }
+    for (i : 0 .. APPLIERS - 1) { run applier(i, TAKING + i) }
+#ifdef ODD_ONE
+    run odd_one(ODD_ONE);
+#endif
+    i = 0
+  }
+}

@@ -1,0 +1,193 @@
+/* The lock: Lock::acquire, Lock::release and the takeover from a dead owner.
+ *
+ * Modelled: the named semaphore (a counter), the record lock on byte LOCK (owned by a process, dropped
+ * by the kernel when it ends), the mutex in front for the threads of one process, and every interleaving
+ * of THREADS threads that each pass ROUNDS times. With SIBLINGS the threads 0 and 1 are one process:
+ * F_SETLK then succeeds for both, as it does in the kernel.
+ *
+ * Abstracted: time. A slice may be over at any moment, also at once and with tokens left: more runs than
+ * the clock allows, so nothing is missed. A slice after which F_SETLK fails changes nothing and is left
+ * out: so a process that waits for ever stands still here, and a cycle would be a livelock. What is done
+ * under the lock is one step (commit.pml opens it).
+ *
+ * Checked: never two owners; the semaphore stays between 0 and THREADS; every run is finite, and where it
+ * ends, everyone who lives got through, unless the owner is stopped, whatever died and left the semaphore
+ * at whatever value; when nobody died, it ends with a token for the next to come. With -DNO_SLICES (nobody
+ * dies or is stopped): tokens alone bring everyone through; a slice is needed only after a death.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_OWNER_GAP  the token is the lock, and the owner's number is written a step later. Whoever
+ *                     finds a token missing and no owner alive takes over: two owners.
+ *   BROKEN_OWNER_WAIT the same, but without a recorded owner nobody takes over: a death in the gap
+ *                     locks everyone out for ever.
+ *   BROKEN_NO_MUTEX   threads of one process rely on the record lock: two owners.
+ *   BROKEN_POST_FIRST the token is given back before the record lock: who eats it fails and drops it,
+ *                     and the last token is gone.
+ */
+#ifndef THREADS
+#define THREADS 3
+#endif
+#ifndef ROUNDS
+#define ROUNDS 2
+#endif
+#ifdef SIBLINGS
+#define PROCESSES (THREADS - 1)
+#define process_of(t) ((t) - ((t) > 0))
+#define finished(p) (ended[(p) + 1] && ((p) > 0 || ended[0]))
+#else
+#define PROCESSES THREADS
+#define process_of(t) (t)
+#define finished(p) ended[p]
+#endif
+#define FATE_MAY_HOLD_BACK
+
+#include "processes.pml"
+
+byte semaphore = 1;                 /* a hint and a queue */
+byte record_lock = NOBODY;          /* the truth: the process that holds byte LOCK */
+byte recorded_owner = NOBODY;       /* only the broken variants believe in it */
+bool mutex_held[PROCESSES];         /* in-process: its state dies with the process, and only there */
+bool owns[THREADS];                 /* what the caller believes: acquire has returned to it */
+bool ended[THREADS];
+
+#define number_of_owners (owns[0] + owns[1] + (THREADS > 2 -> owns[THREADS - 1] : 0))
+
+inline kernel_drops_locks(p) {
+  if :: record_lock == p -> record_lock = NOBODY :: else fi;
+#ifdef SIBLINGS
+  if :: p == 0 -> owns[0] = false :: else fi;
+  owns[p + 1] = false
+#else
+  owns[p] = false
+#endif
+}
+
+#include "fate.pml"
+
+/* In this file every step belongs to the thread `me` of process `my`. */
+#define step(action) atomic { runs(my) -> action }
+
+inline now_owner() {
+  owns[me] = true;
+  assert(number_of_owners == 1)
+}
+
+#if defined(BROKEN_OWNER_GAP) || defined(BROKEN_OWNER_WAIT)
+
+#define recorded_owner_is_dead (recorded_owner != NOBODY && dead[recorded_owner])
+#ifdef BROKEN_OWNER_GAP
+#define may_take_over (recorded_owner == NOBODY || recorded_owner_is_dead)
+#else
+#define may_take_over recorded_owner_is_dead
+#endif
+
+inline lock_acquire() {
+  if
+  :: atomic { runs(my) && semaphore > 0 -> semaphore--; now_owner() };  /* sem_timedwait */
+     step(recorded_owner = my)      /* the gap lies between these two */
+  :: atomic { runs(my) && semaphore == 0 && may_take_over -> recorded_owner = my; now_owner() }
+  fi
+}
+
+inline lock_release() {
+  atomic { runs(my) -> owns[me] = false; recorded_owner = NOBODY };
+  step(semaphore++)
+}
+
+#else
+
+#define lock_is_mine_to_take (record_lock == NOBODY || record_lock == my)
+
+inline setlk() {
+  record_lock = my; token = false; now_owner()
+}
+
+#ifdef BROKEN_NO_MUTEX
+#define mutex_is_free true
+#else
+#define mutex_is_free (!mutex_held[my])
+#endif
+
+/* Ends as owner, or not: its deadline has passed, or a signal handler has raised. */
+inline lock_acquire() {
+  do
+  :: atomic { runs(my) && mutex_is_free -> mutex_held[my] = true };
+     if
+     :: atomic { runs(my) && semaphore > 0 -> semaphore--; token = true };   /* a token */
+        if                                                    /* F_SETLK */
+        :: atomic { runs(my) && lock_is_mine_to_take -> setlk() }; break
+        :: atomic { runs(my) && !lock_is_mine_to_take ->      /* the token is dropped */
+             token = false; mutex_held[my] = false }
+        fi
+#ifndef NO_SLICES
+     :: atomic { runs(my) && lock_is_mine_to_take -> setlk() }; break        /* the slice was over */
+#endif
+     fi;
+     if
+     :: step(skip)
+     :: step(skip); break                                     /* it gives up */
+     fi
+  od
+}
+
+inline lock_release() {
+  step(owns[me] = false);
+#ifdef BROKEN_POST_FIRST
+  atomic { runs(my) -> none_left = (semaphore == 0) };
+  if
+  :: none_left -> step(semaphore++)
+  :: else
+  fi;
+  atomic { runs(my) -> none_left = false; record_lock = NOBODY };
+#else
+  step(record_lock = NOBODY);                                 /* F_UNLCK */
+  atomic { runs(my) -> none_left = (semaphore == 0) };            /* sem_getvalue */
+  if
+  :: none_left -> atomic { runs(my) -> semaphore++; none_left = false; assert(semaphore <= THREADS) }
+  :: else
+  fi;
+#endif
+#ifndef BROKEN_NO_MUTEX
+  step(mutex_held[my] = false)
+#endif
+}
+
+#endif
+
+proctype thread(byte me; byte my) {
+  byte round;
+  bool token, none_left;
+
+  do
+  :: round < ROUNDS ->
+     lock_acquire();
+     if
+     :: atomic { runs(my) && owns[me] -> skip };              /* what the lock is for */
+        lock_release()
+     :: atomic { runs(my) && !owns[me] -> skip }
+     fi;
+     step(round++; ended[me] = (round == ROUNDS))
+  :: else -> break
+  od
+}
+
+init {
+  byte t;
+  atomic {
+    for (t : 0 .. THREADS - 1) { run thread(t, process_of(t)) }
+    t = 0
+  }
+}
+
+#define through(t) (ended[t] || dead[process_of(t)] || stopped == process_of(t))
+#define everyone_is_through (through(0) && through(1) && through(THREADS - 1))
+#define owner_is_stopped (stopped != NOBODY && record_lock == stopped)
+
+/* Nothing moves any more: who lives is through, and if nobody died a token lies there for the next. */
+active proctype quiescence() {
+  atomic {
+    timeout ->
+    assert(everyone_is_through || owner_is_stopped);
+    assert(DEATHS || STOPS || semaphore >= 1)
+  }
+}
