@@ -55,6 +55,8 @@ class SparsePlan:
         self._touches = np.zeros((_BODIES, rows), dtype=np.int64)
         for body in range(_BODIES):
             indices = rng.choice(rows, size=touched, replace=False)
+            if body % 2:
+                indices.sort()
             values = rng.integers(-4, 5, size=(touched + 1, width))
             self._sums[body, indices] = values[:-1]
             self._touches[body, indices] = 1
@@ -140,10 +142,10 @@ Plan = SparsePlan | DensePlan
 def plans(workers: int) -> list[Plan]:
     """All there are, for so many workers."""
     return [
-        SparsePlan("float32", 16, "SUM", rows=400, touched=150),
-        DensePlan("float32", 20_000, workers),
-        SparsePlan("int64", 1, "SUM", rows=3000, touched=1000),
-        SparsePlan("float64", 64, "MEAN", rows=300, touched=100),
-        DensePlan("int64", 3000, workers),
-        SparsePlan("complex64", 4, "SUM", rows=200, touched=50),
+        SparsePlan("float32", 16, "SUM", rows=4000, touched=2000),
+        DensePlan("float32", 50_000, workers),
+        SparsePlan("int64", 1, "SUM", rows=20_000, touched=8000),
+        SparsePlan("float64", 64, "MEAN", rows=1000, touched=400),
+        DensePlan("int64", 5000, workers),
+        SparsePlan("complex64", 4, "SUM", rows=500, touched=100),
     ]
