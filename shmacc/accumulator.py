@@ -8,6 +8,7 @@ extension does what happens under the lock, and what it hands back is dressed as
 
 import logging
 import os
+import threading
 import weakref
 from typing import Any, ClassVar, Self
 
@@ -59,7 +60,15 @@ def _finish(handle: _core.Handle, name: SegmentName, private_to_pid: int | None)
     # Not when a forked child of the creator ends.
     if private_to_pid == os.getpid() and not handle.closed:
         segment.unlink(name, handle)
-    segment.close(handle)
+    if not _daemons_outlive_the_interpreter():
+        segment.close(handle)
+
+
+def _daemons_outlive_the_interpreter() -> bool:
+    # At exit, with daemon threads still at work: to close would wake them with an error, whose
+    # traceback CPython may die of by then. The kernel lets go of everything in a moment.
+    main = threading.main_thread()
+    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
 
 
 class AccumulatorRef:

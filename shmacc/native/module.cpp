@@ -35,7 +35,7 @@ nb::object open_segment(const std::string& path) {
     std::shared_ptr<Core> core;
     Core::Found found = Core::Found::kNothing;
     {
-        nb::gil_scoped_release released;
+        WithoutGil released;
         core = Core::open(path, &found);
     }
     if (core) return nb::cast(new Handle(std::move(core)), nb::rv_policy::take_ownership);
