@@ -1,13 +1,13 @@
 """What a verb shows: headings, fields, tables; coloured and fitted on a terminal, plain in a pipe.
 
 In a pipe nothing is cut, coloured or left out, and a cell without a value is `-`, so that awk and
-grep can rely on it. Rich is imported for terminals only; it takes a quarter of the time that a verb
-has.
+grep can rely on it. Rich draws the live screen alone: to import it takes as long as a verb does.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -17,17 +17,24 @@ from shmacc_inspect import words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console, RenderableType
-    from rich.text import Text
-
 EMPTY: Final = "-"
 _GAP: Final = 2
 _LABEL_WIDTH: Final = 12
+_STYLES: Final = {  # SGR parameters
+    "bold": 1,
+    "dim": 2,
+    "reverse": 7,
+    "red": 31,
+    "green": 32,
+    "yellow": 33,
+    "magenta": 35,
+    "cyan": 36,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text in a style of rich's (which a pipe ignores)."""
+    """A piece of text, in styles such as `bold red` (which a pipe does without)."""
 
     text: str
     style: str = ""
@@ -76,16 +83,25 @@ class Heading:
 Element = Table | Fields | Heading | Cell
 
 
-def show(elements: Iterable[Element]) -> None:
-    """Prints them on stdout, as suits what stdout is."""
-    if is_terminal():
-        console = make_console()
-        for element in elements:
-            console.print(rendered(element, console.width), no_wrap=isinstance(element, Table))
-    else:
-        for element in elements:
-            for line in plain(element):
-                print(line)
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What is written on.
+
+    Attributes:
+        width: Characters in a line; None: as many as it takes.
+        colour: Whether styles show.
+    """
+
+    width: int | None
+    colour: bool
+
+    @classmethod
+    def of_stdout(cls) -> Paper:
+        """A terminal, or something that has neither width nor colours."""
+        if not is_terminal():
+            return cls(None, colour=False)
+        width = shutil.get_terminal_size().columns
+        return cls(width, colour=not os.environ.get("NO_COLOR"))
 
 
 def is_terminal() -> bool:
@@ -93,11 +109,12 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def make_console() -> Console:
-    """Rich's idea of stdout; it heeds NO_COLOR and the width."""
-    from rich.console import Console  # late: see above
-
-    return Console(highlight=False, emoji=False)
+def show(elements: Iterable[Element]) -> None:
+    """Prints them on stdout, as suits what stdout is."""
+    paper = Paper.of_stdout()
+    for element in elements:
+        for line in lines(element, paper):
+            print(line)
 
 
 def tell(text: str) -> None:
@@ -105,89 +122,54 @@ def tell(text: str) -> None:
     print(f"shmacc-inspect: {text}", file=sys.stderr)
 
 
-# -- plain ----------------------------------------------------------------------------------------
-
-
-def plain(element: Element) -> list[str]:
-    """An element as lines without colours."""
-    match element:
-        case Cell(text):
-            return [text]
-        case Heading(text, note):
-            return ["", f"{text} {note.text}".rstrip()]
-        case Fields(items):
-            return [f"{label:<{_LABEL_WIDTH}}  {cell.text or EMPTY}" for label, cell in items]
-        case Table(columns, rows):
-            lines = [[column.title for column in columns]]
-            lines += [[cell.text or EMPTY for cell in row] for row in rows]
-            widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-            return [_aligned(cells, columns, widths) for cells in lines]
-
-
-def _aligned(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    parts = [
-        cell.rjust(width) if column.right else cell.ljust(width)
-        for cell, column, width in zip(cells, columns, widths, strict=True)
-    ]
-    return (" " * _GAP).join(parts).rstrip()
-
-
-# -- rich -----------------------------------------------------------------------------------------
-
-
-def rendered(element: Element, width: int) -> RenderableType:
-    """An element as something that rich prints, within that width."""
+def lines(element: Element, paper: Paper) -> list[str]:
+    """An element as lines."""
     match element:
         case Cell():
-            return _text(element)
+            return [paint(element, paper)]
         case Heading(text, note):
-            from rich.text import Text  # late: see above
-
-            return Text.assemble("\n", (text, "bold"), " ", (note.text, note.style))
+            return ["", f"{paint(Cell(text, 'bold'), paper)} {paint(note, paper)}".rstrip()]
         case Fields(items):
-            return _rich_fields(items)
+            return [
+                paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), paper)
+                + " " * _GAP
+                + paint(Cell(cell.text or EMPTY, cell.style), paper)
+                for label, cell in items
+            ]
         case Table():
-            return _rich_table(element, width)
+            return _table(element, paper)
 
 
-def _text(cell: Cell, width: int | None = None) -> Text:
-    from rich.text import Text  # late: see above
-
-    shown = cell.text if width is None else words.shorten(cell.text, width)
-    return Text(shown or EMPTY, style=cell.style if cell.text else "dim", overflow="fold")
-
-
-def _rich_fields(items: Iterable[tuple[str, Cell]]) -> RenderableType:
-    from rich.table import Table as Grid  # late: see above
-
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(style="cyan", no_wrap=True, min_width=_LABEL_WIDTH)
-    grid.add_column()
-    for label, cell in items:
-        grid.add_row(label, _text(cell))
-    return grid
+def paint(cell: Cell, paper: Paper) -> str:
+    """A piece of text in its style."""
+    if not paper.colour or not cell.style or not cell.text:
+        return cell.text
+    codes = ";".join(str(_STYLES[word]) for word in cell.style.split())
+    return f"\x1b[{codes}m{cell.text}\x1b[0m"
 
 
-def _rich_table(table: Table, width: int) -> RenderableType:
-    from rich.table import Table as Grid  # late: see above
-
-    kept, widths = fitted(table, width)
-    grid = Grid(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    for i in kept:
-        column = table.columns[i]
-        grid.add_column(
-            words.shorten(column.title, widths[i]),
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            width=widths[i],
+def _table(table: Table, paper: Paper) -> list[str]:
+    kept, widths = fitted(table, paper.width)
+    titles = [Cell(column.title, "bold") for column in table.columns]
+    return [
+        (" " * _GAP).join(
+            _padded(row[i], widths[i], table.columns[i], paper, last=i == kept[-1]) for i in kept
         )
-    for row in table.rows:
-        grid.add_row(*(_text(row[i], widths[i]) for i in kept))
-    return grid
+        for row in (titles, *table.rows)
+    ]
 
 
-def fitted(table: Table, width: int) -> tuple[list[int], dict[int, int]]:
-    """Which columns a terminal of that width can show, and how wide.
+def _padded(cell: Cell, width: int, column: Column, paper: Paper, *, last: bool) -> str:
+    text = words.shorten(cell.text or (EMPTY if column.title else ""), width)
+    room = " " * (width - len(text))
+    painted = paint(Cell(text, cell.style if cell.text else "dim"), paper)
+    if column.right:
+        return room + painted
+    return painted if last else painted + room
+
+
+def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
+    """Which columns there is room for in that width (None: all), and how wide.
 
     Those that shrink give way first, as far as is bearable; then columns go, the highest rank
     first; then what room there is goes back to those that shrank.
@@ -196,6 +178,8 @@ def fitted(table: Table, width: int) -> tuple[list[int], dict[int, int]]:
         i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
         for i, column in enumerate(table.columns)
     }
+    if width is None:
+        return list(natural), natural
     least = {
         i: min(natural[i], column.least) if column.least else natural[i]
         for i, column in enumerate(table.columns)
@@ -215,7 +199,7 @@ def fitted(table: Table, width: int) -> tuple[list[int], dict[int, int]]:
     return kept, widths
 
 
-def left_out(table: Table, width: int) -> list[str]:
+def left_out(table: Table, width: int | None) -> list[str]:
     """Titles of the columns for which there is no room."""
     kept, _ = fitted(table, width)
     return [column.title for i, column in enumerate(table.columns) if i not in kept]

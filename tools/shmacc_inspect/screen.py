@@ -5,22 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group
-from rich.text import Text
-
 from shmacc_inspect import keys, page, words
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
-from shmacc_inspect.page import Cell, Column, Table
+from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 from shmacc_inspect.verbs.show import describe_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich.console import RenderableType
-
     from shmacc.inspection import AttachedProcess, Description
     from shmacc_inspect.output.intervals import Interval
+    from shmacc_inspect.page import Paper
     from shmacc_inspect.progress import Course, Watch
 
 _SEGMENT_COLUMNS: Final = (
@@ -86,13 +82,12 @@ class Screen:
             self._picked = courses[min(max(place, 0), len(courses) - 1)].name.system_name
         return False
 
-    def draw(self, width: int, height: int) -> RenderableType:
-        """The whole screen."""
+    def draw(self, paper: Paper, height: int) -> list[str]:
+        """The whole screen, line by line."""
         courses, place = self._watch.courses, self._place()
-        parts: list[RenderableType] = [self._title(width)]
+        lines = [self._title(paper)]
         if not courses:
-            parts.append(Text("\nno segments", style="dim"))
-            return Group(*parts)
+            return [*lines, "", "no segments"]
         room = height - 1
         if len(courses) > 1:
             shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 3))
@@ -101,10 +96,9 @@ class Screen:
                 _segment_row(number, course, picked=number == place)
                 for number, course in enumerate(courses)
             ][first : first + shown]
-            parts += [Text(), page.rendered(Table(_SEGMENT_COLUMNS, rows), width)]
+            lines += ["", *page.lines(Table(_SEGMENT_COLUMNS, rows), paper)]
             room -= 2 + len(rows)
-        parts += _details(courses[place], width, room)
-        return Group(*parts)
+        return lines + list(_details(courses[place], paper, room))
 
     def _place(self) -> int:
         names = [course.name.system_name for course in self._watch.courses]
@@ -112,12 +106,11 @@ class Screen:
             self._picked = names[0]
         return names.index(self._picked) if self._picked in names else 0
 
-    def _title(self, width: int) -> RenderableType:
+    def _title(self, paper: Paper) -> str:
         left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
         right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
-        return Text(
-            left + right.rjust(max(1, width - len(left) - 1)), style="reverse", no_wrap=True
-        )
+        room = max(1, (paper.width or 0) - len(left) - len(right))
+        return page.paint(Cell(left + " " * room + right, "reverse"), paper)
 
 
 def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
@@ -150,28 +143,27 @@ def _round(now: Interval) -> str:
     return f"{bar} {now.gradients}/{now.num_required}"
 
 
-def _details(course: Course, width: int, room: int) -> Iterator[RenderableType]:
+def _details(course: Course, paper: Paper, room: int) -> Iterator[str]:
     now, seen = course.intervals[-1], course.seen
-    yield Text()
-    state = Text(f"  {now.state}", style=STATE_STYLES.get(now.state, "bold red"))
-    yield Text.assemble((now.name, "bold"), state)
+    yield ""
+    state = Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
+    yield f"{page.paint(Cell(now.name, 'bold'), paper)}  {page.paint(state, paper)}"
     if seen is None:
-        yield Text("nothing to be seen of it", style="dim")
+        yield "nothing to be seen of it"
         return
-    for label, cell in _facts(now, seen, width):
-        yield _line((f"{label:<{_LABEL}}", "cyan"), (cell.text, cell.style))
+    yield from page.lines(Fields(_facts(now, seen, paper.width or 0)), paper)
     rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
     room -= _HEAD_LINES
     # Who is there matters more than how it was.
     if room >= len(_LINES) + _LEAST_LINES:
         room -= len(_LINES)
         for label, field, say in _LINES:
-            yield _history(label, course.history(field), width, say)
-    yield Text()
+            yield _history(label, course.history(field), paper, say)
+    yield ""
     shown = rows if len(rows) <= room else rows[: max(1, room - 1)]
-    yield page.rendered(Table(_PROCESS_COLUMNS, shown), width)
+    yield from page.lines(Table(_PROCESS_COLUMNS, shown), paper)
     if len(shown) < len(rows):
-        yield Text(f"… and {len(rows) - len(shown)} more", style="dim")
+        yield f"… and {len(rows) - len(shown)} more"
 
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
@@ -189,18 +181,21 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
     yield "lock", describe_lock(Lock.of(seen, now.time))
 
 
-def _line(*parts: tuple[str, str]) -> Text:
-    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-
-
 def _history(
-    label: str, values: list[float | None], width: int, say: Callable[[float], str]
-) -> RenderableType:
+    label: str, values: list[float | None], paper: Paper, say: Callable[[float], str]
+) -> str:
     last = values[-1] if values else None
-    value = "-" if last is None else str(say(last))
+    value = "-" if last is None else say(last)
     style = "yellow" if label == "drops/s" and last else "green"
-    line = words.sparkline(values, max(10, width - _LABEL - _VALUE - 2))
-    return _line((f"{label:<{_LABEL}}", "cyan"), (f"{value:>{_VALUE}}  ", "bold"), (line, style))
+    room = max(10, (paper.width or 0) - _LABEL - _VALUE - 2)
+    return "".join(
+        page.paint(cell, paper)
+        for cell in (
+            Cell(f"{label:<{_LABEL}}", "cyan"),
+            Cell(f"{value:>{_VALUE}}  ", "bold"),
+            Cell(words.sparkline(values, room), style),
+        )
+    )
 
 
 def _in_order(seen: Description, now: Interval) -> list[AttachedProcess]:

@@ -167,8 +167,6 @@ def _key(segment: Segment, sort: Sort) -> tuple[Any, str]:
 
 
 def _tell_what_is_left_out(table: Table) -> None:
-    if not page.is_terminal():
-        return
-    missing = page.left_out(table, page.make_console().width)
+    missing = page.left_out(table, page.Paper.of_stdout().width)
     if missing:
         page.tell(f"left out for want of width: {', '.join(missing)} (they are in `show NAME`)")

@@ -108,12 +108,14 @@ def line(seen: Interval) -> str:
 
 
 def _draw(watched: Watch, interval: float, count: int | None) -> None:
-    from rich.live import Live  # late: see the package
+    from rich.console import Console  # late: slow to import
+    from rich.live import Live
+    from rich.text import Text
 
     from shmacc_inspect import keys
     from shmacc_inspect.screen import Screen
 
-    screen, console = Screen(watched, interval), page.make_console()
+    screen, console = Screen(watched, interval), Console(highlight=False, emoji=False)
     due, looks = time.monotonic(), 0
     with (
         keys.Keys() as keyboard,
@@ -126,7 +128,11 @@ def _draw(watched: Watch, interval: float, count: int | None) -> None:
                 watched.look()
                 looks += 1
                 due = max(due + interval, time.monotonic())
-            live.update(screen.draw(console.width, console.height), refresh=True)
+            lines = screen.draw(
+                page.Paper(console.width, colour=not console.no_color), console.height
+            )
+            text = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
+            live.update(text, refresh=True)
             key = keyboard.wait(due)
             if key == keys.SUSPEND:
                 live.stop()
