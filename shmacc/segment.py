@@ -158,10 +158,10 @@ def unlink(name: SegmentName, handle: _core.Handle) -> None:
 
 
 def unlink_unused(name: SegmentName, handle: _core.Handle) -> bool:
-    """`unlink`, but only if no living process is attached; whether it was done."""
+    """`unlink`, but only if no living process is attached; whether it was done, and here."""
     _may_remove(name)
     with _opening, _name_lock(name, handle):
-        if handle.others_attached or handle.is_attached:
+        if handle.others_attached or handle.is_attached or _inode(name) != handle.inode:
             return False
         _remove(name, handle)
         return True
