@@ -41,12 +41,24 @@ fi
 # detect_leaks: CPython and NumPy keep memory until the end on purpose; what leaks by the call is
 #   looked for by the tests that count mappings and descriptors.
 # allocator_may_return_null: a size that is a lie is to be refused by malloc, as without a sanitizer.
+# log_path: pytest holds what a process says back, and loses it when that process is itself.
 # libstdc++ comes second: AddressSanitizer must find its exceptions when it starts.
 # PYTHONMALLOC: else memory that Python hands out would come from pools that nobody watches.
-exec env \
-    LD_PRELOAD="$libasan $libstdcxx" \
-    ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096" \
-    UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:abort_on_error=1" \
-    PYTHONMALLOC=malloc \
+reports=$PWD/build/asan-reports
+rm -rf "$reports"
+mkdir -p "$reports"
+asan="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096"
+ubsan="print_stacktrace=1:halt_on_error=1:abort_on_error=1"
+status=0
+env LD_PRELOAD="$libasan $libstdcxx" PYTHONMALLOC=malloc \
+    ASAN_OPTIONS="$asan:log_path=$reports/report" UBSAN_OPTIONS="$ubsan:log_path=$reports/report" \
     SHMACC_FUZZ_EXAMPLES="${SHMACC_FUZZ_EXAMPLES:-1000}" \
-    "$venv/bin/pytest" -p no:cacheprovider --timeout 1800 "$@"
+    "$venv/bin/pytest" -p no:cacheprovider --timeout 1800 "$@" || status=$?
+
+found=("$reports"/*)
+if [ -e "${found[0]}" ]; then
+    cat "${found[@]}" >&2
+    echo "asan.sh: ${#found[@]} reports, see above" >&2
+    exit 1
+fi
+exit "$status"

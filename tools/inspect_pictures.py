@@ -45,6 +45,7 @@ INTERVAL: Final = 0.5
 ANY_INDEX: Final = 1.3  # of the Zipf distribution: some rows are much more frequent than others
 HOME: Final = b"\x1b[H"  # begins each picture of a live screen
 COLUMNS: Final = 128
+NOTHING_YET: Final = b"GRADIENTS\x1b[0m\r\n\r\n"  # a round that has just begun: no rows to show
 
 
 def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]:
@@ -147,7 +148,9 @@ def main() -> None:
         time.sleep(SETTLING)
         workers[3].kill()
         save("list", "shmacc-inspect list", photograph(["list"], 20, SETTLING))
-        shown = photograph(["show", "embeddings", "--rows", "4", "--values"], 60, SETTLING)
+        shown = b""
+        while NOTHING_YET in shown or not shown:
+            shown = photograph(["show", "embeddings", "--rows", "4", "--values"], 60, SETTLING)
         save("show", "shmacc-inspect show embeddings --rows 4 --values", shown)
         workers[3] = start("work", "3")
         watcher = photograph_while_one_stops(workers)

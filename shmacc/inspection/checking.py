@@ -93,19 +93,29 @@ def _segment(name: SegmentName, *, unreadable: Severity) -> Iterator[Finding]:
 def _inside(name: SegmentName) -> Iterator[Finding]:
     try:
         with open_view(name) as handle:
-            looks = [describe(name.system_name)]
-            for _ in range(_LOOKS - 1):
-                time.sleep(_BETWEEN_LOOKS)
-                looks.append(describe(name.system_name))
+            looks = _look(name.system_name)
             yield from _belongings(name, handle, looks[-1])
             yield from _lock(name, looks)
             yield from _attached(name, looks[-1])
-            yield from _line(name, looks)
+            yield from _line(name, looks[-1])
             yield from _state(name, handle)
     except PermissionDeniedError as error:
         yield _wrong(name.system_name, str(error), "look as its owner, or as root")
     except DataLossError as error:
         yield _wrong(name.system_name, str(error), _REMOVE)
+
+
+def _look(name: str) -> list[Description]:
+    """The segment, a few times if it looks as if somebody had died with the lock."""
+    looks = [describe(name)]
+    while len(looks) < _LOOKS and _nobody_finishes(looks[-1]):
+        time.sleep(_BETWEEN_LOOKS)
+        looks.append(describe(name))
+    return looks
+
+
+def _nobody_finishes(seen: Description) -> bool:
+    return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
 
 
 def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> Iterator[Finding]:
@@ -137,8 +147,9 @@ def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> I
     except FileNotFoundError:
         yield _note(
             semaphore,
-            "this semaphore is missing, so waits for the lock go in steps of up to 20 ms",
-            _MENDS_ITSELF + "the next process that attaches makes it again",
+            "this semaphore is missing",
+            _MENDS_ITSELF + "who attaches next makes another; only, until those who have the old "
+            "one are gone, a wait for the lock may take up to 20 ms longer",
         )
         return
     remove = f"remove {names.SHM_DIRECTORY}/{semaphore}; the next process that attaches makes it"
@@ -159,18 +170,19 @@ def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> I
 def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
     subject = name.system_name
     last = looks[-1].lock
-    quiet = len({look.generation for look in looks}) == 1 and not any(x.lock.held for x in looks)
-    if quiet and all(look.lock.in_operation for look in looks):
+    same = len({look.generation for look in looks}) == 1
+    left_alone = same and all(map(_nobody_finishes, looks))
+    if left_alone and last.in_operation:
         yield _note(
             subject,
             "an operation was cut short by a death",
             _MENDS_ITSELF + "the next operation undoes it",
         )
-    if quiet and all(look.lock.queue == 0 for look in looks):
+    if left_alone and last.queue == 0:
         yield _note(
             subject,
             "the semaphore is at 0 though nobody holds the lock: somebody died with its token",
-            _MENDS_ITSELF + "the next operation puts it right, 20 ms late",
+            _MENDS_ITSELF + "the next operation that waits puts it right",
         )
     for pid, what in (
         (last.pid, "the lock: nobody can apply or take"),
@@ -204,8 +216,7 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
             )
 
 
-def _line(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
-    seen = looks[-1]
+def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
     for take in seen.line:
         if not take.alive:
             yield _note(

@@ -110,7 +110,9 @@ def run(command: Sequence[str], directory: Path) -> str:
     """What a command printed; an exception if it failed."""
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 

@@ -221,7 +221,10 @@ class Details:
             sealed=seen.stats.sealed,
             round_shape=None if seen.round_shape is None else list(seen.round_shape),
             counters=Counters.of(seen),
-            processes=[Process.of(entry, seen) for entry in seen.processes],
+            processes=[
+                Process.of(entry, seen)
+                for entry in sorted(seen.processes, key=lambda entry: (not entry.alive, entry.pid))
+            ],
             line=[Taker.of(take, now) for take in seen.line],
             lock=Lock.of(seen, now),
             regions=[
