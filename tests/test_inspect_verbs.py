@@ -101,7 +101,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert "pytest" in processes[os.getpid()]["command"]
     assert processes[taker.process.pid]["activity"] == "waits in line"
     assert not said["lock"]["held"]
-    assert {region["name"] for region in said["regions"]} >= {"slots", "rows 0", "undo"}
+    assert {region["name"] for region in said["regions"]} >= {"slots", "rows 0", "undo log"}
 
     text = run("show", "embeddings", "--rows", "2", "--values").stdout
     assert "3 of the 7 gradients" in text

@@ -45,7 +45,8 @@ REGIONS = (
     "slots",
     "rows 0",
     "rows 1",
-    "undo",
+    "undo log",
+    "undo rows",
 )
 REGION_SPAN = 2**40
 _HEADER_BYTES = 8192

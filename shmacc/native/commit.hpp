@@ -111,25 +111,28 @@ class Committed {
     void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
         auto* table = mapping_.array<Slot>(kSlotsRegion, state.rows);
         unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
-        uint64_t left = state.reserved[kUndoRegion];
-        const unsigned char* from = mapping_.at_least(kUndoRegion, left);
+        uint64_t log_left = state.reserved[kUndoLogRegion];
+        uint64_t rows_left = state.reserved[kUndoRowsRegion];
+        const unsigned char* log = mapping_.at_least(kUndoLogRegion, log_left);
+        const unsigned char* saved = mapping_.at_least(kUndoRowsRegion, rows_left);
         for (uint64_t i = 0; i < records; ++i) {
             UndoRecord record;
-            if (left < sizeof record) data_loss("its undo log is too long");
-            std::memcpy(&record, from, sizeof record);
+            if (log_left < sizeof record) data_loss("its undo log is too long");
+            std::memcpy(&record, log, sizeof record);
             if (uint64_t{record.first_slot} + record.slots > state.rows)
                 data_loss("an undo record names no row");
             // Cannot overflow: rows * row_bytes is at most a region.
-            const uint64_t bytes = sizeof record + record.slots * (sizeof(int64_t) + row_bytes);
-            if (bytes > left) data_loss("its undo log is too long");
-            const unsigned char* contributions = from + sizeof record;
+            const uint64_t log_bytes = sizeof record + record.slots * sizeof(int64_t);
+            const uint64_t bytes = record.slots * row_bytes;
+            if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
             for (uint32_t j = 0; j < record.slots; ++j)
                 std::memcpy(&table[record.first_slot + j].contributions,
-                            contributions + j * sizeof(int64_t), sizeof(int64_t));
-            std::copy(contributions + record.slots * sizeof(int64_t), from + bytes,
-                      rows + record.first_slot * row_bytes);
-            from += bytes;
-            left -= bytes;
+                            log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
+            std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
+            log += log_bytes;
+            log_left -= log_bytes;
+            saved += bytes;
+            rows_left -= bytes;
         }
     }
 

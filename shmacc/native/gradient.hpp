@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels.hpp"
 #include "layout.hpp"
 #include "support.hpp"
 
@@ -66,12 +67,6 @@ inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count
     return order;
 }
 
-inline bool strictly_ascending(const int64_t* keys, uint64_t count) {
-    bool ascending = true;
-    for (uint64_t i = 1; i < count; ++i) ascending &= keys[i - 1] < keys[i];
-    return ascending;
-}
-
 struct RowCheck {
     bool ascending;    // strictly
     int64_t over;      // place of the first row number that is not below the limit; -1: none
@@ -106,6 +101,8 @@ class Gradient {
     // Whether consecutive rows' values stand one after the other.
     bool in_place() const { return order_ == nullptr; }
     const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
+    // Whether rows may have other numbers of contributions than one.
+    bool counted() const { return counts_ != nullptr; }
     int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : 1; }
 
   private:

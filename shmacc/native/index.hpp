@@ -15,12 +15,19 @@
 #include <emmintrin.h>
 #endif
 
+#include "kernels.hpp"
 #include "layout.hpp"
 #include "support.hpp"
 
 namespace shmacc {
 
 constexpr uint32_t kAbsent = UINT32_MAX;
+
+// Keys that follow each other in a gradient and stand in consecutive slots; or, with kAbsent, in none.
+struct Run {
+    uint32_t slot;
+    uint32_t length;
+};
 
 inline uint64_t hash_row(int64_t row) {
     uint64_t x = static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15u;
@@ -38,17 +45,20 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // slots[i] = the slot of keys[i], or kAbsent, among the first `rows` slots. Keys ascend.
-    void find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, uint32_t* slots) const {
+    // Where the keys stand among the first `rows` slots: runs that together cover all of them, in order.
+    // Keys ascend. Returns how many runs there are, at most one a key.
+    uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
         if (rows == 0 || count_ == 0) {
-            std::fill(slots, slots + count, kAbsent);
-            return;
+            runs[0] = {kAbsent, count};
+            return count > 0;
         }
+        RunList list{runs, runs};
         for (uint32_t base = 0; base < count; base += kBlock) {
             const uint32_t block = std::min(kBlock, count - base);
-            if (!find_run(keys + base, block, table, rows, slots + base))
-                find_block(keys + base, block, table, rows, slots + base);
+            if (find_neighbours(keys + base, block, table, rows, list)) continue;
+            find_block(keys + base, block, table, rows, list);
         }
+        return static_cast<uint32_t>(list.end - list.begin);
     }
 
     // The row must be absent, and there must be a free place.
@@ -78,44 +88,65 @@ class Index {
   private:
     static constexpr uint32_t kBlock = 64;
 
+    struct RunList {
+        Run* begin;
+        Run* end;
+        // The next `length` keys stand at `slot` and after it, or, with kAbsent, nowhere.
+        void add(uint32_t slot, uint32_t length) {
+            if (end > begin) {
+                Run& last = end[-1];
+                if (slot == kAbsent ? last.slot == kAbsent
+                                    : last.slot != kAbsent && last.slot + last.length == slot) {
+                    last.length += length;
+                    return;
+                }
+            }
+            *end++ = {slot, length};
+        }
+    };
+
     // Slots are given out in order of first touch, so rows that came in together stand together: a gradient
     // like an earlier one finds its rows one after the other, and a stretch of neighbouring rows at the
     // same distance from each other. Where the block's ends lie so, its inner keys are looked for there
     // first, without the index. Right or wrong, the row number in the slot decides.
-    bool find_run(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
-                  uint32_t* slots) const {
+    bool find_neighbours(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
+                         RunList& list) const {
         const uint64_t first = search(hash_row(keys[0]), keys[0], table, rows);
         if (first == kAbsent) return false;
         auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
         const uint64_t span = static_cast<uint64_t>(keys[count - 1]) - static_cast<uint64_t>(keys[0]);
-        bool all = true;
         if (leads(first + count - 1, keys[count - 1])) {
+            if (stand_at(table + first, keys, count)) {
+                list.add(static_cast<uint32_t>(first), count);
+                return true;
+            }
             for (uint32_t i = 0; i < count; ++i) {
                 bool found = table[first + i].row == keys[i];
-                slots[i] = found ? static_cast<uint32_t>(first + i) : kAbsent;
-                all &= found;
+                list.add(found ? static_cast<uint32_t>(first + i)
+                               : search(hash_row(keys[i]), keys[i], table, rows),
+                         1);
             }
-        } else if (span < rows && leads(first + span, keys[count - 1])) {
+            return true;
+        }
+        if (span < rows && leads(first + span, keys[count - 1])) {
             // Keys ascend from keys[0] to keys[count - 1]; a caller's memory may change meanwhile, so
             // the bound is checked all the same.
             for (uint32_t i = 0; i < count; ++i) {
                 uint64_t slot = first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
-                bool found = leads(slot, keys[i]);
-                slots[i] = found ? static_cast<uint32_t>(slot) : kAbsent;
-                all &= found;
+                list.add(leads(slot, keys[i]) ? static_cast<uint32_t>(slot)
+                                              : search(hash_row(keys[i]), keys[i], table, rows),
+                         1);
             }
-        } else {
-            return false;
+            return true;
         }
-        for (uint32_t i = 0; !all && i < count; ++i)
-            if (slots[i] == kAbsent) slots[i] = search(hash_row(keys[i]), keys[i], table, rows);
-        return true;
+        return false;
     }
 
     // Three passes, each fetching for the next: the misses of a block overlap.
     void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
-                    uint32_t* slots) const {
+                    RunList& list) const {
         uint64_t hashes[kBlock];
+        uint32_t slots[kBlock];
         for (uint32_t i = 0; i < count; ++i) {
             hashes[i] = hash_row(keys[i]);
             __builtin_prefetch(&buckets_[home(hashes[i])]);
@@ -126,9 +157,10 @@ class Index {
             slots[i] = slot;
             __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
         }
-        for (uint32_t i = 0; i < count; ++i)
-            if (slots[i] == kAbsent || table[slots[i]].row != keys[i])
-                slots[i] = search(hashes[i], keys[i], table, rows);
+        for (uint32_t i = 0; i < count; ++i) {
+            bool found = slots[i] != kAbsent && table[slots[i]].row == keys[i];
+            list.add(found ? slots[i] : search(hashes[i], keys[i], table, rows), 1);
+        }
     }
 
     // The first slot with a matching tag in the home bucket or the one after it, where most overflow goes.

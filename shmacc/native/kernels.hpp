@@ -1,13 +1,19 @@
-// The loops over numbers.
+// The loops over numbers and row numbers.
 //
 // Rows that miss the caches cost what memory costs, whatever the instructions. Gradients that stay in the caches
 // do not: there twice the vector width is worth a third of an apply, so the long loops exist twice, and the
 // loader picks one. No wider ones, no fused operations: the result is the same to the bit.
 #pragma once
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "layout.hpp"
 
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
 #define SHMACC_TWO_WIDTHS __attribute__((target_clones("avx2", "default")))
@@ -24,6 +30,20 @@ SHMACC_TWO_WIDTHS static void add_long(float* __restrict__ sums, const float* __
 SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* __restrict__ values,
                                        uint64_t count) {
     for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
+}
+
+// No early exit, and what differs gathered as bits: so the compiler sees that several go at once.
+SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
+    uint64_t wrong = 0;
+    for (uint64_t i = 1; i < count; ++i) wrong |= keys[i - 1] >= keys[i];
+    return wrong == 0;
+}
+
+// Whether the keys are the row numbers of these slots.
+SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, uint64_t count) {
+    uint64_t differing = 0;
+    for (uint64_t i = 0; i < count; ++i) differing |= static_cast<uint64_t>(slots[i].row ^ keys[i]);
+    return differing == 0;
 }
 
 // sums[j] += values[j]; false if a sum does not fit (integers; it is left as it was).
@@ -55,9 +75,27 @@ void copy_numbers(T* to, const T* from, uint64_t count) {
     for (uint64_t j = 0; j < count; ++j) to[j] = from[j];
 }
 
-template <class T>
-void copy_many(T* to, const T* from, uint64_t count) {
-    if (count) std::memcpy(to, from, count * sizeof(T));
+// Bytes from which it pays to leave the caches to others: about what a second-level cache holds.
+constexpr uint64_t kStreamedFrom = 1 << 20;
+
+// Copies past the caches: for what is not read again. Stores so made may overtake each other and later
+// ones, up to end_of_stream.
+inline void stream(unsigned char* to, const void* from, uint64_t bytes) {
+#ifdef __SSE2__
+    if (reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0) {
+        const auto* blocks = static_cast<const __m128i*>(from);
+        for (uint64_t i = 0; i < bytes / 16; ++i)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, _mm_loadu_si128(blocks + i));
+        return;
+    }
+#endif
+    if (bytes) std::memcpy(to, from, bytes);
+}
+
+inline void end_of_stream() {
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
 }
 
 }  // namespace shmacc

@@ -14,7 +14,8 @@
 //   Slots         {row number, contributions} of each row in use, in order of first touch
 //   Rows0         the rows' sums, one slot after the other; for a dense accumulator one of two buffers
 //   Rows1         a dense accumulator's other buffer
-//   Undo          rows as they were before the apply that runs now
+//   UndoLog       which rows the apply that runs now changes in place, and their contributions before it
+//   UndoRows      these rows as they were before it, one after the other
 //
 // Everything is little-endian native words; the version is part of the magic check, so a segment of
 // another layout is refused, never misread.
@@ -41,7 +42,8 @@ enum Region : uint32_t {
     kSlotsRegion,
     kRows0Region,
     kRows1Region,
-    kUndoRegion,
+    kUndoLogRegion,
+    kUndoRowsRegion,
     kRegions
 };
 
@@ -217,10 +219,11 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
 
-// Rows of consecutive slots as they were; followed by their contributions (int64 each), then by the rows.
+// Consecutive slots; followed by their contributions as they were (int64 each).
 struct UndoRecord {
     uint32_t first_slot;
     uint32_t slots;
 };
+constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row
 
 }  // namespace shmacc

@@ -86,7 +86,8 @@ inline void end_round(State& state, uint64_t row_bytes, uint64_t index_buckets_n
     keep(kSlotsRegion, rows * sizeof(Slot));
     keep(kRows0Region, std::max<uint64_t>(rows, 1) * row_bytes);
     keep(kRows1Region, rows ? 0 : row_bytes);
-    keep(kUndoRegion, rows * (sizeof(UndoRecord) + row_bytes));
+    keep(kUndoLogRegion, rows * kUndoLogBytes);
+    keep(kUndoRowsRegion, rows * row_bytes);
     if (state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket) ||
         state.index_stamp == UINT32_MAX) {
         state.reserved[kIndex0Region + state.index] = 0;

@@ -17,24 +17,24 @@ class Rows {
     // Adds the gradient's rows. The caller commits; throws with nothing changed that a commit would show.
     void add_gradient(const Gradient<T>& gradient) {
         const uint32_t count = gradient.count();
-        std::unique_ptr<uint32_t[]> slots(new uint32_t[count]);
-        find(gradient, slots.get());
+        std::unique_ptr<Run[]> memory(new Run[count]);
+        Runs runs{memory.get(), find(gradient, memory.get())};
         uint64_t fresh = 0;
-        for (uint32_t i = 0; i < count; ++i) fresh += slots[i] == kAbsent;
+        for (const Run& run : runs) fresh += run.slot == kAbsent ? run.length : 0;
         reserve(fresh, count - fresh);
         committed_.begin(state_, fresh);
 
         // Common widths are compiled in: a loop that does not know its length costs as much as the rest.
         switch (state_.row_elements) {
-            case 1: add_rows<1>(gradient, slots.get(), fresh); break;
-            case 2: add_rows<2>(gradient, slots.get(), fresh); break;
-            case 4: add_rows<4>(gradient, slots.get(), fresh); break;
-            case 8: add_rows<8>(gradient, slots.get(), fresh); break;
-            case 16: add_rows<16>(gradient, slots.get(), fresh); break;
-            case 32: add_rows<32>(gradient, slots.get(), fresh); break;
-            case 64: add_rows<64>(gradient, slots.get(), fresh); break;
-            case 128: add_rows<128>(gradient, slots.get(), fresh); break;
-            default: add_rows<0>(gradient, slots.get(), fresh); break;
+            case 1: add_rows<1>(gradient, runs, fresh); break;
+            case 2: add_rows<2>(gradient, runs, fresh); break;
+            case 4: add_rows<4>(gradient, runs, fresh); break;
+            case 8: add_rows<8>(gradient, runs, fresh); break;
+            case 16: add_rows<16>(gradient, runs, fresh); break;
+            case 32: add_rows<32>(gradient, runs, fresh); break;
+            case 64: add_rows<64>(gradient, runs, fresh); break;
+            case 128: add_rows<128>(gradient, runs, fresh); break;
+            default: add_rows<0>(gradient, runs, fresh); break;
         }
         state_.index_filled += fresh;
     }
@@ -65,79 +65,140 @@ class Rows {
     }
 
   private:
-    static constexpr uint64_t kPieceBytes = 4096;
-    static constexpr uint32_t kPieceRows = 128;
+    static constexpr uint64_t kPieceBytes = 2048;
+    static constexpr uint32_t kPieceRows = 256;
     static constexpr uint32_t kAhead = 32;
+
+    struct Runs {
+        const Run* first;
+        uint32_t count;
+        const Run* begin() const { return first; }
+        const Run* end() const { return first + count; }
+    };
 
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
-    void add_rows(const Gradient<T>& gradient, const uint32_t* slots, uint64_t fresh) {
-        const uint32_t count = gradient.count();
+    void add_rows(const Gradient<T>& gradient, const Runs& runs, uint64_t fresh) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows + fresh);
         T* sums = mapping_.array<T>(kRows0Region, (state_.rows + fresh) * width);
-        unsigned char* undo = mapping_.at_least(kUndoRegion, state_.reserved[kUndoRegion]);
-        Index index = current_index();
+        Undo undo(mapping_, state_, (gradient.count() - fresh) * width * sizeof(T));
 
-        // A run of consecutive slots (a gradient like an earlier one has long ones) is saved and added as one,
-        // in pieces that stay in the first-level cache. Rows are fetched kAhead rows before their turn, a
-        // few lines at a time: that hides the misses, which are what an apply of wide rows waits for.
+        // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
+        // in the first-level cache. Single rows are fetched kAhead runs before their turn, a few lines at
+        // a time: that hides the misses, which are what an apply of wide rows waits for.
         const uint32_t longest = static_cast<uint32_t>(
             std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
-        uint64_t records = 0;
-        for (uint32_t i = 0, length; i < count; i += length) {
-            const uint32_t slot = slots[i];
-            const uint32_t most = std::min(longest, count - i);
-            length = 1;
-            if (slot != kAbsent)
-                while (length < most && slots[i + length] == slot + length) ++length;
-            for (uint32_t j = i + kAhead; j < std::min(count, i + kAhead + length); ++j) {
-                if (slots[j] == kAbsent) {
-                    index.prefetch(gradient.keys()[j]);
-                } else if (slots[j] != slots[j - 1] + 1) {
-                    __builtin_prefetch(&table[slots[j]], 1);
-                    prefetch_row(sums + slots[j] * width, width);
+        uint32_t at = 0;
+        for (const Run& run : runs) {
+            if (runs.end() - &run > kAhead) {
+                const Run& later = (&run)[kAhead];
+                if (later.slot != kAbsent) {
+                    __builtin_prefetch(&table[later.slot], 1);
+                    prefetch_row(sums + later.slot * width, width);
                 }
             }
-            if (slot == kAbsent) {
-                const uint64_t fresh_slot = state_.rows++;
-                table[fresh_slot] = {gradient.keys()[i], gradient.contributions(i)};
-                copy_numbers(sums + fresh_slot * width, gradient.row(i, width), width);
-                index.insert(gradient.keys()[i], static_cast<uint32_t>(fresh_slot));
+            if (run.slot == kAbsent) {
+                append<kWidth>(gradient, at, run.length, table, sums);
+                at += run.length;
                 continue;
             }
-            undo = save<kWidth>(undo, table + slot, sums + slot * width, slot, length, width);
-            committed_.publish(++records);
-            for (uint32_t j = 0; j < length; ++j)
-                // A scribbled number may be anything; a sound one stays below the number of gradients.
-                table[slot + j].contributions =
-                    static_cast<int64_t>(static_cast<uint64_t>(table[slot + j].contributions) +
-                                         static_cast<uint64_t>(gradient.contributions(i + j)));
-            bool fits = true;
-            if (gradient.in_place() && length > 1) {
-                fits = add_many(sums + slot * width, gradient.row(i, width), length * width);
-            } else {
-                for (uint32_t j = 0; j < length; ++j)
-                    fits = add_numbers(sums + (slot + j) * width, gradient.row(i + j, width), width) && fits;
+            for (uint32_t done = 0, length; done < run.length; done += length, at += length) {
+                length = std::min(longest, run.length - done);
+                const uint32_t slot = run.slot + done;
+                undo.save<kWidth>(table + slot, sums + slot * width, slot, length, width);
+                committed_.publish(undo.records());
+                add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
             }
-            if (!fits) Gradient<T>::sum_overflows();
         }
     }
 
+    // Rows that the table does not have yet.
     template <uint64_t kWidth>
-    static unsigned char* save(unsigned char* undo, const Slot* slots, const T* rows, uint32_t slot,
-                               uint32_t length, uint64_t width) {
-        const UndoRecord record{slot, length};
-        std::memcpy(undo, &record, sizeof record);
-        undo += sizeof record;
-        for (uint32_t j = 0; j < length; ++j, undo += sizeof(int64_t))
-            std::memcpy(undo, &slots[j].contributions, sizeof(int64_t));
-        if (kWidth && length == 1)
-            copy_numbers(reinterpret_cast<T*>(undo), rows, kWidth);
-        else
-            copy_many(reinterpret_cast<T*>(undo), rows, length * width);
-        return undo + length * width * sizeof(T);
+    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        Index index = current_index();
+        for (uint32_t i = at; i < at + count; ++i) {
+            if (i + kAhead < gradient.count()) index.prefetch(gradient.keys()[i + kAhead]);
+            const uint64_t slot = state_.rows++;
+            table[slot] = {gradient.keys()[i], gradient.contributions(i)};
+            copy_numbers(sums + slot * width, gradient.row(i, width), width);
+            index.insert(gradient.keys()[i], static_cast<uint32_t>(slot));
+        }
     }
+
+    // Adds rows `at` and after of the gradient to consecutive rows of the table.
+    template <uint64_t kWidth>
+    void add_piece(const Gradient<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        if (gradient.counted()) {
+            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.contributions(at + j));
+        } else {
+            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], 1);
+        }
+        bool fits = true;
+        if (gradient.in_place() && length > 1) {
+            fits = add_many(sums, gradient.row(at, width), length * width);
+        } else {
+            for (uint32_t j = 0; j < length; ++j)
+                fits = add_numbers(sums + j * width, gradient.row(at + j, width), width) && fits;
+        }
+        if (!fits) Gradient<T>::sum_overflows();
+    }
+
+    // A scribbled number may be anything; a sound one stays below the number of gradients.
+    static void add_contributions(Slot& slot, int64_t more) {
+        slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
+                                                  static_cast<uint64_t>(more));
+    }
+
+    // Where rows are saved before they are added to.
+    //
+    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches, which the
+    // table and the gradient need. Streamed stores are the only ones that may become visible later than
+    // those after them, and so `records` might count one that is not there: to another processor, and until
+    // this one's next interrupt or locked instruction. Who puts rows back has got the lock through the
+    // kernel, after this process was ended there, or is this thread itself, which sees its own stores.
+    class Undo {
+      public:
+        Undo(Mapping& mapping, const State& state, uint64_t bytes)
+            : log_(mapping.at_least(kUndoLogRegion, state.reserved[kUndoLogRegion])),
+              rows_(mapping.at_least(kUndoRowsRegion, state.reserved[kUndoRowsRegion])),
+              streamed_(bytes >= kStreamedFrom) {}
+        ~Undo() {
+            if (streamed_) end_of_stream();
+        }
+        Undo(const Undo&) = delete;
+        Undo& operator=(const Undo&) = delete;
+
+        // Records so far.
+        uint64_t records() const { return records_; }
+
+        template <uint64_t kWidth>
+        void save(const Slot* __restrict__ slots, const T* rows, uint32_t slot, uint32_t length,
+                  uint64_t width) {
+            const UndoRecord record{slot, length};
+            std::memcpy(log_, &record, sizeof record);
+            auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
+            for (uint32_t j = 0; j < length; ++j) contributions[j] = slots[j].contributions;
+            log_ += sizeof record + length * sizeof(int64_t);
+            const uint64_t bytes = length * width * sizeof(T);
+            if (streamed_)
+                stream(rows_, rows, bytes);
+            else if (kWidth && length == 1)
+                copy_numbers(reinterpret_cast<T*>(rows_), rows, kWidth);
+            else if (bytes)
+                std::memcpy(rows_, rows, bytes);
+            rows_ += bytes;
+            ++records_;
+        }
+
+      private:
+        unsigned char* log_;
+        unsigned char* rows_;
+        const bool streamed_;
+        uint64_t records_ = 0;
+    };
 
     Index current_index() {
         return Index(mapping_.array<Bucket>(kIndex0Region + static_cast<uint32_t>(state_.index),
@@ -145,9 +206,9 @@ class Rows {
                      state_.index_buckets, static_cast<uint32_t>(state_.index_stamp));
     }
 
-    void find(const Gradient<T>& gradient, uint32_t* slots) {
-        current_index().find(gradient.keys(), gradient.count(),
-                             mapping_.array<Slot>(kSlotsRegion, state_.rows), state_.rows, slots);
+    uint32_t find(const Gradient<T>& gradient, Run* runs) {
+        return current_index().find(gradient.keys(), gradient.count(),
+                                    mapping_.array<Slot>(kSlotsRegion, state_.rows), state_.rows, runs);
     }
 
     // Room for `fresh` new rows and the undo of `added` old ones.
@@ -159,14 +220,16 @@ class Rows {
                         "An accumulator holds at most 2**32 rows and 2**40 bytes");
         ensure_reserved(state_, mapping_, kSlotsRegion, rows * sizeof(Slot));
         ensure_reserved(state_, mapping_, kRows0Region, rows * row_bytes);
-        const uint64_t undo_bytes = added * (sizeof(UndoRecord) + sizeof(int64_t) + row_bytes);
-        if (undo_bytes > state_.reserved[kUndoRegion]) {
-            ensure_reserved(state_, mapping_, kUndoRegion, undo_bytes);
+        const uint64_t known[] = {state_.reserved[kUndoLogRegion], state_.reserved[kUndoRowsRegion]};
+        ensure_reserved(state_, mapping_, kUndoLogRegion, added * kUndoLogBytes);
+        ensure_reserved(state_, mapping_, kUndoRowsRegion, added * row_bytes);
+        if (known[0] != state_.reserved[kUndoLogRegion] || known[1] != state_.reserved[kUndoRowsRegion]) {
             // `undo` checks the records against what is committed as reserved.
-            State known = committed_.current();
-            known.reserved[kUndoRegion] = state_.reserved[kUndoRegion];
-            committed_.commit(known);
-            state_.generation = known.generation;
+            State now = committed_.current();
+            now.reserved[kUndoLogRegion] = state_.reserved[kUndoLogRegion];
+            now.reserved[kUndoRowsRegion] = state_.reserved[kUndoRowsRegion];
+            committed_.commit(now);
+            state_.generation = now.generation;
         }
         if (fresh && Index::crowded(state_.index_filled + fresh, state_.index_buckets)) rebuild_index(rows);
     }

@@ -137,13 +137,14 @@ class UndoLog:
         number = file.current
         state = file.record("state", number)
         if self.reserved is not None:
-            state.reserved[layout.REGIONS.index("undo")] = self.reserved
+            for region in ("undo log", "undo rows"):
+                state.reserved[layout.REGIONS.index(region)] = self.reserved
             file.put("state", state, number)
         log = b"".join(
-            bytes(layout.UndoRecord(first, slots)) + bytes(slots % 65 * 16)
+            bytes(layout.UndoRecord(first, slots)) + bytes(slots % 65 * 8)
             for first, slots in self.records
         )
-        file.write(layout.region("undo"), log)
+        file.write(layout.region("undo log"), log)
         file.put("journal", layout.Journal(state.generation + 1, self.counted, self.new_rows))
 
 
@@ -207,7 +208,8 @@ _SPANS: Final = (
     (layout.region("slots"), 512),
     (layout.region("rows 0"), 512),
     (layout.region("rows 1"), 256),
-    (layout.region("undo"), 256),
+    (layout.region("undo log"), 256),
+    (layout.region("undo rows"), 256),
 )
 
 
@@ -246,7 +248,7 @@ _data: Final = st.one_of(
 _file_sizes: Final = st.one_of(
     st.sampled_from(
         [0, 1, 783, 784, 4095, 4096, 8191, 8192]
-        + [i * layout.REGION_SPAN + d for i in range(1, 10) for d in (-4096, -1, 0, 1, 4096)]
+        + [i * layout.REGION_SPAN + d for i in range(1, len(layout.REGIONS) + 1) for d in (-4096, -1, 0, 1, 4096)]
     ),
     st.integers(0, layout.FILE_SIZE),
 )

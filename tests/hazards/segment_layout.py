@@ -23,7 +23,8 @@ REGIONS: Final = (
     "slots",
     "rows 0",
     "rows 1",
-    "undo",
+    "undo log",
+    "undo rows",
 )
 FILE_SIZE: Final = REGION_SPAN * len(REGIONS)
 HEADER_BYTES: Final = 8192
@@ -98,6 +99,7 @@ class LineHead(ctypes.Structure):
     _fields_ = (
         ("next_ticket", ctypes.c_uint64),
         ("cancelled_through", ctypes.c_uint64),
+        ("cancels", ctypes.c_uint64),
         ("top", ctypes.c_uint32),
         ("turn", ctypes.c_uint32),
     )
@@ -192,7 +194,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, int]]] = {
     "bucket0": (Bucket, region("index 0"), 8),
     "bucket1": (Bucket, region("index 1"), 8),
     "slot": (Slot, region("slots"), 16),
-    "undo": (UndoRecord, region("undo"), 1),
+    "undo": (UndoRecord, region("undo log"), 1),
 }
 
 
