@@ -352,7 +352,7 @@ class Accumulator:
 
     def _take(
         self, num_required: int, timeout: float | None, *, partial: bool, seal: bool = False
-    ) -> tuple[int, int, list[int] | None, Any, Any, Any]:
+    ) -> tuple[int, int, Any, Any, Any, Any]:
         lowest, highest = self._dtype.bounds
         required = gradients.int64(num_required, "num_required")
         if partial:
@@ -382,14 +382,14 @@ class Accumulator:
         alive = [entry["pid"] for entry in self._handle.participants() if entry["alive"]]
         return f"attached processes: {', '.join(f'pid {pid}' for pid in sorted(alive))}"
 
-    def _dress(self, flat: Any, shape: tuple[int, ...], *, partial: bool) -> ValueArray:
-        """Flat sums or results as an array of the dtype that the caller is to see."""
-        array: ValueArray = flat
+    def _dress(self, values: ValueArray, *, partial: bool) -> ValueArray:
+        """Sums or results as an array of the dtype that the caller is to see."""
+        if self._dtype.sums_as_is:
+            return values
         if self._dtype.components > 1:
-            array = array.view(self._dtype.storage)
-        if not partial:
-            with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
-                array = array.astype(self._dtype.storage, copy=False)
-            if self._dtype.numpy != self._dtype.storage:
-                array = array.view(self._dtype.numpy)
-        return array.reshape(shape)
+            values = values.view(self._dtype.storage)[..., 0]
+        if partial:
+            return values
+        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+            values = values.astype(self._dtype.storage, copy=False)
+        return values.view(self._dtype.numpy)

@@ -1,6 +1,6 @@
 """The dense accumulator."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from shmacc.errors import InvalidArgumentError
 from shmacc.records import DensePartial, DenseTaken, ValueArray
 
 __all__ = ["ConditionalAccumulator"]
-
-_Record = TypeVar("_Record", bound=DenseTaken)
 
 
 class ConditionalAccumulator(Accumulator):
@@ -100,11 +98,13 @@ class ConditionalAccumulator(Accumulator):
         Returns:
             An array of the round's shape.
         """
-        return self.take(num_required, timeout=timeout).value
+        _, _, _, value, _, _ = self._take(num_required, timeout, partial=False)
+        return self._dress(value, partial=False)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
         """`take_grad` with the numbers that TensorFlow does not report."""
-        return self._dense(DenseTaken, self._take(num_required, timeout, partial=False))
+        count, step, _, value, _, _ = self._take(num_required, timeout, partial=False)
+        return DenseTaken(self._dress(value, partial=False), count, step)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -114,17 +114,12 @@ class ConditionalAccumulator(Accumulator):
         Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
         has zero rows along every dimension that is not declared.
         """
-        return self._dense(
-            DensePartial, self._take(num_required, timeout, partial=True, seal=bool(seal))
+        count, step, _, value, _, _ = self._take(
+            num_required, timeout, partial=True, seal=bool(seal)
         )
-
-    def _dense(self, record: type[_Record], raw: tuple[Any, ...]) -> _Record:
-        count, step, dims, _, flat, _ = raw
-        partial = issubclass(record, DensePartial)
-        if dims is None:  # a partial of nothing
-            value: ValueArray = np.zeros(
-                [dim or 0 for dim in (self._shape or (0,))], dtype=self._dtype.partial
-            )
+        if value is None:
+            shape = [dim or 0 for dim in (self._shape or (0,))]
+            value = np.zeros(shape, dtype=self._dtype.partial)
         else:
-            value = self._dress(flat, tuple(dims), partial=partial)
-        return record(value=value, count=count, step=step)
+            value = self._dress(value, partial=True)
+        return DensePartial(value, count, step)

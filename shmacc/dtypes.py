@@ -5,7 +5,7 @@ the take), float64, int64 and uint64; a complex number is a pair of its parts. Q
 go in and out as TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class DType:
         storage: The same without a quantised dtype's field.
         sums: What sums are kept in; a complex dtype has two of them a number.
         components: Sums a number: 2 for complex dtypes, else 1.
+        sums_as_is: Whether arrays go out as sums are kept.
+        plain_type: NumPy's number of the type if arrays come in as sums are kept, else -1.
     """
 
     name: str
@@ -34,6 +36,14 @@ class DType:
     storage: np.dtype[Any]
     sums: np.dtype[Any]
     components: int
+    sums_as_is: bool = field(init=False)
+    plain_type: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decides once what every apply and take asks."""
+        plain = self.storage == self.partial
+        object.__setattr__(self, "sums_as_is", self.numpy == self.sums)
+        object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
 
     @property
     def partial(self) -> np.dtype[Any]:

@@ -21,6 +21,7 @@ Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64 = np.dtype(np.int64).num
 _MAX_RANK = 64
 # NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
@@ -116,14 +117,8 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     Raises:
         InvalidArgumentError: The conversion is refused, or the value is no array at all.
     """
-    if (
-        type(value) is np.ndarray
-        and value.dtype == dtype.partial
-        and dtype.partial == dtype.storage
-        and value.flags.c_contiguous
-        and value.flags.aligned
-    ):
-        return value
+    if _core.is_plain(value, dtype.plain_type):
+        return value  # type: ignore[no-any-return]
     array, by_value = _view(value, what)
     if array.dtype.names is not None and array.dtype == dtype.numpy:
         array = np.require(array, requirements=["C"]).view(dtype.storage)
@@ -152,13 +147,8 @@ def index_array(value: Any, what: str) -> IndexArray:
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
     """
-    if (
-        type(value) is np.ndarray
-        and value.dtype == np.int64
-        and value.flags.c_contiguous
-        and value.flags.aligned
-    ):
-        return value
+    if _core.is_plain(value, _INT64):
+        return value  # type: ignore[no-any-return]
     array, by_value = _view(value, what)
     if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")

@@ -1,6 +1,6 @@
 """The sparse accumulator; ``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from shmacc.records import (
 )
 
 __all__ = ["SparseConditionalAccumulator"]
-
-_Record = TypeVar("_Record", bound=SparseTaken)
 
 
 def _check_is_partial(partial: Any) -> None:
@@ -177,8 +175,8 @@ class SparseConditionalAccumulator(Accumulator):
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
-        taken = self.take(num_required, timeout=timeout)
-        return SparseGradient(taken.indices, taken.values, taken.shape)
+        _, _, indices, values, shape, _ = self._take(num_required, timeout, partial=False)
+        return SparseGradient(indices, self._dress(values, partial=False), shape)
 
     def take_indexed_slices_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None
@@ -189,7 +187,11 @@ class SparseConditionalAccumulator(Accumulator):
 
     def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
         """`take_grad` with the numbers that TensorFlow does not report."""
-        return self._sparse(SparseTaken, self._take(num_required, timeout, partial=False))
+        count, step, indices, values, shape, row_counts = self._take(
+            num_required, timeout, partial=False
+        )
+        values = self._dress(values, partial=False)
+        return SparseTaken(indices, values, shape, row_counts, count, step)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -204,22 +206,14 @@ class SparseConditionalAccumulator(Accumulator):
         Raises:
             As `take_grad`, but sums always fit.
         """
-        return self._sparse(
-            SparsePartial, self._take(num_required, timeout, partial=True, seal=bool(seal))
+        count, step, indices, values, shape, row_counts = self._take(
+            num_required, timeout, partial=True, seal=bool(seal)
         )
-
-    def _sparse(self, record: type[_Record], raw: tuple[Any, ...]) -> _Record:
-        count, step, dims, indices, flat, row_counts = raw
-        if dims is None:
-            dims = [dim or 0 for dim in (self._shape or ())[1:]]
-        first = self._shape[0] if self._shape else None
-        return record(
-            indices=indices,
-            values=self._dress(
-                flat, (indices.size, *dims), partial=issubclass(record, SparsePartial)
-            ),
-            shape=np.array([-1 if first is None else first, *dims], dtype=np.int64),
-            row_counts=row_counts,
-            count=count,
-            step=step,
-        )
+        if values is None:
+            first, *rest = self._shape or (None,)
+            dims = [dim or 0 for dim in rest]
+            values = np.zeros((0, *dims), dtype=self._dtype.partial)
+            shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
+        else:
+            values = self._dress(values, partial=True)
+        return SparsePartial(indices, values, shape, row_counts, count, step)

@@ -103,25 +103,37 @@ class Handle {
             [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // (count, step, dims or None, indices, values, contributions); values flat, of the sum's type.
+    // (count, step, indices, values, shape, contributions); values in the sums' type, complex ones as pairs along
+    // one more dimension; sparse: shape begins with the declared first dimension or -1. No values and no
+    // shape if nothing was accumulated.
     nb::tuple take(int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
                    bool seal, int64_t lowest, uint64_t highest) {
         auto core = attached();
         TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
         Taken taken = run([&](Operations& operations) { return operations.take(request); });
-        nb::object dims = nb::none();
-        if (taken.dims) dims = nb::cast(*taken.dims);
-        bool sparse = core->config().kind == kSparse;
-        size_t numbers = (sparse ? taken.rows : 1) * taken.row_elements;
-        nb::object values;
-        switch (core->config().sum) {
-            case kFloat32: values = array_of<float>(taken.values, {numbers}); break;
-            case kFloat64: values = array_of<double>(taken.values, {numbers}); break;
-            case kInt64: values = array_of<int64_t>(taken.values, {numbers}); break;
-            default: values = array_of<uint64_t>(taken.values, {numbers}); break;
+        nb::object values = nb::none(), shape = nb::none();
+        if (taken.dims) {
+            const Config& config = core->config();
+            Dims dims = std::move(*taken.dims);
+            if (config.kind == kSparse) {
+                const bool declared = config.declared_rank != kUnknownRank && config.declared_rank > 0;
+                dims.insert(dims.begin(), declared ? config.declared_dims[0] : -1);
+                Output numbers(dims.size() * sizeof(int64_t));
+                std::copy(dims.begin(), dims.end(), static_cast<int64_t*>(numbers.get()));
+                shape = array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
+                dims[0] = static_cast<int64_t>(taken.rows);
+            }
+            if (config.components > 1) dims.push_back(config.components);
+            switch (config.sum) {
+                case kFloat32: values = array_of<float>(taken.values, dims); break;
+                case kFloat64: values = array_of<double>(taken.values, dims); break;
+                case kInt64: values = array_of<int64_t>(taken.values, dims); break;
+                default: values = array_of<uint64_t>(taken.values, dims); break;
+            }
         }
-        return nb::make_tuple(taken.count, taken.step, dims, array_of<int64_t>(taken.indices, {taken.rows}),
-                              values, array_of<int64_t>(taken.contributions, {taken.rows}));
+        const Dims rows{static_cast<int64_t>(taken.rows)};
+        return nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
+                              array_of<int64_t>(taken.contributions, rows));
     }
 
     int64_t set_step(int64_t step) {

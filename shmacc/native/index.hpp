@@ -178,8 +178,8 @@ class Index {
 
     uint64_t home(uint64_t hash) const { return ((hash & 0xffffffffu) * count_) >> 32; }
     static uint16_t tag(uint64_t hash) {
-        auto bits = static_cast<uint16_t>(hash >> 48);
-        return bits ? bits : uint16_t{1};
+        const uint64_t bits = hash >> 48;
+        return static_cast<uint16_t>(bits + (bits == 0));
     }
 
     uint32_t search(uint64_t hash, int64_t row, const Slot* table, uint64_t rows) const {

@@ -344,9 +344,10 @@ class Operations {
             uint32_t& word = line[place.entry()].wake;
             futex_wait(word, seen, request.deadline);
             core_.check_file();
+            if (load(word) != seen) return;  // woken: every moment counts
             interruption_.check();
             place.check_cancelled();
-            if (load(word) != seen || past(request.deadline)) return;
+            if (past(request.deadline)) return;
             // Nobody woke us: is it our turn all the same, or does a dead one stand before us?
             uint32_t head = line.head();
             if (head == place.entry()) {

@@ -3,10 +3,12 @@
 
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
 
 #include "operations.hpp"
 
@@ -85,12 +87,39 @@ class View {
     Py_buffer view_{};
 };
 
-// A NumPy array that owns what an Output held.
 template <class T>
-nb::object array_of(Output& output, std::initializer_list<size_t> shape) {
-    void* memory = output.release();
-    nb::capsule owner(memory, [](void* pointer) noexcept { std::free(pointer); });
-    return nb::cast(nb::ndarray<nb::numpy, T>(memory, shape, owner));
+constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
+                           : std::is_same_v<T, double>  ? NPY_FLOAT64
+                           : std::is_same_v<T, int64_t> ? NPY_INT64
+                                                        : NPY_UINT64;
+
+// NumPy's functions, once it is there: the module is imported without it by those who only look.
+inline void need_numpy() {
+    if (!PyArray_API && _import_array() < 0) throw nb::python_error();
+}
+
+// Whether this is a NumPy array, no subclass, of that type (NumPy's number), that a View can read as it is.
+inline bool is_plain(nb::handle value, int type_number) {
+    need_numpy();
+    if (!PyArray_CheckExact(value.ptr())) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
+    return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
+}
+
+// A NumPy array that owns what an Output held. By NumPy's own interface: a take that was just woken finds no
+// code in the caches, and what converts between kinds of arrays is long.
+template <class T>
+nb::object array_of(Output& output, const Dims& shape) {
+    need_numpy();
+    std::vector<npy_intp> dims(shape.begin(), shape.end());
+    PyObject* array = PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), kNumpyType<T>,
+                                                output.get());
+    if (!array) throw nb::python_error();
+    nb::object owned = nb::steal(array);
+    nb::capsule owner(output.release(), [](void* memory) noexcept { std::free(memory); });
+    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.release().ptr()) < 0)
+        throw nb::python_error();
+    return owned;
 }
 
 }  // namespace shmacc

@@ -134,8 +134,8 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
         const int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
         if constexpr (std::is_floating_point_v<T>) {
             // Dividing by a power of two is multiplying by its inverse, to the bit, and costs a fraction.
-            const T inverse = T{1} / static_cast<T>(divisor);
-            if ((divisor & (divisor - 1)) == 0) {
+            if (count > 1 && (divisor & (divisor - 1)) == 0) {
+                const T inverse = T{1} / static_cast<T>(divisor);
                 for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;
                 return true;
             }

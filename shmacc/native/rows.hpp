@@ -24,43 +24,16 @@ class Rows {
         reserve(fresh, count - fresh);
         committed_.begin(state_, fresh);
 
-        // Common widths are compiled in: a loop that does not know its length costs as much as the rest.
-        switch (state_.row_elements) {
-            case 1: add_rows<1>(gradient, runs, fresh); break;
-            case 2: add_rows<2>(gradient, runs, fresh); break;
-            case 4: add_rows<4>(gradient, runs, fresh); break;
-            case 8: add_rows<8>(gradient, runs, fresh); break;
-            case 16: add_rows<16>(gradient, runs, fresh); break;
-            case 32: add_rows<32>(gradient, runs, fresh); break;
-            case 64: add_rows<64>(gradient, runs, fresh); break;
-            case 128: add_rows<128>(gradient, runs, fresh); break;
-            default: add_rows<0>(gradient, runs, fresh); break;
-        }
+        with_width([&](auto width) { add_rows<width.value>(gradient, runs, fresh); });
         state_.index_filled += fresh;
     }
 
     // All rows in ascending order, reduced. False: a result does not fit the dtype.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
-        const uint64_t width = state_.row_elements;
-        const uint32_t count = static_cast<uint32_t>(state_.rows);
-        const Slot* table = mapping_.array<Slot>(kSlotsRegion, count);
-        const T* sums = mapping_.array<T>(kRows0Region, count * width);
-        for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
-        std::vector<uint32_t> order;
-        if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
         bool fits = true;
-        for (uint32_t i = 0; i < count; ++i) {
-            if (!order.empty() && i + kAhead < count) {
-                __builtin_prefetch(&table[order[i + kAhead]]);
-                prefetch_row(sums + order[i + kAhead] * width, width);
-            }
-            uint32_t slot = order.empty() ? i : order[i];
-            keys[i] = table[slot].row;
-            contributions[i] = table[slot].contributions;
-            if (contributions[i] <= 0) data_loss("a row without contributions");
-            fits = reduce_into(values + i * width, sums + slot * width, width, contributions[i], reduce) &&
-                   fits;
-        }
+        with_width([&](auto width) {
+            fits = read_rows<width.value>(keys, values, contributions, reduce);
+        });
         return fits;
     }
 
@@ -75,6 +48,47 @@ class Rows {
         const Run* begin() const { return first; }
         const Run* end() const { return first + count; }
     };
+
+    // Common widths are compiled in: a loop that does not know its length costs as much as the rest.
+    template <class Loop>
+    void with_width(Loop loop) const {
+        switch (state_.row_elements) {
+            case 1: return loop(std::integral_constant<uint64_t, 1>());
+            case 2: return loop(std::integral_constant<uint64_t, 2>());
+            case 4: return loop(std::integral_constant<uint64_t, 4>());
+            case 8: return loop(std::integral_constant<uint64_t, 8>());
+            case 16: return loop(std::integral_constant<uint64_t, 16>());
+            case 32: return loop(std::integral_constant<uint64_t, 32>());
+            case 64: return loop(std::integral_constant<uint64_t, 64>());
+            case 128: return loop(std::integral_constant<uint64_t, 128>());
+            default: return loop(std::integral_constant<uint64_t, 0>());
+        }
+    }
+
+    template <uint64_t kWidth>
+    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        const uint32_t count = static_cast<uint32_t>(state_.rows);
+        const Slot* table = mapping_.array<Slot>(kSlotsRegion, count);
+        const T* sums = mapping_.array<T>(kRows0Region, count * width);
+        for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
+        std::vector<uint32_t> order;
+        if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
+        bool fits = true;
+        for (uint32_t i = 0; i < count; ++i) {
+            if (!order.empty() && i + kAhead < count) {
+                __builtin_prefetch(&table[order[i + kAhead]]);
+                prefetch_row(sums + order[i + kAhead] * width, width);
+            }
+            const uint32_t slot = order.empty() ? i : order[i];
+            keys[i] = table[slot].row;
+            contributions[i] = table[slot].contributions;
+            if (contributions[i] <= 0) data_loss("a row without contributions");
+            fits = reduce_into(values + i * width, sums + slot * width, width, contributions[i], reduce) &&
+                   fits;
+        }
+        return fits;
+    }
 
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
@@ -118,13 +132,16 @@ class Rows {
     void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         Index index = current_index();
-        for (uint32_t i = at; i < at + count; ++i) {
-            if (i + kAhead < gradient.count()) index.prefetch(gradient.keys()[i + kAhead]);
-            const uint64_t slot = state_.rows++;
-            table[slot] = {gradient.keys()[i], gradient.contributions(i)};
+        const int64_t* keys = gradient.keys();
+        const uint32_t end = at + count;
+        uint64_t slot = state_.rows;
+        for (uint32_t i = at; i < end; ++i, ++slot) {
+            if (i + kAhead < gradient.count()) index.prefetch(keys[i + kAhead]);
+            table[slot] = {keys[i], gradient.contributions(i)};
             copy_numbers(sums + slot * width, gradient.row(i, width), width);
-            index.insert(gradient.keys()[i], static_cast<uint32_t>(slot));
+            index.insert(keys[i], static_cast<uint32_t>(slot));
         }
+        state_.rows = slot;
     }
 
     // Adds rows `at` and after of the gradient to consecutive rows of the table.

@@ -248,7 +248,11 @@ _data: Final = st.one_of(
 _file_sizes: Final = st.one_of(
     st.sampled_from(
         [0, 1, 783, 784, 4095, 4096, 8191, 8192]
-        + [i * layout.REGION_SPAN + d for i in range(1, len(layout.REGIONS) + 1) for d in (-4096, -1, 0, 1, 4096)]
+        + [
+            i * layout.REGION_SPAN + d
+            for i in range(1, len(layout.REGIONS) + 1)
+            for d in (-4096, -1, 0, 1, 4096)
+        ]
     ),
     st.integers(0, layout.FILE_SIZE),
 )
