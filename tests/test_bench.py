@@ -128,7 +128,7 @@ def test_targets_are_judged_against_the_fastest_peer() -> None:
     assert found["round", "tf-local"].met
     assert not found["round", "tf-server"].met
     assert found["round", "torch"].met
-    assert found["wake-up after the last apply", ""].met
+    assert found["wake-up after the last apply's return", ""].met
 
 
 def test_ratios_need_shmacc() -> None:

@@ -184,8 +184,12 @@ def _startup_table(found: dict[str, Any]) -> Table:
     for name, of in found.items():
         if "import_ms" not in of:
             continue
-        rows.append((f"{name}: import, over NumPy's (ms)", _distribution(of["import_ms"])))
-        rows.append((f"{name}: import, over NumPy's (MiB)", _distribution(of["import_mib"])))
+        rows.append(
+            (f"{name}: import and first use, over NumPy's (ms)", _distribution(of["import_ms"]))
+        )
+        rows.append(
+            (f"{name}: import and first use, over NumPy's (MiB)", _distribution(of["import_mib"]))
+        )
         if "create_us" in of:
             rows.append((f"{name}: create (us)", _distribution(of["create_us"])))
             rows.append((f"{name}: attach (us)", _distribution(of["attach_us"])))

@@ -16,12 +16,13 @@ from shmacc_bench.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-MODULE_OF: Mapping[str, str] = {
-    "shmacc": "shmacc",
-    "tf-local": "tensorflow",
-    "torch": "torch",
-    "numpy-fancy": "multiprocessing.shared_memory",
-    "manager": "multiprocessing.managers",
+# What the peer is used by: a module may put its work off until it is asked for that.
+USED: Mapping[str, str] = {
+    "shmacc": "shmacc.SparseConditionalAccumulator",
+    "tf-local": "tensorflow.compat.v1.SparseConditionalAccumulator",
+    "torch": "torch.Tensor",
+    "numpy-fancy": "multiprocessing.shared_memory.SharedMemory",
+    "manager": "multiprocessing.managers.BaseManager",
 }
 IMPORTS = {"shmacc": 15}
 FEW_IMPORTS = 3
@@ -29,14 +30,15 @@ WORKLOAD = Workload("sparse", 1_000, 64)
 HANDLES = 30
 
 IMPORT_SCRIPT = """
-import json, sys, time
+import importlib, json, sys, time
 import numpy
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 memory = resident()
 begun = time.perf_counter()
-__import__(sys.argv[1])
+module, name = sys.argv[1].rsplit(".", 1)
+getattr(importlib.import_module(module), name)
 print(json.dumps([(time.perf_counter() - begun) * 1000, (resident() - memory) / 2**20]))
 """
 
@@ -46,7 +48,7 @@ class Scenario:
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
         """Refuse the peers that import the same as another."""
-        if name not in MODULE_OF:
+        if name not in USED:
             raise UnsupportedError("imports what another peer imports")
         self.name = name
         self.peer = peer
@@ -54,7 +56,7 @@ class Scenario:
 
     def step(self) -> dict[str, Any]:
         """Return milliseconds and MiB that the import adds to NumPy's; for shmacc the rest too."""
-        imports = [_import(MODULE_OF[self.name]) for _ in range(self.imports + 1)][1:]
+        imports = [_import(USED[self.name]) for _ in range(self.imports + 1)][1:]
         measured: dict[str, Any] = {
             "import_ms": [milliseconds for milliseconds, _ in imports],
             "import_mib": [mebibytes for _, mebibytes in imports],
@@ -90,9 +92,9 @@ def _timed(call: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - begun) / 1000
 
 
-def _import(module: str) -> tuple[float, float]:
+def _import(used: str) -> tuple[float, float]:
     process = subprocess.run(
-        [sys.executable, "-P", "-c", IMPORT_SCRIPT, module], check=True, capture_output=True
+        [sys.executable, "-P", "-c", IMPORT_SCRIPT, used], check=True, capture_output=True
     )
     milliseconds, mebibytes = json.loads(process.stdout.splitlines()[-1])
     return milliseconds, mebibytes
