@@ -282,13 +282,17 @@ def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
     with contextlib.suppress(FileNotFoundError, PermissionError):
         if os.stat(file).st_mode & 0o777 != config["mode"]:
             os.chmod(file, config["mode"])
-    try:
-        handle.use_queue(semaphore)
-    except NotFoundError:
-        # The segment was removed at this moment, semaphore and all: a queue of our own, nameless at
-        # once, will do until the second look.
-        posix_ipc.Semaphore(semaphore, posix_ipc.O_CREAT, config["mode"], 1).close()
-        handle.use_queue(semaphore)
+    missing = False
+    while True:
+        try:
+            handle.use_queue(semaphore)
+            break
+        except NotFoundError:
+            # The segment was removed at this moment, semaphore and all: a queue of our own, nameless
+            # at once, will do until the second look.
+            missing = True
+            posix_ipc.Semaphore(semaphore, posix_ipc.O_CREAT, config["mode"], 1).close()
+    if missing:
         remove_semaphore(semaphore)
     return semaphore
 

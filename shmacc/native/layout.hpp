@@ -150,6 +150,12 @@ struct LineHead {
     uint32_t turn;               // futex: changes with the step, and when a take or a waiter leaves
 };
 
+// Who goes first among those who want the lock; only hints, see lock.hpp.
+struct Courtesy {
+    uint64_t asked;       // 1: somebody was passed over for a while
+    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only those who have slept take a token; 0: all do
+};
+
 struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: the name was given up on purpose
@@ -159,6 +165,7 @@ struct Header {
     alignas(64) Journal journal;
     alignas(64) LineHead line;
     alignas(64) uint32_t participants_top;  // participant entries from here on have never been used
+    alignas(64) Courtesy courtesy;
 };
 
 constexpr uint64_t kHeaderBytes = 8192;

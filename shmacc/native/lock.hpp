@@ -24,6 +24,12 @@
 // Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is eaten by the
 // next process that passes and fails to get the record lock.
 //
+// An owner is mostly gone within microseconds, while to sleep and be woken takes tens of them: so who finds
+// no token looks for one for a moment before it sleeps. But then a process that applies in a loop would always
+// be there before one that must wake up first. Who was passed over for a millisecond therefore asks, and the
+// next release keeps others off for as long as a sleeper takes to come. That decides who goes first, never
+// who owns, and is over by itself, whoever dies and whatever the words hold.
+//
 // Not done: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
 // namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
 // parent); an owner's pid beside the semaphore (it lies for the instants before it is written).
@@ -73,7 +79,7 @@ class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    Lock(int fd, sem_t* queue) : fd_(fd), queue_(queue) {}
+    Lock(int fd, sem_t* queue, Courtesy& courtesy) : fd_(fd), queue_(queue), courtesy_(courtesy) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
@@ -81,11 +87,16 @@ class Lock {
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
-        if (sem_trywait(queue_) == 0 && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
+        if (token_at_once() && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
+        const int64_t since = monotonic_ns();
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            if (set_record_lock(fd_, kLockByte, F_WRLCK)) return Acquired::kAfterWaiting;
+            if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
+                store(courtesy_.keep_off_ns, int64_t{0});
+                return Acquired::kAfterWaiting;
+            }
+            if (monotonic_ns() - since >= kMillisecond) store(courtesy_.asked, uint64_t{1});
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
@@ -96,6 +107,10 @@ class Lock {
     }
 
     void release() {
+        if (load(courtesy_.asked)) {
+            store(courtesy_.asked, uint64_t{0});
+            store(courtesy_.keep_off_ns, monotonic_ns() + kComing);
+        }
         set_record_lock(fd_, kLockByte, F_UNLCK);
         int value = 0;
         if (sem_getvalue(queue_, &value) == 0 && value <= 0) sem_post(queue_);
@@ -133,8 +148,33 @@ class Lock {
         sem_clockwait(queue_, CLOCK_MONOTONIC, &when);
     }
 
+    bool token_at_once() {
+        if (load(courtesy_.keep_off_ns) == 0 && sem_trywait(queue_) == 0) return true;
+        for (const int64_t since = monotonic_ns();;) {
+            for (int i = 0; i < 16; ++i) relax();
+            const int64_t now = monotonic_ns();
+            // A scribbled time keeps nobody off.
+            const int64_t keep_off = load(courtesy_.keep_off_ns);
+            const bool kept_off = keep_off > now && keep_off - now <= kComing;
+            if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {
+                if (keep_off != 0) store(courtesy_.keep_off_ns, int64_t{0});
+                return true;
+            }
+            if (now - since >= (kept_off ? kLook + kComing : kLook)) return false;
+        }
+    }
+    static void relax() {
+#ifdef __SSE2__
+        __builtin_ia32_pause();
+#endif
+    }
+
+    static constexpr int64_t kLook = 20000;     // nanoseconds: a small apply or two
+    static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
+
     int fd_;
     sem_t* queue_;
+    Courtesy& courtesy_;
     std::timed_mutex threads_;
 };
 

@@ -269,16 +269,12 @@ class Operations {
             entry_ = Line::kNobody;
         }
         void check_cancelled() {
-            if (!joined()) {
-                if (line_.cancels() != cancels_)
-                    throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
-                return;
-            }
-            if (load(line_[entry_].ticket) != ticket_) {
+            if (joined() && load(line_[entry_].ticket) != ticket_) {
                 entry_ = Line::kNobody;
                 data_loss("a waiting take lost its place in line");
             }
-            if (line_.cancelled(entry_))
+            // Both: a cancel may have fallen between the last look and the ticket.
+            if (line_.cancels() != cancels_ || (joined() && line_.cancelled(entry_)))
                 throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
         }
 

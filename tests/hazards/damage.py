@@ -271,7 +271,7 @@ damages: Final[st.SearchStrategy[Damage]] = st.one_of(
     _fields_set(),
     _fields_set(("state",)),
     _fields_set(("config",)),
-    _fields_set(("line", "waiter", "participant", "participants_top", "journal")),
+    _fields_set(("line", "waiter", "participant", "participants_top", "journal", "courtesy")),
     st.builds(
         Sizes,
         rows=numbers,

@@ -105,6 +105,10 @@ class LineHead(ctypes.Structure):
     )
 
 
+class Courtesy(ctypes.Structure):
+    _fields_ = (("asked", ctypes.c_uint64), ("keep_off_ns", ctypes.c_int64))
+
+
 class Participant(ctypes.Structure):
     _fields_ = (
         ("token", ctypes.c_uint64),
@@ -171,7 +175,8 @@ SHAPES: Final = _cache_line(STATES + 2 * ctypes.sizeof(State))
 JOURNAL: Final = _cache_line(SHAPES + 2 * ctypes.sizeof(Shape))
 LINE: Final = _cache_line(JOURNAL + ctypes.sizeof(Journal))
 PARTICIPANTS_TOP: Final = _cache_line(LINE + ctypes.sizeof(LineHead))
-HEADER_USED: Final = PARTICIPANTS_TOP + 64
+COURTESY: Final = PARTICIPANTS_TOP + 64
+HEADER_USED: Final = COURTESY + 64
 
 
 def region(name: str) -> int:
@@ -189,6 +194,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, int]]] = {
     "journal": (Journal, JOURNAL, 1),
     "line": (LineHead, LINE, 1),
     "participants_top": (ShortWord, PARTICIPANTS_TOP, 1),
+    "courtesy": (Courtesy, COURTESY, 1),
     "participant": (Participant, region("participants"), 4),
     "waiter": (Waiter, region("waiters"), 4),
     "bucket0": (Bucket, region("index 0"), 8),

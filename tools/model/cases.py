@@ -84,7 +84,7 @@ CASES = (
         f"3 processes, two die: {_WHOLE}",
         cycles=False,
     ),
-    Case("commit", "batch", "BATCH=2 DEATHS=1", f"rows saved in batches: {_WHOLE}"),
+    Case("commit", "runs", "RUN=2 DEATHS=1", f"rows saved in runs: {_WHOLE}"),
     Case(
         "commit",
         "leavings",
@@ -143,6 +143,12 @@ CASES = (
         "BROKEN_INDEX_TRUST",
         "BROKEN_INDEX_TRUST DEATHS=1",
         "index entries of the dead are believed: rows lost",
+    ),
+    Case(
+        "commit",
+        "BROKEN_NEW_ROWS",
+        "BROKEN_NEW_ROWS DEATHS=1",
+        "undo does not count what the dead left in the index: it runs full",
     ),
     Case("opening", "two", "DEATHS=1", f"2 openers and a cleaner: {_ONE_FILE}"),
     Case(
@@ -214,6 +220,12 @@ CASES = (
     ),
     Case(
         "opening",
+        "BROKEN_QUEUE_GONE",
+        "BROKEN_QUEUE_GONE",
+        "an opener whose semaphore is removed twice gives up: not every opener gets through",
+    ),
+    Case(
+        "opening",
         "BROKEN_NO_FINISH",
         "BROKEN_NO_FINISH DEATHS=1",
         "a dead remover's work is not finished: openers loop for ever",
@@ -264,6 +276,13 @@ CASES = (
         "cancel",
         "CANCELLER DEATHS=1 GRADIENTS=1",
         f"with a cancel: {_LINE}",
+        cycles=False,
+    ),
+    Case(
+        "line",
+        "cancel_stopped",
+        "CANCELLER STOPS=1 GRADIENTS=1",
+        "a cancel is heard even if a stopped process has the lock",
         cycles=False,
     ),
     Case(

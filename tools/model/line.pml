@@ -1,5 +1,5 @@
-/* The line of waiting takers: join, leave, cancel, living_head, sweep, wait_turn, collect, and the applies
- * that wake the head or wait for their turn.
+/* The line of waiting takers (native/line.hpp, operations.hpp): take with join, leave, living_head, sweep and
+ * wait_turn; apply, which wakes the head or waits for its turn; cancel; claim (presence.hpp).
  *
  * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED, and with
  * TIMEOUTS may give up in any wait; APPLIERS processes that each apply GRADIENTS times; with CANCELLER,
@@ -8,19 +8,19 @@
  * waiter's entry is taker number t's own, so ticket[t] is entry t's ticket. leave and cancel go without the
  * lock, as in the code; the two stores of join are two steps.
  *
- * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); a commit is one step
- * (commit.pml). A futex word is only asked whether it changed since it was last read, so it is kept as that
- * (changed, turned): a sleeper gets up when it has changed, by FUTEX_WAKE, or, if the waker died between the
- * word and the call, by its slice. A slice that finds nothing to do is left out (processes.pml says why).
- * Patience with a head that does not come is over at any moment once somebody may be stopped, and never
- * without: one second is long.
+ * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); who waits for it in a take
+ * hears a cancel and the end of its time. A commit is one step (commit.pml). A futex word is only asked
+ * whether it changed since it was last read, so it is kept as that (changed, turned): a sleeper gets up when
+ * it has changed, by FUTEX_WAKE, or, if the waker died between the word and the call, by its slice. A slice
+ * that finds nothing to do is left out (processes.pml says why). Patience with a head that does not come is
+ * over at any moment once somebody may be stopped, and never without: one second is long.
  *
  * Checked: who takes is the first of the living in line; nobody living is swept out of it; what was applied
  * was taken once, or dropped by advance_step, or is still there; who timed out or was cancelled consumed
  * nothing; without stops a gradient never joins a round that belongs to a living head. Every run is finite,
- * and where it ends no living taker waits although it is the first of the living and its number is
- * reached (nor though it was cancelled), and no apply waits at all, unless a stopped process has the lock.
- * With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that, no slice is needed.
+ * and where it ends no living taker waits although it is the first of the living and its number is reached,
+ * and no apply waits at all, unless a stopped process has the lock; a take that was cancelled never waits on,
+ * even then. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that, no slice is needed.
  *
  * Broken on purpose (each must be found):
  *   BROKEN_SEEN_LATE    the futex words are read after the look at the line: leave and cancel need no lock, so
@@ -117,10 +117,10 @@ inline kernel_drops_locks(p) {
 
 /* Taking and leaving the lock, and reading a futex word, join the step before or after them: nobody without
  * the lock can tell the difference. */
-inline lock_acquire() {
+inline Session() {
   runs(my) && lock_owner == NOBODY -> lock_owner = my
 }
-inline lock_release() {
+inline release() {
   lock_owner = NOBODY
 }
 
@@ -159,13 +159,12 @@ inline claim() {
   :: atomic { runs(my) && e < ENTRIES && entry_lock[e] == NOBODY -> entry_lock[e] = my };
      if
 #ifdef BROKEN_NO_TOKEN
-     :: step(skip);
+     :: atomic { runs(my) && life_lock[e] == NOBODY -> life_lock[e] = my };
 #else
-     :: atomic { runs(my) && token[e] != 0 -> skip };        /* a dead one's, not swept yet */
-        step(entry_lock[e] = NOBODY; e++)
-     :: atomic { runs(my) && token[e] == 0 -> skip };
+     :: atomic { runs(my) && (token[e] != 0 || life_lock[e] != NOBODY) -> skip };
+        step(entry_lock[e] = NOBODY; e++)                    /* a dead one's, not swept yet */
+     :: atomic { runs(my) && token[e] == 0 && life_lock[e] == NOBODY -> life_lock[e] = my };
 #endif
-        step(life_lock[e] = my);
         step(token[e] = token_of(my));
         break
      fi
@@ -174,7 +173,7 @@ inline claim() {
 }
 #endif
 
-/* ---- the line: line.hpp ---- */
+/* ---- the line: line.hpp; was_cancelled: Place::check_cancelled ---- */
 #define is_cancelled(t) (ticket[t] <= cancelled_through)
 #ifdef BROKEN_CANCEL_GAP
 #define was_cancelled(t) (ticket[t] != 0 -> is_cancelled(t) : cancels != cancels_seen)
@@ -191,6 +190,17 @@ inline claim() {
 #define head (is_head(0) -> 0 : (is_head(1) -> 1 : (is_head(2) -> 2 : NOBODY)))
 #endif
 #define is_reached(t) (count >= required[t])
+
+inline join() {
+  atomic { runs(my) && ticket[me] == 0 -> next_ticket++ };
+  atomic {
+    runs(my) ->
+    ticket[me] = next_ticket; arrivals++; arrival[me] = arrivals;
+#ifndef BROKEN_SEEN_LATE
+    release()
+#endif
+  }
+}
 
 inline leave(t) {
   ticket[t] = 0; arrival[t] = 0; overdue[t] = false
@@ -261,14 +271,22 @@ proctype taker(byte me; byte my) {
 
 next_take:
   if
-  :: atomic { runs(my) && turns < TURNS -> turns++; required[me] = 1; cancels_seen = cancels; taking[me] = true }
-  :: atomic { runs(my) && turns < TURNS -> turns++; required[me] = MOST_REQUIRED; cancels_seen = cancels; taking[me] = true }
+  :: atomic { runs(my) && turns < TURNS ->
+       turns++; cancels_seen = cancels; taking[me] = true;
+       if :: required[me] = 1 :: required[me] = MOST_REQUIRED fi
+     }
   :: atomic { runs(my) && turns == TURNS -> taker_ended[me] = true; ended[my] = takers_ended(my) };
      goto end
   fi;
 
 take:
-  atomic { lock_acquire(); see(changed[me]) };
+  if
+  :: atomic { Session(); see(changed[me]) }
+  :: atomic { runs(my) && lock_owner != NOBODY && was_cancelled(me) -> skip }; goto give_up
+#ifdef TIMEOUTS
+  :: atomic { runs(my) && lock_owner != NOBODY -> skip }; goto give_up            /* lock_deadline */
+#endif
+  fi;
 look:
   if
   :: atomic { runs(my) && was_cancelled(me) -> lock_owner = NOBODY }; goto give_up
@@ -277,26 +295,19 @@ look:
        assert(nobody_came_before(mine_or_last));             /* collect: its commit */
        taken = taken + count; count = 0
      };
-     atomic { runs(my) -> leave(me); lock_release() };
+     atomic { runs(my) -> leave(me); release() };
      turn();
      atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
      goto next_take
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && expired ->
-       lock_release()
+       release()
      };
      goto give_up
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && !expired ->
        if :: !served && is_reached(head) -> changed[head] = true :: else fi
      };
      if
-     :: atomic { runs(my) && ticket[me] == 0 -> next_ticket++ };                   /* join */
-        atomic {
-          runs(my) ->
-          ticket[me] = next_ticket; arrivals++; arrival[me] = arrivals;
-#ifndef BROKEN_SEEN_LATE
-          lock_release()
-#endif
-        };
+     :: join();
 #ifndef BROKEN_SEEN_LATE
         goto take                   /* look again, now in line: leave and cancel needed no lock */
 #else
@@ -304,15 +315,18 @@ look:
 #endif
      :: atomic { runs(my) && ticket[me] != 0 -> skip }
      fi;
-     atomic { runs(my) -> see_late(changed[me]); lock_release() }
+     atomic { runs(my) -> see_late(changed[me]); release() }
   fi;
 
-  if                                /* wait_turn */
-  :: atomic { runs(my) && changed[me] -> skip }
+wait_turn:
+  if
+  :: atomic { runs(my) && changed[me] && !was_cancelled(me) -> skip }
+  :: atomic { runs(my) && changed[me] && was_cancelled(me) -> skip }; goto give_up
 #ifndef NO_SLICES
   :: atomic { runs(my) && dead_in_front && head != me -> skip }
 #ifndef BROKEN_SLICE
-  :: atomic { runs(my) && (was_cancelled(me) || (head == me && is_reached(me))) -> skip }
+  :: atomic { runs(my) && was_cancelled(me) -> skip }; goto give_up
+  :: atomic { runs(my) && head == me && is_reached(me) -> skip }
 #endif
 #endif
 #ifdef TIMEOUTS
@@ -345,7 +359,7 @@ proctype applier(byte me; byte my) {
   bool owned, reached;
 
 apply:
-  atomic { lock_acquire(); see(turned[me]) };
+  atomic { Session(); see(turned[me]) };
 look:
   if
   :: atomic { runs(my) && dead_in_front -> skip }; sweep(); goto look
@@ -368,7 +382,7 @@ look:
   :: atomic { runs(my) && must_wait(h) && patient_with != ticket[h] -> skip }
   fi;
 #endif
-  atomic { runs(my) -> see_late(turned[me]); h = 0; owned = false; lock_release() };
+  atomic { runs(my) -> see_late(turned[me]); h = 0; owned = false; release() };
   if
   :: atomic { runs(my) && turned[me] -> skip }
 #ifndef NO_SLICES
@@ -388,7 +402,7 @@ commit:
     count++; applied++; gradients++;
     reached = (h != NOBODY && count >= required[h]);
     patient_with = 0; owned = false;
-    lock_release()
+    release()
   };
   atomic {
     runs(my) ->
@@ -419,8 +433,8 @@ proctype odd_one(byte my) {
 #endif
 #ifdef ADVANCER
 proctype odd_one(byte my) {
-  atomic { lock_acquire() };
-  atomic { runs(my) -> dropped = dropped + count; count = 0; lock_release() };
+  atomic { Session() };
+  atomic { runs(my) -> dropped = dropped + count; count = 0; release() };
   turn();
   step(ended[my] = true)
 }
@@ -447,13 +461,11 @@ active proctype quiescence() {
     assert(applied == taken + count + dropped);
     if
     :: stopped == NOBODY || lock_owner != stopped ->
-       for (p : 0 .. TAKERS - 1) {
-         assert(!waits_in_vain(p));
-         assert(!was_cancelled_in_vain(p))
-       }
+       for (p : 0 .. TAKERS - 1) { assert(!waits_in_vain(p)) }
        for (p : TAKING .. PROCESSES - 1) { assert(is_through(p)) }
     :: else
-    fi
+    fi;
+    for (p : 0 .. TAKERS - 1) { assert(!was_cancelled_in_vain(p)) }
   }
 }
 

@@ -1,14 +1,15 @@
-/* The lock: Lock::acquire, Lock::release and the takeover from a dead owner.
+/* The lock (native/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
  * Modelled: the named semaphore (a counter), the record lock on byte LOCK (owned by a process, dropped
  * by the kernel when it ends), the mutex in front for the threads of one process, and every interleaving
  * of THREADS threads that each pass ROUNDS times. With SIBLINGS the threads 0 and 1 are one process:
  * F_SETLK then succeeds for both, as it does in the kernel.
  *
- * Abstracted: time. A slice may be over at any moment, also at once and with tokens left: more runs than
- * the clock allows, so nothing is missed. A slice after which F_SETLK fails changes nothing and is left
- * out: so a process that waits for ever stands still here, and a cycle would be a livelock. What is done
- * under the lock is one step (commit.pml opens it).
+ * Abstracted: time. A slice may be over at any moment, also at once and with tokens left: more runs than the
+ * clock allows, so nothing is missed. A slice after which set_record_lock fails changes nothing, unless the
+ * deadline has passed, and is left out: so a process that waits for ever stands still here, and a cycle would
+ * be a livelock. What is done under the lock is one step (commit.pml opens it). Who goes first among those
+ * who want the lock is left open: any of them may.
  *
  * Checked: never two owners; the semaphore stays between 0 and THREADS; every run is finite, and where it
  * ends, everyone who lives got through, unless the owner is stopped, whatever died and left the semaphore
@@ -81,15 +82,15 @@ inline now_owner() {
 #define may_take_over recorded_owner_is_dead
 #endif
 
-inline lock_acquire() {
+inline acquire() {
   if
-  :: atomic { runs(my) && semaphore > 0 -> semaphore--; now_owner() };  /* sem_timedwait */
+  :: atomic { runs(my) && semaphore > 0 -> semaphore--; now_owner() };    /* sem_clockwait */
      step(recorded_owner = my)      /* the gap lies between these two */
   :: atomic { runs(my) && semaphore == 0 && may_take_over -> recorded_owner = my; now_owner() }
   fi
 }
 
-inline lock_release() {
+inline release() {
   atomic { runs(my) -> owns[me] = false; recorded_owner = NOBODY };
   step(semaphore++)
 }
@@ -98,8 +99,8 @@ inline lock_release() {
 
 #define lock_is_mine_to_take (record_lock == NOBODY || record_lock == my)
 
-inline setlk() {
-  record_lock = my; token = false; now_owner()
+inline set_record_lock() {
+  record_lock = my; now_owner()
 }
 
 #ifdef BROKEN_NO_MUTEX
@@ -108,20 +109,24 @@ inline setlk() {
 #define mutex_is_free (!mutex_held[my])
 #endif
 
+inline queue_with_threads() {
+  atomic { runs(my) && mutex_is_free -> mutex_held[my] = true }
+}
+
 /* Ends as owner, or not: its deadline has passed, or a signal handler has raised. */
-inline lock_acquire() {
+inline acquire() {
   do
-  :: atomic { runs(my) && mutex_is_free -> mutex_held[my] = true };
-     if
-     :: atomic { runs(my) && semaphore > 0 -> semaphore--; token = true };   /* a token */
-        if                                                    /* F_SETLK */
-        :: atomic { runs(my) && lock_is_mine_to_take -> setlk() }; break
-        :: atomic { runs(my) && !lock_is_mine_to_take ->      /* the token is dropped */
-             token = false; mutex_held[my] = false }
+  :: queue_with_threads();
+     if                                                       /* sem_trywait, wait_for_token */
+     :: atomic { runs(my) && semaphore > 0 -> semaphore-- };
+        if
+        :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break
+        :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }   /* the token is dropped */
         fi
 #ifndef NO_SLICES
-     :: atomic { runs(my) && lock_is_mine_to_take -> setlk() }; break        /* the slice was over */
+     :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break   /* a slice is over */
 #endif
+     :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }; break  /* the last is */
      fi;
      if
      :: step(skip)
@@ -130,7 +135,7 @@ inline lock_acquire() {
   od
 }
 
-inline lock_release() {
+inline release() {
   step(owns[me] = false);
 #ifdef BROKEN_POST_FIRST
   atomic { runs(my) -> none_left = (semaphore == 0) };
@@ -156,14 +161,14 @@ inline lock_release() {
 
 proctype thread(byte me; byte my) {
   byte round;
-  bool token, none_left;
+  bool none_left;
 
   do
   :: round < ROUNDS ->
-     lock_acquire();
+     acquire();
      if
      :: atomic { runs(my) && owns[me] -> skip };              /* what the lock is for */
-        lock_release()
+        release()
      :: atomic { runs(my) && !owns[me] -> skip }
      fi;
      step(round++; ended[me] = (round == ROUNDS))

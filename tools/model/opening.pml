@@ -1,5 +1,5 @@
-/* Opening against creating, unlinking and cleaning: attach, claim, publish, unlink,
- * unlink_unused, clean (segment.py, presence.hpp, inspection/cleanup.py).
+/* Opening against creating, unlinking and cleaning: open_or_create, attach, publish, unlink, unlink_unused
+ * (segment.py), claim (native/presence.hpp), clean (inspection/cleanup.py).
  *
  * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
  * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both
@@ -12,7 +12,8 @@
  * Abstracted: which presence byte one gets (F_SETLK gives each to one process only, so only having one
  * matters). What is in the segment: it is complete before linkat gives it the name. The lock byte for the
  * name is taken as free or not (lock.pml; here without a semaphore in front). A process attaches once at a
- * time; its threads have a mutex and a registry. Names that others remove (RemoveIPC) are outside.
+ * time; its threads have a mutex and a registry. Who waits for the lock byte of the name gives up after two
+ * seconds in the code, and has an error; here it waits. Names that others remove (RemoveIPC) are outside.
  *
  * Checked: never two processes attached to different files under the one name, unless one was given up by
  * an explicit unlink; who removes the name removes that of the very file it means; clean never removes a
@@ -27,6 +28,7 @@
  *   BROKEN_UNLINK_RACE  the name is removed without the lock: it may be another file's by then.
  *   BROKEN_OWN_PRESENCE clean asks the kernel alone, which never reports the asker's own locks.
  *   BROKEN_ORPHAN       a semaphore is made after the last look at the mark.
+ *   BROKEN_QUEUE_GONE   who finds its semaphore removed twice gives up with an error.
  *   BROKEN_NO_FINISH    who finds the mark of a dead remover does not finish the removal: no opener ever
  *                       gets out of its loop.
  */
@@ -83,16 +85,16 @@ inline now_attached() {
   assert(given_up[mine] || !(lives_elsewhere(0) || lives_elsewhere(1) || lives_elsewhere(2)))
 }
 
-inline name_lock() {
+inline lock_name() {
   atomic { runs(me) && name_lock_holder[mine] == NOBODY -> name_lock_holder[mine] = me }
 }
 
-inline name_unlock() {
+inline unlock_name() {
   step(name_lock_holder[mine] = NOBODY)
 }
 
 /* stat, unlink, sem_unlink: under the lock byte of the file, and only of one that is marked. */
-inline remove_names() {
+inline remove() {
   step(unlinked[mine] = true);
   if
   :: atomic { runs(me) && name == mine -> skip };            /* stat */
@@ -102,12 +104,27 @@ inline remove_names() {
   step(semaphore[mine] = false)
 }
 
-/* After publishing; by whoever finds it missing. It is only a queue and a hint. */
+/* After publishing; by whoever finds it missing. It is only a queue and a hint. Who made it or found it may
+ * find it removed when it opens it: then it makes one of its own, nameless at once. */
 inline make_semaphore() {
   if
   :: atomic { runs(me) && !semaphore[mine] -> skip };
      step(semaphore[mine] = true)
   :: atomic { runs(me) && semaphore[mine] -> skip }
+  fi;
+  if                                                         /* use_queue */
+  :: atomic { runs(me) && semaphore[mine] -> has_queue = true }
+  :: atomic { runs(me) && !semaphore[mine] -> skip };
+     step(semaphore[mine] = true);
+     if                                                      /* use_queue */
+     :: atomic { runs(me) && semaphore[mine] -> has_queue = true };
+        step(semaphore[mine] = false)
+#ifdef BROKEN_QUEUE_GONE
+     :: atomic { runs(me) && !semaphore[mine] -> assert(false) }
+#else
+     :: atomic { runs(me) && !semaphore[mine] -> skip }      /* removed again: let go, start over */
+#endif
+     fi
   fi
 }
 
@@ -125,44 +142,55 @@ inline look_again() {
      :: atomic { runs(me) && name != mine -> skip }
      fi
   :: atomic { runs(me) && unlinked[mine] -> skip };
-     name_lock();
+     lock_name();
      if
-     :: atomic { runs(me) && unlinked[mine] -> skip }; remove_names()
+     :: atomic { runs(me) && unlinked[mine] -> skip }; remove()
      :: atomic { runs(me) && !unlinked[mine] -> skip }
      fi;
-     name_unlock()
+     unlock_name()
   fi
 }
 #else
 inline look_again() {
-  name_lock();
+  lock_name();
   if
   :: atomic { runs(me) && !unlinked[mine] && name == mine -> now_attached() }
 #ifdef BROKEN_NO_FINISH
   :: atomic { runs(me) && !(!unlinked[mine] && name == mine) -> skip }
 #else
-  :: atomic { runs(me) && unlinked[mine] -> skip }; remove_names()
+  :: atomic { runs(me) && unlinked[mine] -> skip }; remove()
   :: atomic { runs(me) && !unlinked[mine] && name != mine -> semaphore[mine] = false }
 #endif
   fi;
-  name_unlock()
+  unlock_name()
 }
 #endif
+
+/* Queue, presence, second look. */
+inline enter() {
+#ifdef BROKEN_ORPHAN
+  claim();
+  look_again();
+  if
+  :: atomic { runs(me) && attached[me] -> skip }; make_semaphore()
+  :: atomic { runs(me) && !attached[me] -> skip }
+  fi;
+#else
+  make_semaphore();
+  if
+  :: atomic { runs(me) && has_queue -> skip }; claim(); look_again()
+  :: atomic { runs(me) && !has_queue -> skip }
+  fi;
+#endif
+  step(has_queue = false)
+}
 
 /* Ends attached, or with no file open: not found. */
 inline attach() {
   do
   :: atomic { runs(me) && name == 0 -> skip }; break
   :: atomic { runs(me) && name != 0 -> mine = name };        /* open */
-#ifdef BROKEN_ORPHAN
-     claim();
-     look_again();
-     if :: attached[me] -> make_semaphore() :: else fi;
-#else
-     make_semaphore();
-     claim();
-     look_again();
-#endif
+     enter();
      if
      :: atomic { runs(me) && attached[me] -> skip }; break
      :: atomic { runs(me) && !attached[me] -> close_file(me) }
@@ -200,12 +228,12 @@ inline open_or_create() {
 
 inline unlink() {
 #ifndef BROKEN_UNLINK_RACE
-  name_lock();
+  lock_name();
 #endif
   step(unlinked[mine] = true; given_up[mine] = true);
-  remove_names();
+  remove();
 #ifndef BROKEN_UNLINK_RACE
-  name_unlock()
+  unlock_name()
 #endif
 }
 
@@ -220,31 +248,30 @@ inline unlink() {
 
 /* With the file open: remove its names unless somebody lives in it. */
 inline unlink_unused() {
-  name_lock();
+  lock_name();
 #if defined(BROKEN_UNMARK)
   step(marked_by_me = !unlinked[mine]; unlinked[mine] = true);
   if
   :: atomic { runs(me) && marked_by_me && somebody_is_present -> skip };
      step(unlinked[mine] = false)
   :: atomic { runs(me) && !(marked_by_me && somebody_is_present) -> assert_nobody_lives_here };
-     remove_names()
+     remove()
   fi;
   step(marked_by_me = false);
 #else
   if
-  :: atomic { runs(me) && somebody_is_present -> skip }
-  :: atomic { runs(me) && !somebody_is_present -> skip };
+  :: atomic { runs(me) && (somebody_is_present || name != mine) -> skip }
+  :: atomic { runs(me) && !(somebody_is_present || name != mine) -> skip };
      step(unlinked[mine] = true; assert_nobody_lives_here);
-     remove_names()
+     remove()
   fi;
 #endif
-  name_unlock()
+  unlock_name()
 }
 
-/* Semaphores of no file: listed first, then held against the file that has the name. A file has its name
- * before its semaphore is made, and never gets the name back: what is in the list and not of the file that
- * has the name now is of a dead file, and will be. */
-inline clean_orphans() {
+/* The semaphores that stand there; one whose file does not have the name when it is looked for afterwards is
+ * orphaned: a file has its name before its semaphore is made, and never gets the name back. */
+inline leftovers() {
   atomic {
     runs(me) ->
     f = 1;
@@ -252,28 +279,37 @@ inline clean_orphans() {
     :: f < FILES -> listed = listed | (semaphore[f] << f); f++
     :: else -> f = 0; break
     od
-  };
-  step(listed = listed & ~(1 << name); f = 1);
-  do
-  :: atomic { runs(me) && f < FILES && (listed & (1 << f)) -> semaphore[f] = false; f++ }
-  :: atomic { runs(me) && f < FILES && !(listed & (1 << f)) -> f++ }
-  :: atomic { runs(me) && f == FILES -> f = 0; listed = 0 }; break
-  od
+  }
 }
+#define semaphore_is_orphaned(f) ((listed & (1 << (f))) && name != (f))
 
-inline clean() {
+inline clean_segment() {
   if
   :: atomic { runs(me) && name != 0 -> mine = name };
      unlink_unused();
      step(close_file(me))
   :: atomic { runs(me) && name == 0 -> skip }
-  fi;
-  clean_orphans()
+  fi
+}
+
+inline clean() {
+  clean_segment();
+  leftovers();
+  step(f = 1);
+  do
+  :: atomic { runs(me) && f < FILES && semaphore_is_orphaned(f) -> skip };
+     step(semaphore[f] = false; f++)
+  :: atomic { runs(me) && f < FILES && !semaphore_is_orphaned(f) -> f++ }
+  :: atomic { runs(me) && f == FILES -> f = 0; listed = 0 }; break
+  od
 }
 
 proctype user(byte me) {
   byte turns;
+  bool has_queue;
+#ifdef BROKEN_UNMARK
   bool marked_by_me;
+#endif
 
   do
   :: turns < TURNS ->
@@ -291,7 +327,9 @@ proctype user(byte me) {
 
 proctype cleaner(byte me) {
   byte turns, f, listed;
+#ifdef BROKEN_UNMARK
   bool marked_by_me;
+#endif
 
   do
   :: turns < TURNS ->
@@ -312,7 +350,9 @@ proctype cleaner(byte me) {
 active proctype observer() {
   byte me = OBSERVER;
   byte f, listed;
+#ifdef BROKEN_UNMARK
   bool marked_by_me;
+#endif
 
   atomic {
     timeout ->

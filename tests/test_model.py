@@ -1,0 +1,113 @@
+"""The protocol's model: its quick slice holds, and it names the code that there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_MODEL = _ROOT / "tools" / "model"
+_CASES: tuple[Any, ...] = runpy.run_path(str(_MODEL / "cases.py"))["CASES"]
+_SOURCES = {path.stem: path.read_text() for path in sorted(_MODEL.glob("*.pml"))}
+_README = (_MODEL / "README.md").read_text()
+_MODELS = ("lock", "commit", "opening", "line")
+_COMPILER = os.environ.get("CC", "cc")
+
+# | model | `step` ... | `function` ... | [file](path) |
+_ROWS = re.findall(
+    r"^\| (\w+)[^|]* \| ([`\w ]+) \| ([`\w ]+) \| \[[^]]*\]\(([^)]+)\) \|$", _README, re.MULTILINE
+)
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def _steps(source: str) -> set[str]:
+    return set(re.findall(r"^(?:inline|(?:active )?proctype) (\w+)\(", source, re.MULTILINE))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("spin") is None, reason="spin is not installed")
+@pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"{_COMPILER} is not installed")
+def test_the_quick_slice_is_as_expected() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(_MODEL / "check.py"), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    verdicts = {
+        (words[0], words[1]): line
+        for line in ran.stdout.splitlines()
+        if len(words := line.split()) > 1
+    }
+    for broken in (("lock", "BROKEN_OWNER_GAP"), ("commit", "BROKEN_COMMIT_FIRST")):
+        assert "  found: " in verdicts[broken]
+    for model in _MODELS:
+        assert any(key[0] == model and "  holds" in line for key, line in verdicts.items())
+
+
+def test_every_case_has_a_name_of_its_own_and_a_model() -> None:
+    names = [(case.model, case.name) for case in _CASES]
+    assert len(names) == len(set(names))
+    assert {case.model for case in _CASES} == set(_MODELS)
+    assert {case.model for case in _CASES if case.quick and not case.broken} == set(_MODELS)
+
+
+def test_every_broken_variant_is_in_its_model_and_is_searched() -> None:
+    wanted = {(case.model, case.name) for case in _CASES if case.broken}
+    assert all(case.name in case.flags.split() for case in _CASES if case.broken)
+    there = {
+        (model, flag)
+        for model in _MODELS
+        for line in _SOURCES[model].splitlines()
+        if line.startswith("#")
+        for flag in re.findall(r"BROKEN_\w+", line)
+    }
+    assert there == wanted
+
+
+def test_every_flag_of_a_case_means_something_to_its_model() -> None:
+    shared = _SOURCES["processes"] + _SOURCES["fate"]
+    for case in _CASES:
+        for flag in case.flags.split():
+            name = flag.partition("=")[0]
+            assert re.search(rf"\b{name}\b", _SOURCES[case.model] + shared), (case, name)
+
+
+def test_every_step_of_a_model_is_a_function_or_said_to_be_none() -> None:
+    own = set(_words(_README.partition("Of the models alone are")[2].partition("\n\n")[0]))
+    for model, source in _SOURCES.items():
+        mapped = {
+            step for _, steps, _, _ in _ROWS for step in _words(steps) if step in _steps(source)
+        }
+        assert _steps(source) - mapped == _steps(source) & own, model
+    everywhere = set().union(*(_steps(source) for source in _SOURCES.values()))
+    assert own <= everywhere
+    for model, steps, _, _ in _ROWS:
+        assert set(_words(steps)) <= _steps(_SOURCES[model]), (model, steps)
+
+
+@pytest.mark.parametrize("row", _ROWS, ids=lambda row: f"{row[0]}-{row[3].rpartition('/')[2]}")
+def test_the_functions_that_the_table_names_exist(row: tuple[str, str, str, str]) -> None:
+    _, _, functions, file = row
+    code = re.sub(r"//.*", "", (_MODEL / file).read_text())
+    for function in _words(functions):
+        assert re.search(rf"\b{function}(?:<\w+>)?\(", code), f"{function} is not in {file}"
+
+
+def test_the_table_is_read_whole() -> None:
+    section = _README.partition("## Model and code")[2].partition("\n## ")[0]
+    assert len(_ROWS) == section.count("\n| ") - 2  # heading and rule
+    assert {row[0] for row in _ROWS} == set(_MODELS)
