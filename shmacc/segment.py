@@ -288,8 +288,8 @@ def _make_semaphore(name: SegmentName, handle: _core.Handle) -> str:
             handle.use_queue(semaphore)
             break
         except NotFoundError:
-            # The segment was removed at this moment, semaphore and all: a queue of our own, nameless
-            # at once, will do until the second look.
+            # The segment was removed at this moment, semaphore and all: a queue of our own,
+            # nameless at once, will do until the second look.
             missing = True
             posix_ipc.Semaphore(semaphore, posix_ipc.O_CREAT, config["mode"], 1).close()
     if missing:

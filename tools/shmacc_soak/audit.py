@@ -100,7 +100,8 @@ def audit(
         failed: Processes that ended with an error.
     """
     fate, step = books.fate, books.taken_at.astype(np.int64) - 1
-    seen = step >= 0
+    # A taker enters its take last: what one noted that was killed before it is as good as unseen.
+    seen = (step >= 0) & (books.logged[step] > 0)
     accepted, begun, refused = (
         fate == which for which in (Fate.ACCEPTED, Fate.BEGUN, Fate.REFUSED)
     )
