@@ -388,8 +388,4 @@ class Accumulator:
             return values
         if self._dtype.components > 1:
             values = values.view(self._dtype.storage)[..., 0]
-        if partial:
-            return values
-        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
-            values = values.astype(self._dtype.storage, copy=False)
-        return values.view(self._dtype.numpy)
+        return values if partial else self._dtype.narrow(values)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmacc import _core
 from shmacc.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
@@ -44,6 +45,23 @@ class DType:
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.sums)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
+
+    def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values of the dtype, C-contiguous, in the type of sums (complex: as they are)."""
+        if values.dtype == np.float16 and _core.CONVERTS_HALVES:
+            wide = np.empty(values.shape, np.float32)
+            _core.widen(np.ascontiguousarray(values), wide)
+            return wide
+        return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
+
+    def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Results in the type of sums (complex: as they are) as values of the dtype."""
+        if self.storage == np.float16 and _core.CONVERTS_HALVES:
+            narrow = np.empty(values.shape, np.float16)
+            _core.narrow(values, narrow)
+            return narrow
+        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+            return values.astype(self.storage, copy=False).view(self.numpy)
 
     @property
     def partial(self) -> np.dtype[Any]:

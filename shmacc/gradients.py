@@ -123,7 +123,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     if array.dtype.names is not None and array.dtype == dtype.numpy:
         array = np.require(array, requirements=["C"]).view(dtype.storage)
     stored = _convert(array, dtype.storage, what, by_value=by_value)
-    return np.require(stored.astype(dtype.partial, copy=False), requirements=["C", "A"])
+    return dtype.widen(stored)
 
 
 def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:

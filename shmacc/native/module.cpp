@@ -120,6 +120,9 @@ NB_MODULE(_core, m) {
     m.def("initialise", &initialise, nb::arg("fd"), nb::arg("name"), nb::arg("kind"), nb::arg("dtype"),
           nb::arg("sum"), nb::arg("components"), nb::arg("reduction"), nb::arg("declared").none(),
           nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+    m.attr("CONVERTS_HALVES") = converts_halves();
+    m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
+    m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
     m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
     m.def("check_rows",
           [](nb::handle indices, int64_t limit) {

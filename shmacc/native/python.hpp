@@ -10,6 +10,7 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "halves.hpp"
 #include "operations.hpp"
 
 namespace nb = nanobind;
@@ -70,8 +71,9 @@ template <class T>
 class View {
   public:
     // components: how many T make an element of the array.
-    View(nb::handle array, uint32_t components) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+    View(nb::handle array, uint32_t components, int flags = 0) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | flags) != 0)
+            throw nb::python_error();
         if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
             PyBuffer_Release(&view_);
             throw nb::type_error("an array of another element size was expected");
@@ -81,11 +83,22 @@ class View {
     View(const View&) = delete;
     View& operator=(const View&) = delete;
     const T* data() const { return static_cast<const T*>(view_.buf); }
+    T* writable() const { return static_cast<T*>(view_.buf); }
     uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(T); }
 
   private:
     Py_buffer view_{};
 };
+
+// From one array's memory into that of another one of as many elements.
+template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
+void convert_halves(nb::handle from, nb::handle to) {
+    View<From> source(from, 1);
+    View<To> target(to, 1, PyBUF_WRITABLE);
+    if (source.size() != target.size())
+        throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
+    convert(source.data(), target.writable(), source.size());
+}
 
 template <class T>
 constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32

@@ -140,6 +140,18 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
                 return true;
             }
         }
+        if constexpr (std::is_integral_v<T>) {
+            // A shift instead of a division, which takes as long as a dozen of them; towards zero as well.
+            if ((divisor & (divisor - 1)) == 0) {
+                const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
+                const T below = static_cast<T>(divisor - 1);
+                for (uint64_t j = 0; j < count; ++j) {
+                    out[j] = (sums[j] + (sums[j] < 0 ? below : 0)) >> shift;
+                    fits = fits && within(out[j], reduce);
+                }
+                return fits;
+            }
+        }
         for (uint64_t j = 0; j < count; ++j) {
             out[j] = sums[j] / static_cast<T>(divisor);
             if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);

@@ -4,3 +4,5 @@
 types of `output` (which are the JSON schema), and shows them as a `page` or as JSON. The library,
 and NumPy with it, is imported only once a verb runs: `--help` and completion are to be quick.
 """
+
+NAMESPACE_VARIABLE = "SHMACC_NAMESPACE"

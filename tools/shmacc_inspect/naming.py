@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import NotFoundError
-from shmacc_inspect import words
-from shmacc_inspect.options import NAMESPACE_VARIABLE
+from shmacc_inspect import NAMESPACE_VARIABLE, words
 
 if TYPE_CHECKING:
     from shmacc.inspection import SegmentName, Summary

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-NAMESPACE_VARIABLE = "SHMACC_NAMESPACE"
+from shmacc_inspect import NAMESPACE_VARIABLE
 
 
 def complete_name(incomplete: str) -> list[str]:
