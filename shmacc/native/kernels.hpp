@@ -46,17 +46,27 @@ SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, u
     return differing == 0;
 }
 
-// sums[j] += values[j]; false if a sum does not fit (integers; it is left as it was).
+// All ones in the top bit if a + b = sum wrapped around, by the signs, or by the carry out of the top bit.
+inline uint64_t wrapped(int64_t a, int64_t b, int64_t sum) {
+    return static_cast<uint64_t>((a ^ sum) & (b ^ sum));
+}
+inline uint64_t wrapped(uint64_t a, uint64_t b, uint64_t sum) { return (a & b) | ((a | b) & ~sum); }
+
+// sums[j] += values[j]; false if a sum does not fit (integers; it wraps around then).
 template <class T>
 bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-    bool fits = true;
     if constexpr (std::is_integral_v<T>) {
-        for (uint64_t j = 0; j < count; ++j)
-            fits = !__builtin_add_overflow(sums[j], values[j], &sums[j]) && fits;
+        uint64_t wrong = 0;
+        for (uint64_t j = 0; j < count; ++j) {
+            const T sum = static_cast<T>(static_cast<uint64_t>(sums[j]) + static_cast<uint64_t>(values[j]));
+            wrong |= wrapped(sums[j], values[j], sum);
+            sums[j] = sum;
+        }
+        return wrong >> 63 == 0;
     } else {
         for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
+        return true;
     }
-    return fits;
 }
 
 // The same for more numbers than a row has.

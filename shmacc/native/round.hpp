@@ -116,8 +116,9 @@ struct Reduce {
 template <class T>
 bool within(T value, const Reduce& reduce) {
     if constexpr (std::is_floating_point_v<T>) return true;
+    // No early exit: several at a time.
     if constexpr (std::is_signed_v<T>)
-        return value >= reduce.lowest && (value < 0 || static_cast<uint64_t>(value) <= reduce.highest);
+        return (value >= reduce.lowest) & ((value < 0) | (static_cast<uint64_t>(value) <= reduce.highest));
     return static_cast<uint64_t>(value) <= reduce.highest;
 }
 
@@ -128,7 +129,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     if (!reduce.divide) {
         for (uint64_t j = 0; j < count; ++j) {
             out[j] = sums[j];
-            if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
+            if constexpr (std::is_integral_v<T>) fits &= within(out[j], reduce);
         }
     } else {
         const int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
@@ -147,14 +148,14 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
                 const T below = static_cast<T>(divisor - 1);
                 for (uint64_t j = 0; j < count; ++j) {
                     out[j] = (sums[j] + (sums[j] < 0 ? below : 0)) >> shift;
-                    fits = fits && within(out[j], reduce);
+                    fits &= within(out[j], reduce);
                 }
                 return fits;
             }
         }
         for (uint64_t j = 0; j < count; ++j) {
             out[j] = sums[j] / static_cast<T>(divisor);
-            if constexpr (std::is_integral_v<T>) fits = fits && within(out[j], reduce);
+            if constexpr (std::is_integral_v<T>) fits &= within(out[j], reduce);
         }
     }
     return fits;

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import posix_ipc
 import pytest
 from hazards import segment_layout as layout
 from hazards.apart import Apart, forks
@@ -197,3 +198,25 @@ def test_given_up_on_purpose_is_something_else(acc: ConditionalAccumulator) -> N
             with shmacc.attach("removed") as again:
                 assert again.global_step == 0
             fresh.unlink()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_semaphore_that_goes_under_an_openers_hands(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody unlinks while another cleans: what was just made is gone before it is opened."""
+    make, left = posix_ipc.Semaphore, [times]
+
+    def make_and_lose(name: str, *arguments: Any) -> Any:
+        made = make(name, *arguments)
+        if left[0] > 0:
+            left[0] -= 1
+            posix_ipc.unlink_semaphore(name)
+        return made
+
+    monkeypatch.setattr(posix_ipc, "Semaphore", make_and_lose)
+    with ConditionalAccumulator("f8", (), "unlucky") as acc:
+        assert left[0] == 0
+        acc.apply_grad(3.0)
+        assert acc.take_grad(1) == 3.0
+        acc.unlink()
