@@ -55,7 +55,8 @@ class Index {
         RunList list{runs, runs};
         for (uint32_t base = 0; base < count; base += kBlock) {
             const uint32_t block = std::min(kBlock, count - base);
-            if (find_neighbours(keys + base, block, table, rows, list)) continue;
+            const uint32_t later = std::min(kBlock, count - base - block);
+            if (find_neighbours(keys + base, block, later, table, rows, list)) continue;
             find_block(keys + base, block, table, rows, list);
         }
         return static_cast<uint32_t>(list.end - list.begin);
@@ -108,9 +109,10 @@ class Index {
     // Slots are given out in order of first touch, so rows that came in together stand together: a gradient
     // like an earlier one finds its rows one after the other, and a stretch of neighbouring rows at the
     // same distance from each other. Where the block's ends lie so, its inner keys are looked for there
-    // first, without the index. Right or wrong, the row number in the slot decides.
-    bool find_neighbours(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
-                         RunList& list) const {
+    // first, without the index. Right or wrong, the row number in the slot decides. Where the `later` keys
+    // after the block would stand is fetched meanwhile.
+    bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
+                         uint64_t rows, RunList& list) const {
         const uint64_t first = search(hash_row(keys[0]), keys[0], table, rows);
         if (first == kAbsent) return false;
         auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
@@ -131,8 +133,13 @@ class Index {
         if (span < rows && leads(first + span, keys[count - 1])) {
             // Keys ascend from keys[0] to keys[count - 1]; a caller's memory may change meanwhile, so
             // the bound is checked all the same.
+            auto expected = [&](uint32_t i) {
+                return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
+            };
+            for (uint32_t i = count; i < count + later; ++i)
+                __builtin_prefetch(&table[std::min(expected(i), rows - 1)]);
             for (uint32_t i = 0; i < count; ++i) {
-                uint64_t slot = first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
+                const uint64_t slot = expected(i);
                 list.add(leads(slot, keys[i]) ? static_cast<uint32_t>(slot)
                                               : search(hash_row(keys[i]), keys[i], table, rows),
                          1);
