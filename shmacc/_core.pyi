@@ -81,6 +81,7 @@ def initialise(
     token: int,
     mode: int,
 ) -> None: ...
+
 CONVERTS_HALVES: bool
 
 def widen(halves: Any, floats: Any) -> None: ...

@@ -384,8 +384,6 @@ class Accumulator:
 
     def _dress(self, values: ValueArray, *, partial: bool) -> ValueArray:
         """Sums or results as an array of the dtype that the caller is to see."""
-        if self._dtype.sums_as_is:
+        if partial or self._dtype.sums_as_is:
             return values
-        if self._dtype.components > 1:
-            values = values.view(self._dtype.storage)[..., 0]
-        return values if partial else self._dtype.narrow(values)
+        return self._dtype.narrow(values)

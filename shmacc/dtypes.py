@@ -43,14 +43,14 @@ class DType:
     def __post_init__(self) -> None:
         """Decides once what every apply and take asks."""
         plain = self.storage == self.partial
-        object.__setattr__(self, "sums_as_is", self.numpy == self.sums)
+        object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Values of the dtype, C-contiguous, in the type of sums (complex: as they are)."""
         if values.dtype == np.float16 and _core.CONVERTS_HALVES:
             wide = np.empty(values.shape, np.float32)
-            _core.widen(np.ascontiguousarray(values), wide)
+            _core.widen(np.require(values, requirements=["C", "A"]), wide)
             return wide
         return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
 

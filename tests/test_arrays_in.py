@@ -396,3 +396,17 @@ def test_anything_with_the_three_attributes() -> None:
         # An ndarray is none; this is not worded by the contract, but it is no silent success.
         with pytest.raises((AttributeError, TypeError, ValueError)):
             acc.apply_indexed_slices_grad(np.ones((1, 1)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_as_many_dimensions_as_numpy_has(dtype: str) -> None:
+    # A round must not be taken and then be lost for want of a dimension.
+    shape = (1,) * (64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32)
+    with ConditionalAccumulator(dtype, shape) as acc:
+        assert acc.apply_grad(np.ones(shape, dtype))
+        taken = acc.take_grad(1)
+        assert taken.shape == shape
+        assert taken.dtype == np.dtype(dtype)
+    with SparseConditionalAccumulator(dtype) as sparse:
+        assert sparse.apply_grad([4], np.ones(shape, dtype))
+        assert sparse.take_partial(1).values.shape == shape

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cctype>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -141,7 +142,7 @@ class Core {
                 if (core_.committed_.cut_short(state)) core_.undo(state, 1);
                 before = state;
             } catch (...) {
-                core_.lock_->release();
+                core_.lock_->release(core_.mapping_->file_state().whole);
                 throw;
             }
         }
@@ -173,6 +174,8 @@ class Core {
         bool held_ = false;
     };
 
+    // For what is put in order on the way out: an error may be that the file was truncated.
+    bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file_state().whole; }
     // Before anything mapped is touched: a truncated file's pages are gone.
     void check_whole() const {
         if (!mapping_->file_state().whole) data_loss("its file was truncated");

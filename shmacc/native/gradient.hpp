@@ -15,7 +15,7 @@
 
 namespace shmacc {
 
-// a += b; false if the sum does not fit (integers; nothing was added then).
+// a += b; false if the sum does not fit (integers; it wraps around then).
 template <class T>
 bool add(T& a, T b) {
     if constexpr (std::is_integral_v<T>) {

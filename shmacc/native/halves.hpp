@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 11
 #include <immintrin.h>
 #define SHMACC_HALVES __attribute__((target("avx,f16c")))
 #endif

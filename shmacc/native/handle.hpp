@@ -103,12 +103,12 @@ class Handle {
             [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // (count, step, indices, values, shape, contributions); values in the sums' type, complex ones as pairs along
-    // one more dimension; sparse: shape begins with the declared first dimension or -1. No values and no
-    // shape if nothing was accumulated.
+    // (count, step, indices, values, shape, contributions); values in the sums' type; sparse: shape begins with
+    // the declared first dimension or -1. No values and no shape if nothing was accumulated.
     nb::tuple take(int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
                    bool seal, int64_t lowest, uint64_t highest) {
         auto core = attached();
+        need_numpy();  // what may fail for want of memory had better do so before something is taken
         TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
         Taken taken = run([&](Operations& operations) { return operations.take(request); });
         nb::object values = nb::none(), shape = nb::none();
@@ -123,10 +123,9 @@ class Handle {
                 shape = array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
                 dims[0] = static_cast<int64_t>(taken.rows);
             }
-            if (config.components > 1) dims.push_back(config.components);
             switch (config.sum) {
-                case kFloat32: values = array_of<float>(taken.values, dims); break;
-                case kFloat64: values = array_of<double>(taken.values, dims); break;
+                case kFloat32: values = array_of<float>(taken.values, dims, config.components); break;
+                case kFloat64: values = array_of<double>(taken.values, dims, config.components); break;
                 case kInt64: values = array_of<int64_t>(taken.values, dims); break;
                 default: values = array_of<uint64_t>(taken.values, dims); break;
             }

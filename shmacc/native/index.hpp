@@ -48,11 +48,11 @@ class Index {
     // Where the keys stand among the first `rows` slots: runs that together cover all of them, in order.
     // Keys ascend. Returns how many runs there are, at most one a key.
     uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
-        if (rows == 0 || count_ == 0) {
-            runs[0] = {kAbsent, count};
-            return count > 0;
-        }
         RunList list{runs, runs};
+        if (rows == 0 || count_ == 0) {
+            if (count > 0) list.add(kAbsent, count);
+            return static_cast<uint32_t>(list.end - list.begin);
+        }
         for (uint32_t base = 0; base < count; base += kBlock) {
             const uint32_t block = std::min(kBlock, count - base);
             const uint32_t later = std::min(kBlock, count - base - block);

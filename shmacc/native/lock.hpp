@@ -41,6 +41,7 @@
 
 #include <fcntl.h>
 #include <semaphore.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -75,6 +76,12 @@ inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr
     return true;
 }
 
+inline bool file_is_whole(int fd) {
+    struct stat found {};
+    fstat(fd, &found);
+    return static_cast<uint64_t>(found.st_size) == kFileSize;
+}
+
 class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
@@ -92,22 +99,25 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
+            const bool whole = file_is_whole(fd_);
             if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
-                store(courtesy_.keep_off_ns, int64_t{0});
+                if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
-            if (monotonic_ns() - since >= kMillisecond) store(courtesy_.asked, uint64_t{1});
+            if (whole && monotonic_ns() - since >= kMillisecond) store(courtesy_.asked, uint64_t{1});
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
+            if (!whole) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();
             if (!queue_with_threads(deadline, interruption)) return Acquired::kNot;
         }
     }
 
-    void release() {
-        if (load(courtesy_.asked)) {
+    // whole: whether the file is as long as it was made; its pages are gone otherwise.
+    void release(bool whole = true) {
+        if (whole && load(courtesy_.asked)) {
             store(courtesy_.asked, uint64_t{0});
             store(courtesy_.keep_off_ns, monotonic_ns() + kComing);
         }

@@ -60,15 +60,18 @@ struct TakeRequest {
 // Says in the participant's entry what the process is doing, for those who look.
 class Doing {
   public:
-    Doing(Core& core, Activity activity) : entry_(core.presence().own()) {
+    Doing(Core& core, Activity activity) : core_(core), entry_(core.presence().own()) {
         entry_.activity = activity;
         entry_.seen_ns = wall_ns();
     }
-    ~Doing() { entry_.activity = kIdle; }
+    ~Doing() {
+        if (core_.reachable()) entry_.activity = kIdle;
+    }
     void now(Activity activity) { entry_.activity = activity; }
     Participant& entry() { return entry_; }
 
   private:
+    Core& core_;
     Participant& entry_;
 };
 
@@ -136,7 +139,7 @@ class Operations {
 
     Taken take(const TakeRequest& request) {
         Doing doing(core_, kWaitsForLock);
-        Place place(core_.line());
+        Place place(core_);
         Cancellable interruption(interruption_, place);
         for (;;) {
             uint32_t seen = 0;
@@ -166,6 +169,7 @@ class Operations {
                     continue;  // once more, now in line: nothing that happens from here on is missed
                 }
             }
+            interruption.check();  // woken, but not served: perhaps by a close
             doing.now(kWaitsInLine);
             wait_turn(place, seen, request);
         }
@@ -250,9 +254,9 @@ class Operations {
     // A waiting take's place in line; given up however the take ends.
     class Place {
       public:
-        explicit Place(Line& line) : line_(line), cancels_(line.cancels()) {}
+        explicit Place(Core& core) : core_(core), line_(core.line()), cancels_(line_.cancels()) {}
         ~Place() {
-            if (entry_ == Line::kNobody) return;
+            if (entry_ == Line::kNobody || !core_.reachable()) return;
             leave();
             line_.wake_head();  // it may be another's turn now
             line_.turn();
@@ -279,6 +283,7 @@ class Operations {
         }
 
       private:
+        Core& core_;
         Line& line_;
         const uint64_t cancels_;
         uint32_t entry_ = Line::kNobody;

@@ -97,6 +97,7 @@ void convert_halves(nb::handle from, nb::handle to) {
     View<To> target(to, 1, PyBUF_WRITABLE);
     if (source.size() != target.size())
         throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
+    WithoutGil released;
     convert(source.data(), target.writable(), source.size());
 }
 
@@ -119,14 +120,15 @@ inline bool is_plain(nb::handle value, int type_number) {
     return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// A NumPy array that owns what an Output held. By NumPy's own interface: a take that was just woken finds no
+// A NumPy array that owns what an Output held; two components make a complex number. By NumPy's own interface: a take that was just woken finds no
 // code in the caches, and what converts between kinds of arrays is long.
 template <class T>
-nb::object array_of(Output& output, const Dims& shape) {
+nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
     need_numpy();
     std::vector<npy_intp> dims(shape.begin(), shape.end());
-    PyObject* array = PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), kNumpyType<T>,
-                                                output.get());
+    const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
+    PyObject* array =
+        PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get());
     if (!array) throw nb::python_error();
     nb::object owned = nb::steal(array);
     nb::capsule owner(output.release(), [](void* memory) noexcept { std::free(memory); });
