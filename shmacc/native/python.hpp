@@ -1,7 +1,6 @@
 // Between C++ and the interpreter: the GIL, signals, arrays in and out.
 #pragma once
 
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -31,7 +30,7 @@ inline void take_gil(PyThreadState* state) {
     while (finalizing()) pause();
     try {
         PyEval_RestoreThread(state);
-    } catch (abi::__forced_unwind&) {
+    } catch (...) {        // it throws nothing: this is the unwinding
         for (;;) pause();  // never left, so never rethrown
     }
 }
