@@ -382,8 +382,6 @@ class Accumulator:
         alive = [entry["pid"] for entry in self._handle.participants() if entry["alive"]]
         return f"attached processes: {', '.join(f'pid {pid}' for pid in sorted(alive))}"
 
-    def _dress(self, values: ValueArray, *, partial: bool) -> ValueArray:
-        """Sums or results as an array of the dtype that the caller is to see."""
-        if partial or self._dtype.sums_as_is:
-            return values
-        return self._dtype.narrow(values)
+    def _dress(self, results: ValueArray) -> ValueArray:
+        """Results, in the type of sums, as an array of the dtype that the caller is to see."""
+        return results if self._dtype.sums_as_is else self._dtype.narrow(results)

@@ -99,12 +99,12 @@ class ConditionalAccumulator(Accumulator):
             An array of the round's shape.
         """
         _, _, _, value, _, _ = self._take(num_required, timeout, partial=False)
-        return self._dress(value, partial=False)
+        return self._dress(value)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
         """`take_grad` with the numbers that TensorFlow does not report."""
         count, step, _, value, _, _ = self._take(num_required, timeout, partial=False)
-        return DenseTaken(self._dress(value, partial=False), count, step)
+        return DenseTaken(self._dress(value), count, step)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -120,6 +120,4 @@ class ConditionalAccumulator(Accumulator):
         if value is None:
             shape = [dim or 0 for dim in (self._shape or (0,))]
             value = np.zeros(shape, dtype=self._dtype.partial)
-        else:
-            value = self._dress(value, partial=True)
         return DensePartial(value, count, step)

@@ -176,7 +176,7 @@ class SparseConditionalAccumulator(Accumulator):
             InvalidArgumentError: A bad argument.
         """
         _, _, indices, values, shape, _ = self._take(num_required, timeout, partial=False)
-        return SparseGradient(indices, self._dress(values, partial=False), shape)
+        return SparseGradient(indices, self._dress(values), shape)
 
     def take_indexed_slices_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None
@@ -190,7 +190,7 @@ class SparseConditionalAccumulator(Accumulator):
         count, step, indices, values, shape, row_counts = self._take(
             num_required, timeout, partial=False
         )
-        values = self._dress(values, partial=False)
+        values = self._dress(values)
         return SparseTaken(indices, values, shape, row_counts, count, step)
 
     def take_partial(
@@ -214,6 +214,4 @@ class SparseConditionalAccumulator(Accumulator):
             dims = [dim or 0 for dim in rest]
             values = np.zeros((0, *dims), dtype=self._dtype.partial)
             shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
-        else:
-            values = self._dress(values, partial=True)
         return SparsePartial(indices, values, shape, row_counts, count, step)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gradient.hpp"
+#include "kernels.hpp"
 #include "round.hpp"
 
 namespace shmacc {
@@ -34,18 +35,6 @@ class Buffer {
     const T* sums() {
         return mapping_.array<T>(kRows0Region + static_cast<uint32_t>(state_.buffer),
                                  state_.row_elements);
-    }
-    static bool add_into(T* __restrict__ to, const T* __restrict__ a, const T* __restrict__ b,
-                         uint64_t count) {
-        bool fits = true;
-        for (uint64_t i = 0; i < count; ++i) {
-            if constexpr (std::is_integral_v<T>) {
-                fits = !__builtin_add_overflow(a[i], b[i], &to[i]) && fits;
-            } else {
-                to[i] = a[i] + b[i];
-            }
-        }
-        return fits;
     }
 
     State& state_;

@@ -97,7 +97,7 @@ class Core {
             throw Error(errno == EACCES ? Failure::kPermissionDenied : Failure::kNotFound,
                         "Opening the semaphore " + name + " failed: " + std::strerror(errno));
         queue_ = queue;
-        lock_ = std::make_unique<Lock>(mapping_->fd(), queue_, header_->courtesy);
+        lock_ = std::make_unique<Lock>(*mapping_, queue_, header_->courtesy);
     }
     bool has_queue() const { return queue_ != nullptr; }
 

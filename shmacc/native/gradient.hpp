@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "kernels.hpp"
@@ -14,17 +13,6 @@
 #include "support.hpp"
 
 namespace shmacc {
-
-// a += b; false if the sum does not fit (integers; it wraps around then).
-template <class T>
-bool add(T& a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-        return !__builtin_add_overflow(a, b, &a);
-    } else {
-        a += b;
-        return true;
-    }
-}
 
 // Indices into `keys` in ascending order of key; equal keys stay in their order. Radix sort of 11-bit digits;
 // digits in which no keys differ are skipped.
@@ -138,13 +126,11 @@ class Gradient {
             T* row = merged_.get() + at * width_;
             if (first) {
                 std::copy(value, value + width_, row);
-            } else {
-                bool fits = true;
-                for (uint64_t j = 0; j < width_; ++j) fits = add(row[j], value[j]) && fits;
-                if (!fits) sum_overflows();
+            } else if (!add_numbers(row, value, width_)) {
+                sum_overflows();
             }
             sorted_keys_[at] = sorted_keys_[i];
-            if (counts_ && !add(merged_counts_[at], counts_[order[i]])) sum_overflows();
+            if (counts_ && !add_numbers(&merged_counts_[at], &counts_[order[i]], 1)) sum_overflows();
         }
         sorted_keys_.resize(distinct);
         values_ = merged_.get();

@@ -46,27 +46,32 @@ SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, u
     return differing == 0;
 }
 
-// All ones in the top bit if a + b = sum wrapped around, by the signs, or by the carry out of the top bit.
-inline uint64_t wrapped(int64_t a, int64_t b, int64_t sum) {
-    return static_cast<uint64_t>((a ^ sum) & (b ^ sum));
+// a + b. The top bit of `wrong` is set if it wrapped around (integers): by the signs, or by the carry out of it.
+template <class T>
+T add_one(T a, T b, uint64_t& wrong) {
+    if constexpr (std::is_integral_v<T>) {
+        const T sum = static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+        wrong |= static_cast<uint64_t>(std::is_signed_v<T> ? (a ^ sum) & (b ^ sum) : (a & b) | ((a | b) & ~sum));
+        return sum;
+    } else {
+        return a + b;
+    }
 }
-inline uint64_t wrapped(uint64_t a, uint64_t b, uint64_t sum) { return (a & b) | ((a | b) & ~sum); }
 
 // sums[j] += values[j]; false if a sum does not fit (integers; it wraps around then).
 template <class T>
 bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-    if constexpr (std::is_integral_v<T>) {
-        uint64_t wrong = 0;
-        for (uint64_t j = 0; j < count; ++j) {
-            const T sum = static_cast<T>(static_cast<uint64_t>(sums[j]) + static_cast<uint64_t>(values[j]));
-            wrong |= wrapped(sums[j], values[j], sum);
-            sums[j] = sum;
-        }
-        return wrong >> 63 == 0;
-    } else {
-        for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
-        return true;
-    }
+    uint64_t wrong = 0;
+    for (uint64_t j = 0; j < count; ++j) sums[j] = add_one(sums[j], values[j], wrong);
+    return wrong >> 63 == 0;
+}
+
+// to[j] = a[j] + b[j]; false as above.
+template <class T>
+bool add_into(T* __restrict__ to, const T* __restrict__ a, const T* __restrict__ b, uint64_t count) {
+    uint64_t wrong = 0;
+    for (uint64_t j = 0; j < count; ++j) to[j] = add_one(a[j], b[j], wrong);
+    return wrong >> 63 == 0;
 }
 
 // The same for more numbers than a row has.

@@ -41,7 +41,6 @@
 
 #include <fcntl.h>
 #include <semaphore.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -49,6 +48,7 @@
 #include <new>
 
 #include "layout.hpp"
+#include "mapping.hpp"
 #include "support.hpp"
 
 namespace shmacc {
@@ -76,17 +76,12 @@ inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr
     return true;
 }
 
-inline bool file_is_whole(int fd) {
-    struct stat found {};
-    fstat(fd, &found);
-    return static_cast<uint64_t>(found.st_size) == kFileSize;
-}
-
 class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    Lock(int fd, sem_t* queue, Courtesy& courtesy) : fd_(fd), queue_(queue), courtesy_(courtesy) {}
+    Lock(const Mapping& mapping, sem_t* queue, Courtesy& courtesy)
+        : mapping_(mapping), fd_(mapping.fd()), queue_(queue), courtesy_(courtesy) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
@@ -99,7 +94,7 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const bool whole = file_is_whole(fd_);
+            const bool whole = mapping_.file_state().whole;
             if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
                 if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
@@ -182,6 +177,7 @@ class Lock {
     static constexpr int64_t kLook = 20000;     // nanoseconds: a small apply or two
     static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
 
+    const Mapping& mapping_;
     int fd_;
     sem_t* queue_;
     Courtesy& courtesy_;

@@ -119,11 +119,11 @@ inline bool is_plain(nb::handle value, int type_number) {
     return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// A NumPy array that owns what an Output held; two components make a complex number. By NumPy's own interface: a take that was just woken finds no
-// code in the caches, and what converts between kinds of arrays is long.
+// A NumPy array that owns what an Output held; two components make a complex number. By NumPy's own interface:
+// a take that was just woken finds no code in the caches, and what converts between kinds of arrays is long.
+// After need_numpy.
 template <class T>
 nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
-    need_numpy();
     std::vector<npy_intp> dims(shape.begin(), shape.end());
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
     PyObject* array =
