@@ -7,7 +7,6 @@ extension does what happens under the lock, and what it hands back is dressed as
 """
 
 import logging
-import os
 import threading
 import weakref
 from typing import Any, ClassVar, Self
@@ -22,6 +21,7 @@ from shmacc.errors import (
 )
 from shmacc.names import SegmentName
 from shmacc.records import ValueArray
+from shmacc.segment import Owners
 from shmacc.stats import Stats
 
 NEVER_STALE = 2**63 - 1
@@ -47,7 +47,9 @@ def _reduction(reduction_type: object) -> str:
     return reduction_type
 
 
-def _mode(mode: object) -> int:
+def _mode(mode: object) -> int | None:
+    if mode is None:
+        return None
     bits = gradients.int64(mode, "mode")
     if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
         raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
@@ -56,12 +58,11 @@ def _mode(mode: object) -> int:
     return bits
 
 
-def _finish(handle: _core.Handle, name: SegmentName, private_to_pid: int | None) -> None:
-    # Not when a forked child of the creator ends.
-    if private_to_pid == os.getpid() and not handle.closed:
-        segment.unlink(name, handle)
-    if not _daemons_outlive_the_interpreter():
-        segment.close(handle)
+def _finish(handle: _core.Handle) -> None:
+    if _daemons_outlive_the_interpreter():
+        handle.unlink_private()
+    else:
+        handle.close()
 
 
 def _daemons_outlive_the_interpreter() -> bool:
@@ -103,7 +104,8 @@ class Accumulator:
         name: str | None = None,
         reduction_type: str | None = "MEAN",
         *,
-        mode: int = 0o600,
+        mode: int | None = None,
+        owners: Owners = "mine",
     ) -> None:
         """Creates the accumulator, or attaches to the one that has this shared_name.
 
@@ -117,11 +119,16 @@ class Accumulator:
             name: A label.
             reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
                 or "CMEAN" (sparse: of each row over all gradients of the round).
-            mode: Permission bits of what stands in /dev/shm; exact, whatever the umask.
+            mode: Permission bits of what stands in /dev/shm; exact, whatever the umask. None: 0600
+                for a new accumulator, and whatever an existing one has. Who may write may do
+                anything to the accumulator. Who may only read sees all gradients, and can keep
+                others waiting, by read locks on the file: give no rights to those you do not trust.
+            owners: Whose accumulator of this name may be attached to: "mine" (this process's
+                effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
 
         Raises:
             InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
-                in kind, dtype, shape or reduction (the message says both).
+                in kind, dtype, shape, reduction or mode (the message says both).
             ResourceExhaustedError: Shared memory is full.
             PermissionDeniedError: The accumulator is another user's.
             DataLossError: What stands under the name is no valid segment of this version.
@@ -137,8 +144,8 @@ class Accumulator:
         )
         label = self._DEFAULT_NAME if name is None else name
         segment_name = names.segment_name(names.generated_name() if private else shared_name)
-        handle = segment.open_or_create(segment_name, spec)
-        self._adopt(handle, segment_name, label, private_to_pid=os.getpid() if private else None)
+        whose = segment.check_owners(owners)
+        self._adopt(segment.open_or_create(segment_name, spec, whose), segment_name, label, whose)
         try:
             self._check_agreement(spec)
         except BaseException:
@@ -146,7 +153,7 @@ class Accumulator:
             raise
 
     @classmethod
-    def of_name(cls, segment_name: SegmentName, label: str | None = None) -> Self:
+    def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
         """Attaches to the segment of that name; what unpickling does.
 
         Raises:
@@ -155,9 +162,25 @@ class Accumulator:
             PermissionDeniedError: It is another user's.
             DataLossError: What stands under the name is no valid segment of this version.
         """
+        return cls.of_handle(segment.attach(segment_name, owners), segment_name, owners, label)
+
+    @classmethod
+    def of_handle(
+        cls,
+        handle: _core.Handle,
+        segment_name: SegmentName,
+        owners: Owners,
+        label: str | None = None,
+    ) -> Self:
+        """The accumulator that this handle is attached to.
+
+        Raises:
+            InvalidArgumentError: It is of the other kind.
+            DataLossError: It has an unknown dtype or reduction.
+        """
         self = cls.__new__(cls)
         label = cls._DEFAULT_NAME if label is None else label
-        self._adopt(segment.attach(segment_name), segment_name, label, None)
+        self._adopt(handle, segment_name, label, owners)
         if self._found_kind != cls._KIND:
             self.close()
             raise InvalidArgumentError(
@@ -171,12 +194,13 @@ class Accumulator:
         handle: _core.Handle,
         segment_name: SegmentName,
         label: str,
-        private_to_pid: int | None,
+        owners: Owners,
     ) -> None:
         self._handle = handle
         self._segment_name = segment_name
         self._label = label
-        self._finalizer = weakref.finalize(self, _finish, handle, segment_name, private_to_pid)
+        self._owners = owners
+        self._finalizer = weakref.finalize(self, _finish, handle)
         config = handle.config()
         dtype = dtypes.by_number(config["dtype"])
         reduction = _REDUCTION_NAMES.get(config["reduction"])
@@ -210,6 +234,8 @@ class Accumulator:
                     gradients.describe_shape(asked.shape),
                 )
             )
+        if asked.mode is not None:
+            pairs.append(("mode", f"{self._handle.mode:04o}", f"{asked.mode:04o}"))
         for what, existing, wanted in pairs:
             if existing != wanted:
                 raise InvalidArgumentError(
@@ -220,7 +246,7 @@ class Accumulator:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
         self._handle.config()  # a closed handle does not pickle
-        return type(self).of_name, (self._segment_name, self._label)
+        return type(self).of_name, (self._segment_name, self._label, self._owners)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -379,8 +405,8 @@ class Accumulator:
             raise DeadlineExceededError(f"{error}; {self._attached_processes()}") from None
 
     def _attached_processes(self) -> str:
-        alive = [entry["pid"] for entry in self._handle.participants() if entry["alive"]]
-        return f"attached processes: {', '.join(f'pid {pid}' for pid in sorted(alive))}"
+        alive = sorted(self._handle.attached_pids())
+        return f"attached processes: {', '.join(f'pid {pid}' for pid in alive)}"
 
     def _dress(self, results: ValueArray) -> ValueArray:
         """Results, in the type of sums, as an array of the dtype that the caller is to see."""

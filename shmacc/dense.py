@@ -8,6 +8,7 @@ from shmacc import gradients
 from shmacc.accumulator import Accumulator
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import DensePartial, DenseTaken, ValueArray
+from shmacc.segment import Owners
 
 __all__ = ["ConditionalAccumulator"]
 
@@ -26,10 +27,11 @@ class ConditionalAccumulator(Accumulator):
         name: str | None = "conditional_accumulator",
         reduction_type: str | None = "MEAN",
         *,
-        mode: int = 0o600,
+        mode: int | None = None,
+        owners: Owners = "mine",
     ) -> None:
         """Creates or attaches; arguments and errors as `Accumulator`."""
-        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode)
+        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
         self,

@@ -3,11 +3,19 @@
 from shmacc import names, segment
 from shmacc.dense import ConditionalAccumulator
 from shmacc.names import SegmentName
+from shmacc.segment import Owners
 from shmacc.sparse import SparseConditionalAccumulator
 
 
-def attach(shared_name: str) -> SparseConditionalAccumulator | ConditionalAccumulator:
+def attach(
+    shared_name: str, *, owners: Owners = "mine"
+) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """The accumulator of that name.
+
+    Args:
+        shared_name: The name.
+        owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
+            "any", or an iterable of uids.
 
     Raises:
         NotFoundError: There is none.
@@ -15,16 +23,14 @@ def attach(shared_name: str) -> SparseConditionalAccumulator | ConditionalAccumu
         PermissionDeniedError: It is another user's.
         DataLossError: What stands under the name is no valid segment of this version.
     """
-    return open_by_name(names.segment_name(shared_name))
+    return open_by_name(names.segment_name(shared_name), segment.check_owners(owners))
 
 
 def open_by_name(
-    segment_name: SegmentName,
+    segment_name: SegmentName, owners: Owners
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """`attach` by the segment's whole name; same errors."""
-    handle = segment.view(segment_name)
-    sparse = handle.config()["kind"] == segment.KINDS["sparse"]
-    segment.close(handle)
-    if sparse:
-        return SparseConditionalAccumulator.of_name(segment_name)
-    return ConditionalAccumulator.of_name(segment_name)
+    handle = segment.attach(segment_name, owners)
+    if handle.config()["kind"] == segment.KINDS["sparse"]:
+        return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
+    return ConditionalAccumulator.of_handle(handle, segment_name, owners)

@@ -103,9 +103,14 @@ def parse_segment_file(file_name: str) -> SegmentName | None:
     return SegmentName(file_name, match[1], match[2]) if match else None
 
 
-def semaphore_name(system_name: str, token: int) -> str:
-    """The name that ``sem_open`` knows a segment's semaphore by."""
-    return f"/{system_name}.{token:0{_TOKEN_DIGITS}x}"
+def semaphore_file(system_name: str, token: int) -> str:
+    """The name of a segment's semaphore in ``/dev/shm``; ``sem_open`` has it without ``sem.``."""
+    return f"{SEMAPHORE_FILE_PREFIX}{system_name}.{token:0{_TOKEN_DIGITS}x}"
+
+
+def semaphore_path(system_name: str, token: int) -> str:
+    """The file of a segment's semaphore."""
+    return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
 
 
 def parse_semaphore_file(file_name: str) -> tuple[str, int] | None:

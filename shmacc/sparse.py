@@ -15,6 +15,7 @@ from shmacc.records import (
     SparseTaken,
     ValueArray,
 )
+from shmacc.segment import Owners
 
 __all__ = ["SparseConditionalAccumulator"]
 
@@ -51,10 +52,11 @@ class SparseConditionalAccumulator(Accumulator):
         name: str | None = "sparse_conditional_accumulator",
         reduction_type: str | None = "MEAN",
         *,
-        mode: int = 0o600,
+        mode: int | None = None,
+        owners: Owners = "mine",
     ) -> None:
         """Creates or attaches; arguments and errors as `Accumulator`."""
-        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode)
+        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
         self,

@@ -191,7 +191,7 @@ def test_mode_is_exact_whatever_the_umask(kind: Any, umask: int, mode: int, name
     assert modes == {mode}
 
 
-@pytest.mark.parametrize("bad", [-1, 0o10000, 6.0, "600", None], ids=repr)
+@pytest.mark.parametrize("bad", [-1, 0o10000, 6.0, "600", 0o400], ids=repr)
 def test_mode_refused(bad: Any, namespace: str) -> None:
     with refused():
         ConditionalAccumulator(np.float32, mode=bad)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONSTRUCTOR: Final = (
-    "(dtype, shape=None, shared_name=None, name={name!r}, reduction_type='MEAN', *, mode=384)"
+    "(dtype, shape=None, shared_name=None, name={name!r}, reduction_type='MEAN', *, "
+    "mode=None, owners='mine')"
 )
 
 METHODS: Final[dict[type, dict[str, str]]] = {

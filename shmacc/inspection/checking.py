@@ -92,13 +92,13 @@ def _segment(name: SegmentName, *, unreadable: Severity) -> Iterator[Finding]:
 
 def _inside(name: SegmentName) -> Iterator[Finding]:
     try:
-        with open_view(name) as handle:
+        with open_view(name) as view:
             looks = _look(name.system_name)
-            yield from _belongings(name, handle, looks[-1])
+            yield from _belongings(name, view, looks[-1])
             yield from _lock(name, looks)
             yield from _attached(name, looks[-1])
             yield from _line(name, looks[-1])
-            yield from _state(name, handle)
+            yield from _state(name, view)
     except PermissionDeniedError as error:
         yield _wrong(name.system_name, str(error), "look as its owner, or as root")
     except DataLossError as error:
@@ -118,12 +118,12 @@ def _nobody_finishes(seen: Description) -> bool:
     return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
 
 
-def _belongings(name: SegmentName, handle: _core.Handle, seen: Description) -> Iterator[Finding]:
+def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
     """Do file, name, owner and semaphore belong together?"""
-    subject, config = name.system_name, handle.config()
+    subject, config = name.system_name, view.config()
     if config["name"] != name.shared_name and "~" not in name.shared_name:
         yield _wrong(subject, f"the file was renamed; it was {config['name']!r}", _REMOVE)
-    if handle.unlinked:
+    if view.unlinked:
         yield _note(
             subject,
             "it was given up, but its name is still there: its remover has died or still works",
@@ -233,11 +233,11 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
             )
 
 
-def _state(name: SegmentName, handle: _core.Handle) -> Iterator[Finding]:
+def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
     # An operation that has not committed does not matter to what is looked at here; and one whose
     # process is stopped must not keep anybody from looking.
     problems, still = look_still(
-        handle, lambda state: list(_problems_of_state(handle, state)), commits_only=True
+        view, lambda state: list(_problems_of_state(view, state)), commits_only=True
     )
     if still:
         yield from (_wrong(name.system_name, problem, _REMOVE) for problem in problems)
@@ -249,8 +249,8 @@ def _state(name: SegmentName, handle: _core.Handle) -> Iterator[Finding]:
         )
 
 
-def _problems_of_state(handle: _core.Handle, state: dict[str, Any]) -> Iterator[str]:
-    sparse = handle.config()["kind"] == 1
+def _problems_of_state(view: _core.View, state: dict[str, Any]) -> Iterator[str]:
+    sparse = view.config()["kind"] == 1
     if state["applied"] != state["taken"] + state["discarded"] + state["count"]:
         yield (
             f"{state['applied']} gradients were applied, but {state['taken']} taken, "
@@ -260,21 +260,21 @@ def _problems_of_state(handle: _core.Handle, state: dict[str, Any]) -> Iterator[
         yield "it has rows without gradients"
     if sparse and state["index_filled"] < state["rows"]:
         yield "its index has fewer entries than there are rows"
-    yield from _problems_of_shape(handle, state)
+    yield from _problems_of_shape(view, state)
     reserved = sum(state["reserved"])
-    if handle.allocated_bytes < reserved:
-        yield f"{reserved} bytes are reserved, but the system has only {handle.allocated_bytes}"
+    if view.allocated_bytes < reserved:
+        yield f"{reserved} bytes are reserved, but the system has only {view.allocated_bytes}"
     if sparse:
         from shmacc.inspection import table  # late: see the package
 
-        yield from table.problems(handle, state)
+        yield from table.problems(view, state)
 
 
-def _problems_of_shape(handle: _core.Handle, state: dict[str, Any]) -> Iterator[str]:
-    declared, of_round = handle.config()["declared"], handle.round_shape()
+def _problems_of_shape(view: _core.View, state: dict[str, Any]) -> Iterator[str]:
+    declared, of_round = view.config()["declared"], state["round_shape"]
     if declared is None or of_round is None:
         return
-    wanted = declared[1:] if handle.config()["kind"] == 1 else declared
+    wanted = declared[1:] if view.config()["kind"] == 1 else declared
     agree = len(of_round) >= len(wanted) and all(
         want in {-1, found} for want, found in zip(wanted, of_round, strict=False)
     )

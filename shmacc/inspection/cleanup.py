@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 
-from shmacc import names, segment, unfinished
+from shmacc import _core, names, segment
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -19,7 +19,7 @@ from shmacc.errors import (
 from shmacc.inspection.records import Leftover, SegmentState
 from shmacc.inspection.segments import is_meant, open_view, resolve, semaphore_file, summarise
 from shmacc.names import SegmentName
-from shmacc.unfinished import UnfinishedError
+from shmacc.segment import UnfinishedError
 
 
 def leftovers(
@@ -34,11 +34,8 @@ def leftovers(
         older_than: Only those made longer ago, in seconds.
         namespace: Only those under it; None: all.
     """
-    # Semaphores first: a segment has its name before its semaphore is made, so a semaphore seen now
-    # whose segment is not there afterwards belongs to one that was removed.
-    files = sorted(os.listdir(names.SHM_DIRECTORY), key=lambda file: not file.startswith("sem."))
     found = []
-    for file_name in files:
+    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
         semaphore = names.parse_semaphore_file(file_name)
         name = names.parse_segment_file(semaphore[0] if semaphore else file_name)
         if name is None or not is_meant(name, file_name, pattern, namespace):
@@ -76,7 +73,7 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
         try:
             return _clean_segment(name)
         except UnfinishedError:
-            return (name.system_name,) if unfinished.remove(name) else ()
+            return (name.system_name,) if _core.remove_unfinished(name.path) else ()
     except FileNotFoundError:  # also shmacc's NotFoundError
         return ()
     except PermissionError as error:
@@ -103,10 +100,8 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
     if segment_name.system_name not in before:
         raise NotFoundError(f"There is no accumulator named {segment_name.shared_name!r}")
     try:
-        with open_view(segment_name) as handle:
-            if force:
-                segment.unlink(segment_name, handle)
-            elif not segment.unlink_unused(segment_name, handle):
+        with open_view(segment_name) as view:
+            if not _unlink(segment_name, view, if_unused=not force) and not force:
                 raise FailedPreconditionError(
                     f"{segment_name.shared_name!r} is in use by living processes"
                 )
@@ -130,19 +125,25 @@ def cancel(name: str) -> int:
     """
     from shmacc import lookup  # late: see the package
 
-    with lookup.open_by_name(resolve(name)) as found:
+    with lookup.open_by_name(resolve(name), owners="any") as found:
         waiting = found.stats().waiting
         found.cancel()
         return waiting
 
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
-    with open_view(name) as handle:
-        semaphore = semaphore_file(name, handle.config()["token"])
+    with open_view(name) as view:
+        semaphore = semaphore_file(name, view.config()["token"])
         had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
-        if not segment.unlink_unused(name, handle):
+        if not _unlink(name, view, if_unused=True):
             return ()
     return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
+
+
+def _unlink(name: SegmentName, view: _core.View, *, if_unused: bool) -> bool:
+    segment.may_remove(name)
+    semaphore = names.semaphore_path(name.system_name, view.config()["token"])
+    return view.unlink(name.path, semaphore, if_unused)
 
 
 def _unlink_files(file_names: tuple[str, ...]) -> None:
@@ -217,10 +218,11 @@ def _leftover(
 
 
 def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    if not os.path.lexists(name.path):
-        return True
+    # In this order: once its maker has finished or died, no segment of this token comes any more.
+    if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
+        return False
     try:
-        with open_view(name) as handle:
-            return int(handle.config()["token"]) != token
+        with open_view(name) as view:
+            return int(view.config()["token"]) != token
     except NotFoundError:
         return True

@@ -27,19 +27,19 @@ def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's to read.
     """
-    with open_view(resolve(name)) as handle:
-        (rows, counts), still = look_still(handle, lambda state: read_slots(handle, state))
+    with open_view(resolve(name)) as view:
+        (rows, counts), still = look_still(view, lambda state: read_slots(view, state))
     order = np.lexsort((rows, -counts))[:how_many]
     return tuple(RowCount(int(rows[i]), int(counts[i])) for i in order), still
 
 
 def summarise_values(name: str) -> ValueSummary:
     """Norm, largest, NaN and infinite numbers of the round's sums; errors as `most_touched`."""
-    with open_view(resolve(name)) as handle:
-        dtype = dtypes.by_number(handle.config()["dtype"])
+    with open_view(resolve(name)) as view:
+        dtype = dtypes.by_number(view.config()["dtype"])
         if dtype is None:
             raise DataLossError(f"{name}: unknown dtype")
-        tally, still = look_still(handle, lambda state: _tally(handle, state, dtype))
+        tally, still = look_still(view, lambda state: _tally(view, state, dtype))
     return ValueSummary(
         numbers=tally.numbers,
         norm=tally.largest * math.sqrt(tally.squares),
@@ -77,18 +77,20 @@ class _Tally:
         self.infinite += int(np.count_nonzero(np.isinf(numbers)))
 
 
-def _tally(handle: _core.Handle, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
-    rows = state["rows"] if handle.config()["kind"] == _SPARSE else min(state["count"], 1)
+def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
+    rows = state["rows"] if view.config()["kind"] == _SPARSE else min(state["count"], 1)
     size = rows * state["row_elements"] * dtype.sums.itemsize
+    if size > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
     tally = _Tally()
     for offset in range(0, size, _PIECE):
-        piece = handle.read(_ROWS_REGION + state["buffer"], offset, min(_PIECE, size - offset))
+        piece = view.read(_ROWS_REGION + state["buffer"], offset, min(_PIECE, size - offset))
         tally.add(np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial))
     return tally
 
 
-def read_slots(handle: _core.Handle, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
     """Rows of the table in order of first touch, and how many gradients touched each."""
-    raw = handle.read(_SLOTS_REGION, 0, state["rows"] * _core.SLOT_BYTES)
+    raw = view.read(_SLOTS_REGION, 0, state["rows"] * _core.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

@@ -5,6 +5,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,8 +23,8 @@ from shmacc.inspection.records import (
     WaitingTake,
 )
 from shmacc.names import SegmentName
+from shmacc.segment import OtherVersionError, UnfinishedError
 from shmacc.stats import Stats
-from shmacc.unfinished import UnfinishedError
 
 _KINDS = {code: kind for kind, code in segment.KINDS.items()}
 _REDUCTIONS = {code: name for name, code in segment.REDUCTIONS.items()}
@@ -71,18 +72,13 @@ def resolve(name: str) -> SegmentName:
 
 
 @contextlib.contextmanager
-def open_view(name: SegmentName) -> Iterator[_core.Handle]:
-    """A handle that looks without attaching; errors as `segment.view`, and UnfinishedError."""
+def open_view(name: SegmentName) -> Iterator[_core.View]:
+    """A view of the segment; errors as `segment.view`."""
+    view = segment.view(name)
     try:
-        handle = segment.view(name)
-    except NotFoundError:
-        if os.path.lexists(name.path):
-            raise UnfinishedError.of(name) from None
-        raise
-    try:
-        yield handle
+        yield view
     finally:
-        segment.close(handle)
+        view.close()
 
 
 def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[Summary, ...]:
@@ -114,6 +110,25 @@ def shared_memory_space() -> Space:
     return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a segment has read."""
+
+    view: _core.View
+    config: dict[str, Any]
+    state: dict[str, Any]
+    participants: list[dict[str, Any]]
+    waiters: list[dict[str, Any]]
+
+    @classmethod
+    def at(cls, view: _core.View) -> "_Look":
+        participants, waiters = view.participants(), view.waiters()
+        state = view.state()
+        state["attached"] = sum(entry["alive"] for entry in participants)
+        state["waiting"] = sum(waiter["alive"] for waiter in waiters)
+        return cls(view, view.config(), state, participants, waiters)
+
+
 def describe(name: str) -> Description:
     """All there is to say of a segment without reading its rows.
 
@@ -123,22 +138,22 @@ def describe(name: str) -> Description:
         PermissionDeniedError: It is not this user's to read.
     """
     segment_name = resolve(name)
-    with open_view(segment_name) as handle:
-        _look_at_queue(segment_name, handle)
-        config, state = handle.config(), handle.state()
-        attached = _processes(handle)
+    with open_view(segment_name) as view:
+        look = _Look.at(view)
+        state = look.state
+        attached = _processes(look.participants)
         buckets = state["index_buckets"]
-        round_shape = handle.round_shape()
+        round_shape = state["round_shape"]
         return Description(
-            summary=_summary_of(segment_name, handle),
-            token=config["token"],
+            summary=_summary_of(segment_name, look),
+            token=look.config["token"],
             generation=state["generation"],
             round_shape=None if round_shape is None else tuple(round_shape),
             stats=Stats.of(state),
             processes=attached,
-            line=_line(handle, attached),
-            lock=_lock(handle, attached, in_operation=state["in_operation"]),
-            regions=_regions(config, state),
+            line=_line(look.waiters, attached),
+            lock=_lock(segment_name, look, attached),
+            regions=_regions(look.config, state),
             # What an undone operation may have left behind is counted in, all of it.
             index_load=min(1.0, state["index_filled"] / (buckets * 10)) if buckets else None,
         )
@@ -146,34 +161,27 @@ def describe(name: str) -> Description:
 
 def semaphore_file(name: SegmentName, token: int) -> str:
     """The name of a segment's semaphore in /dev/shm."""
-    return names.SEMAPHORE_FILE_PREFIX + names.semaphore_name(name.system_name, token)[1:]
+    return names.semaphore_file(name.system_name, token)
 
 
 def is_semaphore(file_name: str) -> bool:
-    """Whether a file can be one: to open a shorter one is to die of a bus error."""
+    """Whether a file can be one: to map a shorter one is to die of a bus error."""
     status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
     return stat.S_ISREG(status.st_mode) and status.st_size >= _SEMAPHORE_BYTES
 
 
-def _look_at_queue(name: SegmentName, handle: _core.Handle) -> None:
-    token = handle.config()["token"]
-    with contextlib.suppress(FileNotFoundError, PermissionDeniedError):
-        if is_semaphore(semaphore_file(name, token)):
-            handle.use_queue(names.semaphore_name(name.system_name, token))
-
-
-def _lock(
-    handle: _core.Handle, attached: tuple[AttachedProcess, ...], *, in_operation: bool
-) -> LockState:
-    held, pid, queue = handle.lock_state()
+def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:
+    held, pid = look.view.lock_state()
     owner = next((entry for entry in attached if entry.alive and entry.pid == pid), None)
     return LockState(
         held=held,
         pid=pid or None,
         since=owner.last_seen if held and owner else None,
-        queue=queue,
-        in_operation=in_operation,
-        name_pid=processes.lock_holder(handle.inode, _NAME_LOCK_BYTE),
+        queue=_core.View.semaphore_value(
+            names.semaphore_path(name.system_name, look.config["token"])
+        ),
+        in_operation=look.state["in_operation"],
+        name_pid=processes.lock_holder(look.view.device, look.view.inode, _NAME_LOCK_BYTE),
     )
 
 
@@ -184,17 +192,17 @@ def summarise(name: SegmentName) -> Summary:
         NotFoundError: There is none.
     """
     try:
-        with open_view(name) as handle:
-            return _summary_of(name, handle)
+        with open_view(name) as view:
+            return _summary_of(name, _Look.at(view))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, str(error))
     except UnfinishedError as error:
         state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
         return _bare_summary(name, state, str(error))
+    except OtherVersionError as error:
+        return _bare_summary(name, SegmentState.OTHER_VERSION, str(error))
     except DataLossError as error:
-        other = "another version" in str(error)
-        state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
-        return _bare_summary(name, state, str(error))
+        return _bare_summary(name, SegmentState.DAMAGED, str(error))
 
 
 def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
@@ -220,15 +228,13 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
-    config, state = handle.config(), handle.state()
+def _summary_of(name: SegmentName, look: _Look) -> Summary:
+    config, state = look.config, look.state
     dtype = dtype_names.NAMES.get(config["dtype"])
     kind, reduction = _KINDS[config["kind"]], _REDUCTIONS.get(config["reduction"])
     if dtype is None or reduction is None:
         raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
-    participants = handle.participants()
-    alive = sum(entry["alive"] for entry in participants)
-    used = handle.others_attached or handle.is_attached
+    alive, used = state["attached"], look.view.used
     declared = config["declared"]
     return _bare_summary(
         SegmentName(name.system_name, name.namespace, config["name"]),
@@ -245,14 +251,14 @@ def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
         rows=state["rows"],
         bytes_used=sum(region.used for region in _regions(config, state)),
         attached_alive=alive,
-        attached_dead=len(participants) - alive,
-        waiting_for=tuple(take.num_required for take in _line(handle, ()) if take.alive),
+        attached_dead=len(look.participants) - alive,
+        waiting_for=tuple(take.num_required for take in _line(look.waiters, ()) if take.alive),
     )
 
 
-def _processes(handle: _core.Handle) -> tuple[AttachedProcess, ...]:
+def _processes(participants: list[dict[str, Any]]) -> tuple[AttachedProcess, ...]:
     own_namespace = os.stat("/proc/self/ns/pid").st_ino
-    return tuple(_process(entry, own_namespace) for entry in handle.participants())
+    return tuple(_process(entry, own_namespace) for entry in participants)
 
 
 def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
@@ -280,9 +286,11 @@ def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
     )
 
 
-def _line(handle: _core.Handle, attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
+def _line(
+    waiting: list[dict[str, Any]], attached: tuple[AttachedProcess, ...]
+) -> tuple[WaitingTake, ...]:
     pids = {process.entry: process.pid for process in attached}
-    waiters = sorted(handle.waiters(), key=lambda waiter: int(waiter["ticket"]))
+    waiters = sorted(waiting, key=lambda waiter: int(waiter["ticket"]))
     return tuple(
         WaitingTake(
             position=position,

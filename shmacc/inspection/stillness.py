@@ -16,20 +16,20 @@ _PAUSE = 0.002  # seconds; an apply takes less
 
 
 def look_still(
-    handle: _core.Handle, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
+    view: _core.View, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
 ) -> tuple[_T, bool]:
     """What `look` sees, tried again a few times if the segment changed meanwhile.
 
     Args:
-        handle: The segment.
+        view: The segment.
         look: Is given the committed state.
         commits_only: An operation that has not committed (and may never do so, if its process is
             stopped) does not matter to it.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        before = handle.state()
+        before = view.state()
         seen = look(before)
-        after = handle.state()
+        after = view.state()
         still = after["generation"] == before["generation"] and (
             commits_only or not (before["in_operation"] or after["in_operation"])
         )

@@ -21,26 +21,26 @@ _BUCKET = np.dtype([("tags", "<u2", _PLACES), ("stamp", "<u4"), ("slots", "<u4",
 _Words = npt.NDArray[np.uint64]
 
 
-def problems(handle: _core.Handle, state: dict[str, Any]) -> list[str]:
+def problems(view: _core.View, state: dict[str, Any]) -> list[str]:
     """What is wrong with the table in this state."""
-    rows, counts = read_slots(handle, state)
-    found = list(_problems_of_rows(handle, rows))
+    rows, counts = read_slots(view, state)
+    found = list(_problems_of_rows(view, rows))
     if not state["in_operation"]:  # an apply that has not committed changes counts in place
         found += _problems_of_counts(counts, state["count"])
-    lost = _lost_rows(handle, state, rows)
+    lost = _lost_rows(view, state, rows)
     if lost:
         found.append(f"{lost} of {rows.size} rows cannot be found through the index")
     return found
 
 
-def _problems_of_rows(handle: _core.Handle, rows: IndexArray) -> Iterator[str]:
+def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
     if not rows.size:
         return
     if int(rows.min()) < 0:
         yield "a row's number is negative"
     if np.unique(rows).size != rows.size:
         yield "a row stands in the table twice"
-    declared = handle.config()["declared"]
+    declared = view.config()["declared"]
     if declared and declared[0] >= 0 and int(rows.max()) >= declared[0]:
         yield f"row {int(rows.max())} is past the declared {declared[0]} rows"
 
@@ -50,14 +50,14 @@ def _problems_of_counts(counts: IndexArray, gradients: int) -> Iterator[str]:
         yield f"a row's count is not between 1 and the round's {gradients} gradients"
 
 
-def _lost_rows(handle: _core.Handle, state: dict[str, Any], rows: IndexArray) -> int:
+def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int:
     """How many rows a search of the index would not find."""
     number = state["index_buckets"]
     if not rows.size:
         return 0
     if not number:
         return int(rows.size)
-    raw = handle.read(_INDEX_REGION + state["index"], 0, number * _core.BUCKET_BYTES)
+    raw = view.read(_INDEX_REGION + state["index"], 0, number * _core.BUCKET_BYTES)
     buckets = np.frombuffer(raw, dtype=_BUCKET)
     current = buckets["stamp"] == state["index_stamp"]
     taken = (buckets["tags"] != 0) & current[:, np.newaxis]

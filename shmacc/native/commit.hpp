@@ -54,7 +54,7 @@ class Committed {
     State current() const {
         uint64_t generation = load(header_->generation);
         State state = header_->state[generation & 1];
-        verify(state, generation);
+        verify(state, generation, config_);
         return state;
     }
 
@@ -66,7 +66,7 @@ class Committed {
             std::atomic_thread_fence(std::memory_order_acquire);
             // The copy is overwritten only on the way to generation + 2.
             if (load(header_->generation) == generation || attempt == kGlimpses) {
-                verify(state, generation);
+                verify(state, generation, config_);
                 return state;
             }
         }
@@ -107,6 +107,30 @@ class Committed {
         commit(state);
     }
 
+    // After this, no size that is derived from the state overflows, or exceeds what is reserved.
+    static void verify(const State& state, uint64_t generation, const Config& config) {
+        if (state.generation != generation || state.checksum != checksum_of(state))
+            data_loss("its committed state has a wrong checksum");
+        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 &&
+                    state.shape <= 1 && state.buffer <= 1 && state.index <= 1 &&
+                    state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
+                    state.row_elements <= kRegionSpan / sizeof(double);
+        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+        if (!fits) data_loss("its committed state has a number out of range");
+        const uint64_t row_bytes = state.row_elements * sum_bytes(config.sum);
+        if (config.kind == kSparse) {
+            fits = state.rows * sizeof(Slot) <= state.reserved[kSlotsRegion] &&
+                   (row_bytes == 0 || state.rows <= state.reserved[kRows0Region] / row_bytes) &&
+                   state.index_buckets * sizeof(Bucket) <=
+                       state.reserved[kIndex0Region + state.index] &&
+                   state.rows <= state.index_buckets * kBucketEntries;
+        } else {
+            fits = state.rows == 0 &&
+                   (state.count == 0 || row_bytes <= state.reserved[kRows0Region + state.buffer]);
+        }
+        if (!fits) data_loss("its committed state and its reserved sizes disagree");
+    }
+
   private:
     void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
         auto* table = mapping_.array<Slot>(kSlotsRegion, state.rows);
@@ -137,30 +161,6 @@ class Committed {
     }
 
     static constexpr int kGlimpses = 1000000;
-
-    // After this, no size that is derived from the state overflows, or exceeds what is reserved.
-    void verify(const State& state, uint64_t generation) const {
-        if (state.generation != generation || state.checksum != checksum_of(state))
-            data_loss("its committed state has a wrong checksum");
-        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 &&
-                    state.shape <= 1 && state.buffer <= 1 && state.index <= 1 &&
-                    state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
-                    state.row_elements <= kRegionSpan / sizeof(double);
-        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
-        if (!fits) data_loss("its committed state has a number out of range");
-        const uint64_t row_bytes = state.row_elements * sum_bytes(config_.sum);
-        if (config_.kind == kSparse) {
-            fits = state.rows * sizeof(Slot) <= state.reserved[kSlotsRegion] &&
-                   (row_bytes == 0 || state.rows <= state.reserved[kRows0Region] / row_bytes) &&
-                   state.index_buckets * sizeof(Bucket) <=
-                       state.reserved[kIndex0Region + state.index] &&
-                   state.rows <= state.index_buckets * kBucketEntries;
-        } else {
-            fits = state.rows == 0 &&
-                   (state.count == 0 || row_bytes <= state.reserved[kRows0Region + state.buffer]);
-        }
-        if (!fits) data_loss("its committed state and its reserved sizes disagree");
-    }
 
     Header* header_;
     Mapping& mapping_;

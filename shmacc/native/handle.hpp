@@ -1,10 +1,47 @@
-// What one accumulator object of Python's holds: the process's Core of the segment, and whether this handle is
-// closed. Arguments come checked (gradients.py); sizes are checked again here, since memory depends on them.
+// What one accumulator object of Python's holds: a use of the process's Core of the segment, and whether this
+// handle is closed. Arguments come checked (gradients.py); sizes are checked again here, since memory depends
+// on them.
 #pragma once
 
+#include "description.hpp"
+#include "opening.hpp"
 #include "python.hpp"
 
 namespace shmacc {
+
+constexpr int64_t kNamePatience = 2000 * kMillisecond;  // the name lock is held for a few system calls
+
+// Does something with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
+template <class Act>
+auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
+    struct Unlock {
+        const int fd;
+        ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
+    };
+    const int64_t deadline = monotonic_ns() + kNamePatience;
+    while (!set_record_lock(file.fd(), kNameByte, F_WRLCK)) {
+        if (monotonic_ns() > deadline)
+            throw Error(Failure::kDeadlineExceeded,
+                        "Another process has been opening or removing it for 2 s (is it stopped?)");
+        WithoutGil released;
+        const timespec moment{0, kMillisecond};
+        nanosleep(&moment, nullptr);
+        if (with_signals) released.check_signals();
+        file.check_open();
+    }
+    Unlock unlock{file.fd()};
+    return act();
+}
+
+// Removes a segment's names, unless it is to be unused and is not; whether it did, and here.
+inline bool unlink_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path,
+                         bool if_unused, bool with_signals) {
+    return with_name_lock(file, with_signals, [&] {
+        if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+        remove_names(file, path, semaphore_path);
+        return true;
+    });
+}
 
 class Handle {
   private:
@@ -16,7 +53,11 @@ class Handle {
       public:
         Waiting(WithoutGil& released, const Handle& handle) : released_(released), handle_(handle) {}
         void check() override {
+            const uint64_t generation = fork_generation;
             released_.check_signals();
+            if (generation != fork_generation)
+                throw Error(Failure::kCancelled,
+                            "The operation was cancelled: a signal handler forked, and it is the parent's");
             if (handle_.closed_)
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
@@ -29,7 +70,7 @@ class Handle {
 
     template <class Call>
     auto run(Call call) {
-        auto core = attached();
+        const Core::Use core = attached();
         WithoutGil released;
         return run_in(*core, released, call);
     }
@@ -41,43 +82,59 @@ class Handle {
     }
 
   public:
-    explicit Handle(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+    // private_names: segment and semaphore, which go with this handle.
+    explicit Handle(std::shared_ptr<Core> core, std::optional<std::pair<std::string, std::string>> private_names = {})
+        : core_(Core::for_handle(std::move(core))), private_names_(std::move(private_names)), maker_(getpid()) {}
+    ~Handle() {
+        try {
+            close();
+        } catch (...) {  // the name stays, for the cleaner
+        }
+    }
 
+    // In C++ from one end to the other: no signal handler can cut it short.
     void close() {
-        std::shared_ptr<Core> core;
+        if (!core_) return;
+        unlink_private();
+        if (!core_) return;  // another thread was faster
         closed_ = true;
-        core.swap(core_);
-        WithoutGil released;
-        if (!core || !core->mapping().file_state().whole) return;
+        Core::Use core = std::move(*core_);
+        core_.reset();
+        if (!core->file().state().whole) return;
         // Waits of this handle look at closed_ when woken.
         core->line().wake_all();
         core->line().turn();
     }
+    // The names of a private segment go with its maker, not when a forked child of it ends.
+    void unlink_private() {
+        if (!private_names_ || !core_ || maker_ != getpid()) return;
+        const auto names = *std::exchange(private_names_, std::nullopt);
+        const Core::Use core = Core::for_operation(core_->shared());
+        unlink_names(core->file(), names.first, names.second, false, false);
+    }
     bool closed() const { return closed_; }
 
-    // Copies of the pointer keep the segment mapped for calls that run while another thread closes. The GIL
-    // guards the pointer itself; a mutex here could be left locked in a forked child.
-    std::shared_ptr<Core> core() const {
+    // The segment as this handle has it. The GIL guards the pointer.
+    Core& core() const {
         if (!core_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
-        return core_;
+        (*core_)->after_fork();
+        return **core_;
     }
-    std::shared_ptr<Core> whole() const {
-        auto core = this->core();
-        core->check_whole();
-        return core;
+    Core& whole() const {
+        core().check_whole();
+        return core();
     }
-    std::shared_ptr<Core> attached() const {
-        auto core = this->core();
-        core->check_file();
-        if (core->attached() && !core->presence().claimed()) core->attach(this_token, this_process);
-        if (!core->presence().claimed() || !core->lock())
-            throw Error(Failure::kFailedPrecondition, "The handle is not attached to its segment");
-        return core;
+    // For an operation: keeps the segment open while another thread closes the handle.
+    Core::Use attached() {
+        core().check_file();
+        Core::Use use = Core::for_operation(core_->shared());
+        if (!use->presence().claimed()) claim(*use);
+        return use;
     }
 
     bool apply_sparse(nb::handle indices, nb::handle values, std::optional<nb::object> contributions,
                       const Dims& dims, int64_t local_step, int64_t gradients, bool ascending) {
-        auto core = attached();
+        const Core::Use core = attached();
         require(*core, kSparse);
         switch (core->config().sum) {
             case kFloat32: return add_rows<float>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
@@ -88,7 +145,7 @@ class Handle {
     }
 
     bool apply_dense(nb::handle values, const Dims& dims, int64_t local_step, int64_t gradients) {
-        auto core = attached();
+        const Core::Use core = attached();
         require(*core, kDense);
         switch (core->config().sum) {
             case kFloat32: return add_array<float>(*core, values, dims, local_step, gradients);
@@ -107,7 +164,7 @@ class Handle {
     // the declared first dimension or -1. No values and no shape if nothing was accumulated.
     nb::tuple take(int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
                    bool seal, int64_t lowest, uint64_t highest) {
-        auto core = attached();
+        const Core::Use core = attached();
         need_numpy();  // what may fail for want of memory had better do so before something is taken
         TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
         Taken taken = run([&](Operations& operations) { return operations.take(request); });
@@ -153,7 +210,7 @@ class Handle {
     }
     // Needs no lock: a stopped process must not keep the waiting ones from being let go.
     void cancel() {
-        auto core = attached();
+        const Core::Use core = attached();
         core->line().cancel();
         core->line().turn();
     }
@@ -162,154 +219,52 @@ class Handle {
     int64_t count() const { return glimpse().count; }
 
     // -- for segment.py -------------------------------------------------------------------------
-    void use_queue(const std::string& name) { core()->use_queue(name); }
-    void attach() {
-        whole()->attach(this_token, this_process);
+    // Attaches. False: the segment has been given up, or the name leads elsewhere by now; start over.
+    bool enter(const std::string& path, const std::string& semaphore_path) {
+        whole();
+        const Core::Use use = Core::for_operation(core_->shared());
+        Core& core = *use;
+        core.open_semaphore(semaphore_path);
+        claim(core);
+        const Entered entered = with_name_lock(
+            core.file(), true, [&] { return look_again(core, path, semaphore_path); });
+        if (entered != Entered::kYes) return false;
+        sweep(core);
+        return true;
     }
-    bool is_attached() const { return core()->presence().claimed(); }
-    void sweep() {
-        auto core = attached();
-        WithoutGil released;
-        NoInterruption never;
-        Core::Session session(*core, monotonic_ns(), never);
-        if (session.held()) core->line().sweep();
+    bool unlink(const std::string& path, const std::string& semaphore_path) {
+        core();
+        const Core::Use use = Core::for_operation(core_->shared());
+        private_names_.reset();
+        return unlink_names(use->file(), path, semaphore_path, false, true);
     }
-    bool unlinked() const { return load(whole()->header().unlinked) != 0; }
-    void mark_unlinked() { store(whole()->header().unlinked, uint64_t{1}); }
-    bool others_attached() const { return Presence::anybody_else(core()->mapping().fd()); }
-    // The right to decide what the name leads to; False: another process has it.
-    bool lock_name() { return set_record_lock(core()->mapping().fd(), kNameByte, F_WRLCK); }
-    void unlock_name() { set_record_lock(core()->mapping().fd(), kNameByte, F_UNLCK); }
-    uint64_t inode() const { return core()->id().second; }
+    bool unlinked() const { return load(whole().header().unlinked) != 0; }
 
-    // -- for inspection.py: everything is read without the lock ---------------------------------
-    nb::dict config() const {
-        auto core = this->core();
-        const Config& config = core->config();
-        nb::dict out;
-        out["name"] = std::string(config.name, config.name_length);
-        out["kind"] = config.kind;
-        out["dtype"] = config.dtype;
-        out["sum"] = config.sum;
-        out["components"] = config.components;
-        out["reduction"] = config.reduction;
-        out["is_private"] = config.is_private != 0;
-        out["token"] = config.token;
-        out["created_ns"] = config.created_ns;
-        out["mode"] = config.mode;
-        if (config.declared_rank == kUnknownRank)
-            out["declared"] = nb::none();
-        else
-            out["declared"] = nb::cast(Dims(config.declared_dims, config.declared_dims + config.declared_rank));
-        return out;
-    }
+    nb::dict config() const { return describe(core().config()); }
+    uint32_t mode() const { return core().file().status().st_mode & 07777u; }
+    uint32_t owner() const { return core().file().status().st_uid; }
+
+    // Without the lock.
     nb::dict state() const {
-        auto core = whole();
-        State state = core->committed().glimpse();
-        nb::dict out;
-        out["generation"] = state.generation;
-        out["step"] = state.step;
-        out["count"] = state.count;
-        out["sealed"] = state.sealed != 0;
-        out["rows"] = state.rows;
-        out["row_elements"] = state.row_elements;
-        out["buffer"] = state.buffer;
-        out["index"] = state.index;
-        out["index_buckets"] = state.index_buckets;
-        out["index_stamp"] = state.index_stamp;
-        out["index_filled"] = state.index_filled;
-        out["reserved"] = nb::cast(std::vector<uint64_t>(state.reserved, state.reserved + kRegions));
-        out["applied"] = state.applied;
-        out["dropped"] = state.dropped;
-        out["discarded"] = state.discarded;
-        out["taken"] = state.taken;
-        out["takes"] = state.takes;
-        out["recoveries"] = state.recoveries;
-        out["applied_bytes"] = state.applied_bytes;
+        Core& core = whole();
+        const State state = core.committed().glimpse();
+        nb::dict out = describe(state);
         // An operation runs, or died: rows may differ from the committed ones.
-        out["in_operation"] = core->committed().cut_short(state);
-        out["waiting"] = core->line().waiting();
-        out["attached"] = attached_processes(*core);
+        out["in_operation"] = core.committed().cut_short(state);
+        out["waiting"] = core.line().waiting();
+        out["attached"] = attached_processes(core);
         return out;
     }
-    nb::list participants() const {
-        auto core = whole();
-        Presence& presence = core->presence();
-        nb::list out;
+    // Pids of the living, as they know them themselves.
+    std::vector<uint32_t> attached_pids() const {
+        Core& core = whole();
+        Presence& presence = core.presence();
+        std::vector<uint32_t> pids;
         for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
-            Participant entry = presence.table()[i];
-            if (entry.token == 0) continue;
-            nb::dict item;
-            item["entry"] = i;
-            item["alive"] = presence.alive(i, entry.token);
-            item["pid"] = entry.pid;
-            item["pid_namespace"] = entry.pid_namespace;
-            item["start_ticks"] = entry.start_ticks;
-            item["attached_ns"] = entry.attached_ns;
-            item["seen_ns"] = entry.seen_ns;
-            item["applied_ns"] = entry.applied_ns;
-            item["applied_step"] = entry.applied_step;
-            item["activity"] = entry.activity;
-            item["applied"] = entry.applied;
-            item["dropped"] = entry.dropped;
-            item["taken"] = entry.taken;
-            out.append(item);
+            const Participant entry = presence.table()[i];
+            if (entry.token != 0 && presence.alive(i, entry.token)) pids.push_back(entry.pid);
         }
-        return out;
-    }
-    nb::list waiters() const {
-        auto core = whole();
-        Line& line = core->line();
-        nb::list out;
-        for (uint32_t i = 0, top = line.table().size(); i < top; ++i) {
-            Waiter entry = line[i];
-            if (entry.ticket == 0 || line.cancelled(i)) continue;
-            nb::dict item;
-            item["ticket"] = entry.ticket;
-            item["participant"] = entry.participant;
-            item["num_required"] = entry.num_required;
-            item["since_ns"] = entry.since_ns;
-            item["overdue"] = entry.overdue != 0;
-            item["alive"] = line.alive(i);
-            out.append(item);
-        }
-        return out;
-    }
-    // (held by another process, its pid or 0, the semaphore's value or None)
-    nb::tuple lock_state() const {
-        auto core = this->core();
-        int pid = 0;
-        bool held = others_hold(core->mapping().fd(), kLockByte, 1, &pid);
-        nb::object value = nb::none();
-        if (core->lock()) value = nb::cast(core->lock()->queue_value());
-        return nb::make_tuple(held, pid, value);
-    }
-    std::optional<Dims> round_shape() const {
-        auto core = whole();
-        State state = core->committed().glimpse();
-        if (state.count == 0) return std::nullopt;
-        return round_dims(core->header(), core->config(), state);
-    }
-    // Bytes of a region as they stand now; reads through the descriptor, so that holes stay holes.
-    nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
-        auto core = this->core();
-        if (region >= kRegions || offset > kRegionSpan || count > kRegionSpan - offset)
-            throw Error(Failure::kInvalidArgument, "No such bytes in a segment");
-        nb::bytes out(nullptr, count);
-        auto* to = const_cast<char*>(out.c_str());
-        uint64_t done = 0;
-        while (done < count) {
-            ssize_t got = pread(core->mapping().fd(), to + done, count - done,
-                                static_cast<off_t>(region_offset(region) + offset + done));
-            if (got <= 0) data_loss("its file was truncated");
-            done += static_cast<uint64_t>(got);
-        }
-        return out;
-    }
-    uint64_t allocated_bytes() const {
-        struct stat found {};
-        fstat(core()->mapping().fd(), &found);
-        return static_cast<uint64_t>(found.st_blocks) * 512;
+        return pids;
     }
 
   private:
@@ -354,9 +309,25 @@ class Handle {
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
     }
     State glimpse() const {
-        auto core = this->core();
-        core->check_file();
-        return core->committed().glimpse();
+        Core& core = this->core();
+        core.check_file();
+        return core.committed().glimpse();
+    }
+    void claim(Core& core) {
+        auto claimed = core.claim();
+        if (claimed == Presence::Claim::kDone) return;
+        sweep(core);
+        if (claimed == Presence::Claim::kFull) claimed = core.claim();
+        if (claimed == Presence::Claim::kFull)
+            throw Error(Failure::kResourceExhausted,
+                        std::to_string(kMaxParticipants) + " processes are attached to the segment already");
+    }
+    // Frees what the dead hold, unless somebody keeps the lock.
+    static void sweep(Core& core) {
+        WithoutGil released;
+        NoInterruption never;
+        Core::Session session(core, monotonic_ns(), never);
+        if (session.held()) core.line().sweep();
     }
     static uint32_t attached_processes(Core& core) {
         Presence& presence = core.presence();
@@ -368,8 +339,10 @@ class Handle {
         return alive;
     }
 
-    std::shared_ptr<Core> core_;
+    std::optional<Core::Use> core_;
     std::atomic<bool> closed_{false};
+    std::optional<std::pair<std::string, std::string>> private_names_;
+    const pid_t maker_;
 };
 
 }  // namespace shmacc

@@ -55,8 +55,11 @@ constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region;
 constexpr int64_t kLockByte = int64_t{1} << 60;
 constexpr int64_t kNameByte = kLockByte - 1;
 constexpr uint32_t kMaxParticipants = 4096;
-constexpr int64_t kPresenceByte = kLockByte + 1;                // allocates entry i
-constexpr int64_t kLifeByte = kPresenceByte + kMaxParticipants;  // proves that entry i's process lives
+constexpr int64_t kPresenceBytes = kLockByte + 1;
+// Two bytes an entry, side by side: the kernel keeps neighbouring locks of a process as one, and each operation on
+// a lock walks all that are held on the file.
+constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_t{i}; }  // allocates entry i
+constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
 enum Kind : uint32_t { kSparse = 1, kDense = 2 };

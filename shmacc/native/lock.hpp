@@ -94,7 +94,7 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const bool whole = mapping_.file_state().whole;
+            const bool whole = mapping_.file().state().whole;
             if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
                 if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;

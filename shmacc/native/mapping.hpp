@@ -1,18 +1,18 @@
-// A process's view of the segment's file: one descriptor, one mapping a region.
+// A segment's file in a process's memory: one mapping a region.
 //
 // Two rules keep SIGBUS out. Nothing is touched before posix_fallocate has reserved it (a full /dev/shm
 // is an error with the state intact), also by a process that maps what another one has reserved. And the
-// file's size is checked at every entry (`still_whole`), since somebody else might truncate it.
+// file's size is checked at every entry (Core::check_file), since somebody else might truncate it.
 #pragma once
 
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "layout.hpp"
+#include "segment_file.hpp"
 #include "support.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -29,31 +29,21 @@ inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
     do {
         failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     } while (failed == EINTR);
-    if (failed == 0) return;
-    struct statvfs space {};
-    fstatvfs(fd, &space);
-    throw Error(Failure::kResourceExhausted,
-                "Shared memory is full: " + std::to_string(bytes) + " more bytes were needed, " +
-                    std::to_string(uint64_t{space.f_bavail} * space.f_frsize) + " of " +
-                    std::to_string(uint64_t{space.f_blocks} * space.f_frsize) +
-                    " are free in /dev/shm (" + std::strerror(failed) +
-                    "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
-                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`");
+    if (failed != 0) system_failure("Reserving", failed, bytes);
 }
 
 class Mapping {
   public:
-    explicit Mapping(int fd) : fd_(fd) {}
+    explicit Mapping(std::shared_ptr<SegmentFile> file) : file_(std::move(file)), fd_(file_->fd()) {}
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
     ~Mapping() {
         for (uint32_t region = 0; region < kRegions; ++region)
             if (base_[region]) munmap(base_[region], mapped_[region]);
-        // Also lets go of every record lock that this process has on the file.
-        close(fd_);
     }
 
     int fd() const { return fd_; }
+    SegmentFile& file() const { return *file_; }
 
     // The first `bytes` of a region, mapped and reserved. Pointers into it are good until the next call
     // for the same region with more bytes.
@@ -95,16 +85,6 @@ class Mapping {
                   static_cast<off_t>(kRegionSpan - from));
     }
 
-    struct FileState {
-        bool whole;  // as long as it was made
-        bool named;  // some name still leads to it
-    };
-    FileState file_state() const {
-        struct stat found {};
-        fstat(fd_, &found);
-        return {static_cast<uint64_t>(found.st_size) == kFileSize, found.st_nlink > 0};
-    }
-
   private:
     // Somebody has reserved this already, or so it is recorded. If the record lies, it is found out here: by
     // what the whole file occupies, or by reserving it.
@@ -129,7 +109,8 @@ class Mapping {
         mapped_[region] = bytes;
     }
 
-    int fd_;
+    std::shared_ptr<SegmentFile> file_;
+    const int fd_;
     unsigned char* base_[kRegions] = {};
     uint64_t mapped_[kRegions] = {};
 };

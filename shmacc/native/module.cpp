@@ -1,12 +1,14 @@
 // The extension module: shmacc._core.
 #include "handle.hpp"
+#include "view.hpp"
 
 namespace shmacc {
 namespace {
 
-void initialise(int fd, const std::string& name, uint32_t kind, uint32_t dtype, uint32_t sum,
-                uint32_t components, uint32_t reduction, std::optional<Dims> declared, bool is_private,
-                uint64_t token, uint32_t mode) {
+// A handle on a new segment, attached; none if the name is taken.
+nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
+                  uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
+                  std::optional<Dims> declared, bool is_private, uint64_t token, uint32_t mode) {
     Config config{};
     config.kind = kind;
     config.dtype = dtype;
@@ -27,23 +29,35 @@ void initialise(int fd, const std::string& name, uint32_t kind, uint32_t dtype, 
     if (name.size() > kMaxName) throw Error(Failure::kInvalidArgument, "The name is too long");
     config.name_length = static_cast<uint32_t>(name.size());
     std::copy(name.begin(), name.end(), config.name);
-    Core::initialise(fd, config);
+    auto core = create_segment(path, semaphore_path, config);
+    if (!core) return nb::none();
+    std::optional<std::pair<std::string, std::string>> private_names;
+    if (is_private) private_names.emplace(path, semaphore_path);
+    return nb::cast(new Handle(std::move(core), std::move(private_names)), nb::rv_policy::take_ownership);
 }
 
-// A Handle, or why there is none: "nothing", "unfinished", "other version".
-nb::object open_segment(const std::string& path) {
-    std::shared_ptr<Core> core;
-    Core::Found found = Core::Found::kNothing;
-    {
-        WithoutGil released;
-        core = Core::open(path, &found);
-    }
-    if (core) return nb::cast(new Handle(std::move(core)), nb::rv_policy::take_ownership);
-    switch (found) {
-        case Core::Found::kUnfinished: return nb::str("unfinished");
-        case Core::Found::kOtherVersion: return nb::str("other version");
-        default: return nb::str("nothing");
-    }
+constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
+
+// What stands at the path (kFoundNames), its layout version, and, of a segment, what `make` makes of it.
+template <class Make>
+nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
+    Opened opened = open_segment_file(path, access, owners);
+    nb::object made = nb::none();
+    if (opened.found == Found::kSegment) made = make(std::move(opened));
+    return nb::make_tuple(kFoundNames[static_cast<int>(opened.found)], opened.config.version, made);
+}
+
+nb::tuple open_segment(const std::string& path, const Owners& owners) {
+    return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
+        return nb::cast(new Handle(Core::on(std::move(opened.file), opened.config)),
+                        nb::rv_policy::take_ownership);
+    });
+}
+
+nb::tuple view_segment(const std::string& path) {
+    return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
+        return nb::cast(new SegmentView(std::move(opened.file), opened.config), nb::rv_policy::take_ownership);
+    });
 }
 
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
@@ -97,29 +111,39 @@ NB_MODULE(_core, m) {
         .def("cancel", &Handle::cancel)
         .def_prop_ro("step", &Handle::step)
         .def_prop_ro("count", &Handle::count)
-        .def("use_queue", &Handle::use_queue, nb::arg("name"))
-        .def("attach", &Handle::attach)
-        .def_prop_ro("is_attached", &Handle::is_attached)
-        .def("sweep", &Handle::sweep)
+        .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
+        .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
+        .def("unlink_private", &Handle::unlink_private)
         .def_prop_ro("unlinked", &Handle::unlinked)
-        .def("mark_unlinked", &Handle::mark_unlinked)
-        .def_prop_ro("others_attached", &Handle::others_attached)
-        .def("lock_name", &Handle::lock_name)
-        .def("unlock_name", &Handle::unlock_name)
-        .def_prop_ro("inode", &Handle::inode)
+        .def_prop_ro("mode", &Handle::mode)
+        .def_prop_ro("owner", &Handle::owner)
         .def("config", &Handle::config)
         .def("state", &Handle::state)
-        .def("participants", &Handle::participants)
-        .def("waiters", &Handle::waiters)
-        .def("lock_state", &Handle::lock_state)
-        .def("round_shape", &Handle::round_shape)
-        .def("read", &Handle::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
-        .def_prop_ro("allocated_bytes", &Handle::allocated_bytes);
+        .def("attached_pids", &Handle::attached_pids);
 
-    m.def("open", &open_segment, nb::arg("path"));
-    m.def("initialise", &initialise, nb::arg("fd"), nb::arg("name"), nb::arg("kind"), nb::arg("dtype"),
-          nb::arg("sum"), nb::arg("components"), nb::arg("reduction"), nb::arg("declared").none(),
-          nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+    nb::class_<SegmentView>(m, "View")
+        .def("close", &SegmentView::close)
+        .def("config", &SegmentView::config)
+        .def("state", &SegmentView::state)
+        .def("participants", &SegmentView::participants)
+        .def("waiters", &SegmentView::waiters)
+        .def("lock_state", &SegmentView::lock_state)
+        .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
+        .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
+        .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
+        .def_prop_ro("unlinked", &SegmentView::unlinked)
+        .def_prop_ro("used", &SegmentView::used)
+        .def_prop_ro("inode", &SegmentView::inode)
+        .def_prop_ro("device", &SegmentView::device)
+        .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
+
+    m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
+    m.def("view", &view_segment, nb::arg("path"));
+    m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
+          nb::arg("dtype"), nb::arg("sum"), nb::arg("components"), nb::arg("reduction"),
+          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+    m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
+    m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
@@ -131,18 +155,7 @@ NB_MODULE(_core, m) {
               return nb::make_tuple(check.ascending, check.over, check.negative);
           },
           nb::arg("indices"), nb::arg("limit"));
-    m.def("set_identity",
-          [](uint64_t pid_namespace, uint64_t start_ticks, uint64_t token) {
-              this_process = {pid_namespace, start_ticks};
-              this_token = token;
-          },
-          nb::arg("pid_namespace"), nb::arg("start_ticks"), nb::arg("token"));
-    m.def("before_fork", [] {
-        WithoutGil released;
-        Core::before_fork();
-    });
-    m.def("after_fork_in_parent", &Core::after_fork_in_parent);
-    m.def("after_fork_in_child", [] { Core::after_fork_in_child(this_process, this_token); });
+    watch_forks();
     m.attr("VERSION") = kVersion;
     m.attr("BUCKET_BYTES") = sizeof(Bucket);
     m.attr("SLOT_BYTES") = sizeof(Slot);

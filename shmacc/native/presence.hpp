@@ -1,13 +1,19 @@
 // Which processes are attached, and which of them live.
 //
-// A process that attaches takes record locks on two bytes, and holds them until it leaves or ends. The first
-// it finds free, kPresenceByte + i, *is* the allocation of entry i. If the entry bears no token, it takes
-// kLifeByte + i too, and writes its token: from now on it is attached, and the second byte is the proof that
+// A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends. The
+// first it finds free, presence_byte(i), *is* the allocation of entry i. If the entry bears no token, it takes
+// life_byte(i) too, and writes its token: from now on it is attached, and the second byte is the proof that
 // the process of this token lives. The kernel drops both with the process, and no earlier.
 //
 // A dead process leaves its token behind, and its entry is not given to anybody else until a sweep, under the
 // segment's lock, has taken it out of the line. A newcomer that looks at such an entry holds the first byte for a
-// moment, but never the second: so not even one that is stopped there lends its life to a dead waiter.
+// moment, but never the second: so not even one that is stopped there lends its life to a dead waiter. A
+// newcomer that met dead ones sweeps once it has a place, or if there is none before it looks again: so
+// however many children of fork come and die, entries are free as soon as somebody wants one.
+//
+// `top` bounds the entries that anybody looks at. It rises before a token is written, and falls in a sweep,
+// entry by entry, while the sweeper holds the entry's presence byte: who has, or is about to take, that
+// entry holds the byte, so `top` never falls below an entry in use.
 #pragma once
 
 #include <unistd.h>
@@ -16,13 +22,9 @@
 
 #include "lock.hpp"
 #include "mapping.hpp"
+#include "process.hpp"
 
 namespace shmacc {
-
-struct ProcessIdentity {  // looked up once a process, by Python
-    uint64_t pid_namespace;
-    uint64_t start_ticks;
-};
 
 // Entries of a table in shared memory, reserved in steps of a page before they are touched. `top` is how
 // many have ever been used; it only grows.
@@ -34,7 +36,6 @@ class Table {
           entries_(reinterpret_cast<Entry*>(
               mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
-    uint32_t capacity() const { return capacity_; }
     // How many entries may be looked at.
     uint32_t size() {
         uint32_t top = std::min(load(top_), capacity_);
@@ -50,6 +51,11 @@ class Table {
                                                         __ATOMIC_ACQUIRE)) {
         }
         return entries_[i];
+    }
+    // Entry i, the last one, is free: it need not be looked at until it is used again.
+    void last_use(uint32_t i) {
+        uint32_t top = i + 1;
+        __atomic_compare_exchange_n(&top_, &top, i, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     }
 
   private:
@@ -76,40 +82,42 @@ class Presence {
           table_(mapping, kParticipantsRegion, kMaxParticipants, header->participants_top) {}
 
     static constexpr uint32_t kNobody = UINT32_MAX;
+    enum class Claim { kDone, kDoneBesideDead, kFull };
 
     // Takes a free entry. Needs no lock but the bytes' own.
-    void claim(uint64_t token, const ProcessIdentity& identity) {
+    Claim claim(const ProcessIdentity& process) {
+        bool met_dead = false;
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
-            if (!set_record_lock(fd_, kPresenceByte + i, F_WRLCK)) continue;
+            if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) continue;
             Participant& entry = table_.first_use(i);
-            if (load(entry.token) != 0 ||  // a dead one's, not swept yet
-                !set_record_lock(fd_, kLifeByte + i, F_WRLCK)) {
-                set_record_lock(fd_, kPresenceByte + i, F_UNLCK);
+            const bool dead = load(entry.token) != 0;  // not swept yet
+            if (dead || !set_record_lock(fd_, life_byte(i), F_WRLCK)) {
+                set_record_lock(fd_, presence_byte(i), F_UNLCK);
+                met_dead |= dead;
                 continue;
             }
-            entry.pid_namespace = identity.pid_namespace;
-            entry.start_ticks = identity.start_ticks;
+            entry.pid_namespace = process.pid_namespace;
+            entry.start_ticks = process.start_ticks;
             entry.attached_ns = entry.seen_ns = wall_ns();
             entry.applied_ns = entry.applied_step = 0;
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            store(entry.token, token);
+            store(entry.token, process.token);
             index_ = i;
-            token_ = token;
-            return;
+            token_ = process.token;
+            return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }
-        throw Error(Failure::kResourceExhausted,
-                    std::to_string(kMaxParticipants) + " processes are attached to the segment already");
+        return Claim::kFull;
     }
 
-    // whole: whether the table can still be written to.
-    void leave(bool whole) {
-        if (index_ == kNobody) return;
-        if (whole) store(table_[index_].token, uint64_t{0});
-        set_record_lock(fd_, kLifeByte + index_, F_UNLCK);
-        set_record_lock(fd_, kPresenceByte + index_, F_UNLCK);
-        index_ = kNobody;
+    void leave(const SegmentFile::State& file) {
+        const uint32_t i = std::exchange(index_, kNobody);
+        if (i == kNobody) return;
+        if (file.whole) store(table_[i].token, uint64_t{0});
+        if (!file.open) return;  // others have closed the descriptor, and the locks went with it
+        set_record_lock(fd_, life_byte(i), F_UNLCK);
+        set_record_lock(fd_, presence_byte(i), F_UNLCK);
     }
 
     // In a forked child: the entry, and the lock that proves it, are the parent's.
@@ -125,9 +133,9 @@ class Presence {
     bool alive(uint32_t i, uint64_t token) {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token &&
-               others_hold(fd_, kLifeByte + i, 1);
+               others_hold(fd_, life_byte(i), 1);
     }
-    static bool anybody_else(int fd) { return others_hold(fd, kPresenceByte, 2 * kMaxParticipants); }
+    static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
     // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
     template <class Each>
@@ -137,6 +145,13 @@ class Presence {
             if (token == 0 || alive(i, token)) continue;
             each(token);
             store(table_[i].token, uint64_t{0});
+        }
+        // A process that has a place takes no other one: so none of its threads is after the same byte.
+        if (!claimed()) return;
+        for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
+            if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
+            table_.last_use(i);
+            set_record_lock(fd_, presence_byte(i), F_UNLCK);
         }
     }
 

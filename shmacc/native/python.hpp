@@ -35,28 +35,32 @@ inline void take_gil(PyThreadState* state) {
     }
 }
 
+// The thread that shuts the interpreter down keeps the GIL: it could not be told from the others when it asked
+// for it again, and nobody else could do anything with it.
 class WithoutGil {
   public:
-    WithoutGil() : state_(PyEval_SaveThread()) {}
-    ~WithoutGil() { take_gil(state_); }
+    WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        if (state_) take_gil(state_);
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
 
     // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception.
     void check_signals() {
         if (getpid() != gettid()) return;
-        take_gil(state_);
-        int raised = PyErr_CheckSignals();
+        const bool released = state_ != nullptr;
+        if (released) take_gil(state_);
+        const bool raised = PyErr_CheckSignals() != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
-        state_ = PyEval_SaveThread();
+        if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
     }
 
   private:
     PyThreadState* state_;
 };
-
-inline ProcessIdentity this_process{};  // set by Python at import and after fork
-inline uint64_t this_token = 0;
 
 inline int64_t deadline_after(std::optional<double> seconds) {
     if (!seconds) return kForever;

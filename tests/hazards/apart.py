@@ -172,6 +172,10 @@ class Pipe:
         """Wait for what the test says."""
         return self._connection.recv()
 
+    def poll(self) -> bool:
+        """Whether the test has said something."""
+        return self._connection.poll()
+
 
 def _how(status: int) -> str:
     if os.WIFSIGNALED(status):

@@ -52,17 +52,17 @@ class LockView:
 
     def __init__(self) -> None:
         """Look at the scenes' segment, without attaching."""
-        handle = _core.open(path())
-        assert isinstance(handle, _core.Handle)
-        self._handle = handle
+        view = _core.view(path())[2]
+        assert view is not None
+        self._view = view
 
     def held(self) -> bool:
         """At this instant."""
-        return bool(self._handle.lock_state()[0])
+        return bool(self._view.lock_state()[0])
 
     def close(self) -> None:
         """Look no more."""
-        self._handle.close()
+        self._view.close()
 
 
 def under_the_lock(scene: Scene) -> Callable[[Mark], None]:

@@ -59,8 +59,8 @@ def _refused() -> None:
     before = _segment().stat()
     openers: tuple[Callable[[], Any], ...] = (
         lambda: shmacc.attach("theirs"),
+        lambda: shmacc.attach("theirs", owners="any"),
         lambda: ConditionalAccumulator("f8", (), "theirs", reduction_type="SUM"),
-        lambda: inspection.describe("theirs"),
         lambda: inspection.cancel("theirs"),
         lambda: inspection.remove("theirs"),
         lambda: inspection.remove("theirs", force=True),
@@ -72,17 +72,20 @@ def _refused() -> None:
         assert f"uid {OWNER}" in str(caught.value)
         assert f"{stat.S_IMODE(before.st_mode):04o}" in str(caught.value)
     (summary,) = inspection.list_segments("theirs")
-    assert summary.state is SegmentState.UNREADABLE
     assert summary.owner_uid == OWNER
-    assert inspection.check("theirs")
-    (leftover,) = [
-        leftover
-        for leftover in inspection.leftovers("theirs")
-        if leftover.file_name == _segment().name
-    ]
-    assert not leftover.removable
-    with pytest.raises(errors.PermissionDeniedError):
-        inspection.clean(leftover)
+    if before.st_mode & stat.S_IROTH:  # who may read may look
+        assert summary.state is SegmentState.SOUND
+        assert inspection.describe("theirs").stats.num_accumulated == 1
+        assert inspection.leftovers("theirs") == ()
+    else:
+        assert summary.state is SegmentState.UNREADABLE
+        assert inspection.check("theirs")
+        with pytest.raises(errors.PermissionDeniedError, match=f"uid {OWNER}, mode 0600"):
+            inspection.describe("theirs")
+        for leftover in inspection.leftovers("theirs"):
+            assert not leftover.removable
+            with pytest.raises(errors.PermissionDeniedError):
+                inspection.clean(leftover)
     assert _segment().stat() == before
 
 
@@ -94,7 +97,9 @@ def test_a_strangers_is_refused(owner: Apart) -> None:
 
 
 def _take_part() -> None:
-    with shmacc.attach("theirs") as acc:
+    with pytest.raises(errors.PermissionDeniedError, match=rf"uid {OWNER}, mode 0666.*owners="):
+        shmacc.attach("theirs")
+    with shmacc.attach("theirs", owners={OWNER}) as acc:
         assert isinstance(acc, ConditionalAccumulator)
         assert acc.apply_grad(2.0)
         assert acc.take_partial(2, timeout=0).value == 3.0
@@ -102,7 +107,7 @@ def _take_part() -> None:
 
 
 def _stay_out() -> None:
-    acc = shmacc.attach("theirs")
+    acc = shmacc.attach("theirs", owners="any")
     # /dev/shm is sticky: what is another's can be used, not removed.
     for removal in (
         acc.unlink,
@@ -113,7 +118,7 @@ def _stay_out() -> None:
     # It was not marked as given up on the way there.
     assert not acc._handle.unlinked
     acc.close()
-    with shmacc.attach("theirs") as again:
+    with shmacc.attach("theirs", owners="any") as again:
         assert isinstance(again, ConditionalAccumulator)
         assert again.apply_grad(2.0)
 
@@ -127,7 +132,7 @@ def test_users_share_what_is_open_to_all(owner: Apart) -> None:
 
 
 def _wait_for_it() -> float:
-    with shmacc.attach("theirs") as acc:
+    with shmacc.attach("theirs", owners="any") as acc:
         assert isinstance(acc, ConditionalAccumulator)
         return float(acc.take_grad(2, timeout=LONG))
 
@@ -150,26 +155,38 @@ def test_a_dead_strangers_place_is_free(owner: Apart) -> None:
     assert owner.hear() == 1.0
 
 
-def _attach_and_go() -> None:
-    shmacc.attach("theirs").close()
+def _attach() -> None:
+    shmacc.attach("theirs", owners="any").close()
 
 
 @open_to_all
-def test_the_owner_removes_what_a_stranger_made_for_it(owner: Apart) -> None:
-    """The queue's semaphore was gone, and a stranger who attached made it again."""
+@pytest.mark.parametrize(("uid", "made"), [(STRANGER, []), (OWNER, [OWNER]), (None, [OWNER])])
+def test_a_lost_semaphore_is_made_with_the_segments_owner(
+    owner: Apart, uid: int | None, made: list[int]
+) -> None:
+    """A stranger cannot, and does without; the owner and root can."""
     for semaphore in _semaphores():
         semaphore.unlink()
-    run_apart(_attach_and_go, uid=STRANGER)
-    assert [path.stat().st_uid for path in _semaphores()] == [STRANGER]
-    owner.say(("unlink",))
-    assert owner.hear() is None
-    assert not _segment().exists()
-    # Its file is the stranger's, and stays until root or the stranger cleans up.
-    for leftover in inspection.leftovers("theirs"):
-        inspection.clean(leftover)
-    assert _semaphores() == []
-    # For the fixture, which removes what it made.
-    ConditionalAccumulator("f8", (), "theirs").close()
+    run_apart(_take_part, uid=STRANGER)
+    owner.say(("apply_grad", 1.0))
+    assert owner.hear()
+    run_apart(_attach, uid=uid)
+    assert [path.stat().st_uid for path in _semaphores()] == made
+
+
+@open_to_all
+def test_a_strangers_semaphore_is_not_used(owner: Apart) -> None:
+    """Its owner could truncate it under those who have it mapped."""
+    (semaphore,) = _semaphores()
+    os.chown(semaphore, STRANGER, STRANGER)
+    for uid in (OWNER, STRANGER, None):
+        with pytest.raises(errors.PermissionDeniedError, match=f"owner, uid {OWNER}"):
+            run_apart(_attach, uid=uid)
+    assert semaphore.stat().st_uid == STRANGER
+    semaphore.unlink()
+    run_apart(_attach)
+    owner.say(("num_accumulated",))
+    assert owner.hear() == 1
 
 
 def _names_clash() -> None:

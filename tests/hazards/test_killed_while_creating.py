@@ -102,9 +102,10 @@ def test_attaching_at_every_line(record_property: Record) -> None:
 
 def claim_a_place(mark: Mark) -> None:
     """Attach: the part that the extension does."""
-    handle: Any = _core.open(path())
+    handle: Any = _core.open(path(), None)[2]
+    semaphore = names.semaphore_path(os.path.basename(path()), handle.config()["token"])  # noqa: PTH119
     mark()
-    handle.attach()
+    handle.enter(path(), semaphore)
     mark()
     handle.close()
 

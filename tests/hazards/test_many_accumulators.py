@@ -13,7 +13,7 @@ from hazards.apart import forks, run_apart
 from hazards.every_call import SANITIZED
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, testing
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
 
 pytestmark = forks
 
@@ -56,7 +56,7 @@ def _many() -> dict[str, Any]:
             _apply(acc, value)
     again = [shmacc.attach(f"many-{i}") for i in range(0, MANY, 10)]
     peak = used()
-    bytes_held = sum(acc._handle.allocated_bytes for acc in accs)
+    bytes_held = sum(inspection.describe(acc.shared_name).summary.bytes_reserved for acc in accs)
     for acc in accs:
         taken = acc.take(2, timeout=0)
         values = taken.values if hasattr(taken, "values") else taken.value

@@ -1,48 +1,31 @@
 """A process that is stopped in the middle of attaching holds up nobody who is attached.
 
-Who else wants to attach, or to unlink, is told so after a while: the name is the stopped one's to
+Where it matters it holds the record lock on the name's byte, and so does what is stopped here. Who
+else wants to attach, or to unlink, is told so after a while: the name is the stopped one's to
 decide on, and nobody can know what it was about to do.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from hazards import segment_layout as layout
 from hazards.apart import Apart, forks
 from hazards.killing_scenes import NAME, SOON
+from hazards.lock_holder import held
 from support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, segment
-
-if TYPE_CHECKING:
-    from hazards.apart import Pipe
+from shmacc import ConditionalAccumulator, errors, inspection
 
 pytestmark = forks
 
 
-def attach_and_stop(pipe: Pipe) -> None:
-    """Attach, but stop where the name is looked at for the second time, with the name lock held."""
-    look = segment._inode
-
-    def stop_and_look(*args: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return look(*args)
-
-    pytest.MonkeyPatch().setattr(segment, "_inode", stop_and_look)
-    pipe.say()
-    shmacc.attach(NAME).close()
-
-
 def test_it_does_not_hold_up_those_inside() -> None:
     with ConditionalAccumulator("float32", (), NAME, reduction_type="SUM") as acc:
-        with Apart(attach_and_stop) as process:
-            process.hear()
-            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        with held(NAME, layout.NAME_BYTE) as stopped:
             for _ in range(100):
                 start = time.monotonic()
                 acc.apply_grad(1.0)
@@ -53,8 +36,9 @@ def test_it_does_not_hold_up_those_inside() -> None:
                 with pytest.raises(errors.DeadlineExceededError, match="stopped"):
                     other.result()
                 assert time.monotonic() - start < LONG / 4
-            process.signal(signal.SIGCONT)
-            process.result()
+            stopped.signal(signal.SIGCONT)
+            stopped.say("let go")
+            stopped.wait()
         with Apart(_attach) as other:
             other.result()
         acc.unlink()
@@ -62,15 +46,12 @@ def test_it_does_not_hold_up_those_inside() -> None:
 
 def test_its_death_lets_others_in() -> None:
     with ConditionalAccumulator("float32", (), NAME) as acc:
-        with Apart(attach_and_stop) as process:
-            process.hear()
-            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
-            with Apart(_attach) as other:
-                until(lambda: len(inspection.describe(NAME).processes) == 3)
-                process.kill()
-                start = time.monotonic()
-                other.result()
-                assert time.monotonic() - start < SOON
+        with held(NAME, layout.NAME_BYTE) as stopped, Apart(_attach) as other:
+            until(lambda: len(inspection.describe(NAME).processes) == 2)
+            stopped.kill()
+            start = time.monotonic()
+            other.result()
+            assert time.monotonic() - start < SOON
         acc.unlink()
 
 

@@ -63,10 +63,11 @@ def test_a_semaphore_that_is_made_again() -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_the_first_ones_mode_stays() -> None:
-    with (
-        ConditionalAccumulator("f4", shared_name="modes", mode=0o660) as acc,
-        ConditionalAccumulator("f4", shared_name="modes", mode=0o600),
-    ):
+    with ConditionalAccumulator("f4", shared_name="modes", mode=0o660) as acc:
+        for mode in (None, 0o660):
+            ConditionalAccumulator("f4", shared_name="modes", mode=mode).close()
+        with pytest.raises(errors.InvalidArgumentError, match=r"mode 0660, but 0600"):
+            ConditionalAccumulator("f4", shared_name="modes", mode=0o600)
         assert list(modes("modes").values()) == [0o660, 0o660]
         acc.unlink()
 

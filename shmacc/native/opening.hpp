@@ -1,0 +1,163 @@
+// How a name comes to its segment, and how it leaves it.
+//
+// **Making.** A segment is built complete in a file without a name, with its semaphore, and its maker is
+// attached to it; then linkat gives it the name, which fails if the name is taken. So no name ever leads to a
+// half-made segment, nobody else can make its semaphore first, and a maker that dies before the link leaves
+// nothing but, at most, a semaphore that nobody can meet, and that the cleaner finds by its token.
+//
+// **Attaching.** Open, check, open the semaphore, take a presence (presence.hpp), and then look again,
+// holding the name lock: is the segment still not given up, and does the name still lead to it? If not, let go
+// and start over.
+//
+// **Removing** (`unlink`, the cleaner, an attacher that finishes what a dead remover began) happens under
+// the name lock only: mark the segment as given up, remove the name if it leads to this very segment, remove
+// the semaphore. The cleaner looks for presences first, under the same lock. So either the cleaner sees the
+// attacher's presence, or the attacher sees the mark; a mark is never taken back, and a name is never
+// removed that leads elsewhere by now.
+//
+// The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
+// not the lock that applies take, which a stopped process may hold for long. Between its lock and its unlock
+// no Python code runs and the GIL is kept: so a process's own threads, finalizers and signal handlers,
+// which its record locks do not keep apart, cannot come between either.
+//
+// Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
+// without a segment; after the second the segment is complete and its maker's presence goes with it; between
+// mark and removal of the name the next attacher finishes the removal; between the removals of name and
+// semaphore a semaphore is left, as above.
+//
+// Not done: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
+// segment); unlinking by name alone (it may have been made anew); sem_open (semaphore.hpp).
+#pragma once
+
+#include "core.hpp"
+
+namespace shmacc {
+
+// What stands under a name, where it is no segment of this version.
+enum class Found { kSegment, kNothing, kUnfinished, kHeldUnfinished, kOtherVersion };
+
+struct Opened {
+    Found found;
+    std::shared_ptr<SegmentFile> file;
+    Config config;
+};
+
+constexpr uint64_t kNewSegmentBytes = kHeaderBytes + 2 * kPage + sizeof(sem_t);
+
+// Throws DataLossError unless it is a segment, one of another version, or has nothing in it yet.
+inline Found check_config(int fd, uint64_t size, Config& config) {
+    if (size == 0) return Found::kUnfinished;
+    unsigned char beginning[kPage] = {};
+    ssize_t got = pread(fd, beginning, sizeof beginning, 0);
+    if (std::all_of(beginning, beginning + sizeof beginning, [](unsigned char byte) { return byte == 0; }))
+        return Found::kUnfinished;
+    if (got < static_cast<ssize_t>(sizeof config)) data_loss("it is too short");
+    std::memcpy(&config, beginning, sizeof config);
+    if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
+    if (config.version != kVersion) return Found::kOtherVersion;
+    if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
+    if (size != kFileSize) data_loss("its file was truncated");
+    bool rank = config.declared_rank == kUnknownRank || config.declared_rank <= kMaxRank;
+    bool name = config.name_length >= 1 && config.name_length <= kMaxName;
+    for (uint32_t i = 0; name && i < config.name_length; ++i)
+        name = std::isalnum(static_cast<unsigned char>(config.name[i])) || std::strchr("._-", config.name[i]);
+    if (!rank || !name || config.mode > 0777 || config.reduction < kMean || config.reduction > kCmean ||
+        config.sum < kFloat32 || config.sum > kUint64 || config.components < 1 || config.components > 2 ||
+        (config.kind != kSparse && config.kind != kDense))
+        data_loss("its configuration is out of range");
+    return Found::kSegment;
+}
+
+// Opens what stands at `path`, without attaching to it. With the GIL, like all that follows.
+inline Opened open_segment_file(const std::string& path, SegmentFile::Access access, const Owners& owners) {
+    Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}};
+    if (!opened.file) return opened;
+    const struct stat status = opened.file->status();
+    opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
+    if (opened.found == Found::kUnfinished && others_hold(opened.file->fd(), 0, 0))
+        opened.found = Found::kHeldUnfinished;
+    return opened;
+}
+
+// Removes a file that has nothing in it yet, and that nobody living holds a lock on; whether it did. This version
+// makes no such files.
+inline bool remove_unfinished(const std::string& path) {
+    const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
+    if (opened.found != Found::kUnfinished) return false;
+    // Against another one who removes it.
+    const int fd = opened.file->fd();
+    if (!set_record_lock(fd, kNameByte, F_WRLCK)) return false;
+    const bool removed = opened.file->is_at(path) && unlink(path.c_str()) == 0;
+    set_record_lock(fd, kNameByte, F_UNLCK);
+    return removed;
+}
+
+// A new segment, attached to, under these names; null if the segment's name is taken.
+inline std::shared_ptr<Core> create_segment(const std::string& path, const std::string& semaphore_path,
+                                            Config config) {
+    auto file = SegmentFile::create();
+    const int fd = file->fd();
+    if (ftruncate(fd, static_cast<off_t>(kFileSize)) != 0) system_failure("Making a segment", errno);
+    reserve_in_file(fd, 0, kHeaderBytes);
+    reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
+    reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
+    std::memcpy(config.magic, kMagic, sizeof kMagic);
+    config.version = kVersion;
+    config.checksum = checksum_of(config);
+    auto header = std::make_unique<Header>();
+    std::memset(static_cast<void*>(header.get()), 0, sizeof(Header));
+    header->config = config;
+    header->state[0].checksum = checksum_of(header->state[0]);
+    if (pwrite(fd, header.get(), sizeof(Header), 0) != static_cast<ssize_t>(sizeof(Header)) ||
+        fchmod(fd, config.mode) != 0)
+        system_failure("Making a segment", errno);
+
+    auto core = Core::on(file, config);
+    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.mode, file->status().st_uid);
+    if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
+    bool named = false;
+    try {
+        core->open_semaphore(semaphore_path);
+        core->claim();
+        named = NamedSemaphore::link_to(fd, path);
+    } catch (...) {
+        unlink(semaphore_path.c_str());
+        throw;
+    }
+    if (!named) unlink(semaphore_path.c_str());
+    return named ? core : nullptr;
+}
+
+enum class Entered { kYes, kGivenUp, kElsewhere };
+
+// The second look of an attacher, with the name lock held. kGivenUp: the removal that somebody began is
+// finished now.
+inline Entered look_again(Core& core, const std::string& path, const std::string& semaphore_path) {
+    SegmentFile& file = core.file();
+    if (load(core.header().unlinked)) {
+        if (file.is_at(path)) unlink(path.c_str());
+        unlink(semaphore_path.c_str());
+        return Entered::kGivenUp;
+    }
+    if (file.is_at(path)) return Entered::kYes;
+    unlink(semaphore_path.c_str());  // made by this process for a segment that was removed meanwhile
+    return Entered::kElsewhere;
+}
+
+// With the name lock held. A mark is a word of the header, written through the descriptor, since who removes
+// need not have the segment mapped.
+inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    const uint64_t mark = 1;
+    if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
+        system_failure("Removing it", errno);
+    if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) system_failure("Removing it", errno);
+    unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
+}
+
+// Whether a living process is attached, this one included.
+inline bool in_use(SegmentFile& file) {
+    const auto core = file.core.lock();
+    return Presence::anybody_else(file.fd()) || (core && core->is_open() && core->presence().claimed());
+}
+
+}  // namespace shmacc

@@ -1,0 +1,229 @@
+// The one place that opens and closes segments' files.
+//
+// POSIX record locks belong to a process and a file: closing *any* descriptor of the file drops all of them,
+// and with them the proof that the process is attached (presence.hpp) and that it owns the lock (lock.hpp).
+// So a process has one SegmentFile for each file, shared by all who use it; its descriptors are closed when
+// the last of them is gone, and nothing else in this library opens a file under a segment's name.
+//
+//   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
+//              record lock on that file.
+//
+// The list of what is open is guarded by the GIL: it is read and changed only with the GIL held and never
+// released in between, so a file that is not in the list has no other descriptor while it is being opened.
+// That takes no lock of its own, hence nothing can be held when the process forks, when a finalizer runs or
+// when a signal handler opens the very same name. The system calls concerned do not block: /dev/shm is
+// memory, and what is not a regular file is refused before it is opened.
+//
+// A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
+// then lead to another file. Every fstat compares the file's identity, and a descriptor that is not ours any
+// more is neither used nor closed.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "layout.hpp"
+#include "support.hpp"
+
+namespace shmacc {
+
+constexpr const char* kDirectory = "/dev/shm";
+
+class Descriptor {
+  public:
+    explicit Descriptor(int fd = -1) : fd_(fd) {}
+    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Descriptor() {
+        if (fd_ >= 0) close(fd_);
+    }
+    int get() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
+    explicit operator bool() const { return fd_ >= 0; }
+
+  private:
+    int fd_;
+};
+
+inline std::string four_octal(mode_t mode) {
+    char text[8];
+    snprintf(text, sizeof text, "%04o", mode & 07777u);
+    return text;
+}
+
+// A failed system call on /dev/shm, in words. bytes: how many were needed, where that is known.
+[[noreturn]] inline void system_failure(const std::string& what, int error, uint64_t bytes = 0) {
+    const std::string why = std::string(": ") + std::strerror(error);
+    switch (error) {
+        case EACCES:
+        case EPERM:
+            throw Error(Failure::kPermissionDenied,
+                        what + " failed: /dev/shm does not let this user in" + why);
+        case EROFS:
+            throw Error(Failure::kPermissionDenied, what + " failed: /dev/shm is mounted read-only" + why);
+        case EMFILE:
+        case ENFILE:
+            throw Error(Failure::kResourceExhausted,
+                        what + " failed: too many open files; each attached segment has one (`ulimit -n`)" +
+                            why);
+        case ENOSPC:
+        case ENOMEM:
+        case EFBIG:
+        case EDQUOT: break;
+        default: throw Error(Failure::kFailedPrecondition, what + " failed: /dev/shm cannot be used" + why);
+    }
+    struct statvfs space {};
+    statvfs(kDirectory, &space);
+    if (error == ENOSPC && space.f_files > 0 && space.f_favail == 0)
+        throw Error(Failure::kResourceExhausted,
+                    what + " failed: all " + std::to_string(space.f_files) +
+                        " inodes of /dev/shm are in use (its memory is not); remove files there, or `mount "
+                        "-o remount,nr_inodes=... /dev/shm`");
+    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
+    throw Error(Failure::kResourceExhausted,
+                "Shared memory is full: " + needed + std::to_string(uint64_t{space.f_bavail} * space.f_frsize) +
+                    " of " + std::to_string(uint64_t{space.f_blocks} * space.f_frsize) +
+                    " are free in /dev/shm (" + what + why +
+                    "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
+                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`");
+}
+
+// Whose segments may be attached; no list: anybody's.
+using Owners = std::optional<std::vector<uint32_t>>;
+
+inline std::string belongs_to(const struct stat& found) {
+    return "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode);
+}
+
+class Core;
+
+class SegmentFile {
+  public:
+    using Id = std::pair<dev_t, ino_t>;
+    enum class Access { kRead, kWrite };
+
+    // The file at `path`; null if there is none. Does not look at what is in it.
+    static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
+        // A look that can be closed again: closing an O_PATH descriptor drops no record locks.
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        if (!look) {
+            if (errno == ENOENT) return nullptr;
+            system_failure("Opening it", errno);
+        }
+        struct stat found {};
+        fstat(look.get(), &found);
+        if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
+        if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
+            throw Error(Failure::kPermissionDenied,
+                        belongs_to(found) + "; only segments of this process's user and of root are attached, "
+                                            "unless owners= allows others (\"any\", or their uids)");
+        const Id id{found.st_dev, found.st_ino};
+        std::shared_ptr<SegmentFile> file = list()[id].lock();
+        if (!file || !file->is_open()) {
+            file = std::make_shared<SegmentFile>(id);
+            list()[id] = file;
+        }
+        file->need(access, look.get(), found);
+        return file;
+    }
+
+    // A new file, which has no name yet.
+    static std::shared_ptr<SegmentFile> create() {
+        Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+        if (!fd) system_failure("Making a segment", errno);
+        struct stat made {};
+        fstat(fd.get(), &made);
+        const Id id{made.st_dev, made.st_ino};
+        auto file = std::make_shared<SegmentFile>(id);
+        list()[id] = file;
+        file->writable_ = std::move(fd);
+        return file;
+    }
+
+    explicit SegmentFile(Id id) : id_(id) {}
+    SegmentFile(const SegmentFile&) = delete;
+    SegmentFile& operator=(const SegmentFile&) = delete;
+    ~SegmentFile() {
+        // The entry may be a successor's: this one's descriptors were closed by others.
+        if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
+        for (Descriptor* fd : {&readable_, &writable_})
+            if (*fd && !leads_here(fd->get())) fd->release();
+    }
+
+    int fd() const { return writable_ ? writable_.get() : readable_.get(); }
+    Id id() const { return id_; }
+    struct stat status() const {
+        struct stat found {};
+        if (fstat(fd(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_)
+            throw Error(Failure::kFailedPrecondition,
+                        "This process has closed the segment's descriptor (daemonizing closes all of them); "
+                        "open the accumulator again after that");
+        return found;
+    }
+
+    struct State {
+        bool open;   // the descriptor is still this file's
+        bool whole;  // as long as it was made
+        bool named;  // some name still leads to it
+    };
+    State state() const {
+        struct stat found {};
+        const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+        return {open, open && static_cast<uint64_t>(found.st_size) == kFileSize, open && found.st_nlink > 0};
+    }
+    // Before anything is locked, reserved or touched.
+    void check_open() const { status(); }
+
+    // Whether a name leads to this very file.
+    bool is_at(const std::string& path) const {
+        struct stat found {};
+        return lstat(path.c_str(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+    }
+
+    // The process's Core on this file, if it has one (core.hpp).
+    std::weak_ptr<Core> core;
+
+  private:
+    bool is_open() const { return leads_here(fd()); }
+    bool leads_here(int fd) const {
+        struct stat found {};
+        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+    }
+
+    void need(Access access, int look, const struct stat& found) {
+        if (writable_ || (access == Access::kRead && readable_)) return;
+        const std::string same_file = "/proc/self/fd/" + std::to_string(look);
+        const bool write = access == Access::kWrite;
+        Descriptor fd(::open(same_file.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+        if (!fd && (errno == EACCES || errno == EPERM))
+            throw Error(Failure::kPermissionDenied, belongs_to(found) + ": " + std::strerror(errno));
+        if (!fd) system_failure("Opening it", errno);
+        (write ? writable_ : readable_) = std::move(fd);
+    }
+
+    // Never destroyed: segments may be closed as late as the process's end.
+    static std::map<Id, std::weak_ptr<SegmentFile>>& list() {
+        static auto& files = *new std::map<Id, std::weak_ptr<SegmentFile>>;
+        return files;
+    }
+
+    const Id id_;
+    Descriptor readable_;
+    Descriptor writable_;
+};
+
+}  // namespace shmacc

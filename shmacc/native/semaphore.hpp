@@ -1,0 +1,106 @@
+// The named semaphore in front of a segment's lock: made and opened by descriptor.
+//
+// Its name carries the segment's token, so nobody can make it first. It is complete, with owner and mode,
+// before it has the name (O_TMPFILE and linkat, as for the segment), and it is opened without following
+// links and looked at through the descriptor: a regular file, long enough, of the segment's owner. What is
+// anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use.
+//
+// What stands in the file is glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and
+// mode by uid and umask, cannot say whom the file belongs to, and would have to be mended afterwards by name.
+//
+// While a new segment is being made its semaphore already has a name, and the segment none. A flock on the
+// semaphore's file says so to the cleaner: the kernel releases it with the descriptor, so who finds it free
+// and no segment of that token may remove the semaphore.
+#pragma once
+
+#include <semaphore.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+
+#include "segment_file.hpp"
+
+namespace shmacc {
+
+class NamedSemaphore {
+  public:
+    enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
+
+    // Makes it and gives it the name. While the descriptor that is returned is open, a cleaner leaves the
+    // semaphore alone. No descriptor: the name is taken.
+    static Descriptor make(const std::string& path, mode_t mode, uid_t owner) {
+        Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+        if (!fd) system_failure("Making a semaphore", errno);
+        sem_t fresh{};
+        sem_init(&fresh, 1, 1);
+        const ssize_t written = pwrite(fd.get(), &fresh, sizeof fresh, 0);
+        if (written != static_cast<ssize_t>(sizeof fresh))
+            system_failure("Making a semaphore", written < 0 ? errno : ENOSPC, sizeof fresh);
+        if (owner != geteuid() && fchown(fd.get(), owner, static_cast<gid_t>(-1)) != 0)
+            system_failure("Making a semaphore", errno);
+        if (fchmod(fd.get(), mode) != 0 || flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
+            system_failure("Making a semaphore", errno);
+        if (!link_to(fd.get(), path)) return Descriptor();
+        return fd;
+    }
+
+    // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
+    // made it has finished, or has died.
+    static bool is_being_made(const std::string& path) {
+        const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    }
+
+    // Gives an open file that has no name this one; false if the name is taken.
+    static bool link_to(int fd, const std::string& path) {
+        const std::string open_file = "/proc/self/fd/" + std::to_string(fd);
+        if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+        if (errno == EEXIST) return false;
+        system_failure("Making a name in /dev/shm", errno);
+    }
+
+    NamedSemaphore() = default;
+    NamedSemaphore(const NamedSemaphore&) = delete;
+    NamedSemaphore& operator=(const NamedSemaphore&) = delete;
+    ~NamedSemaphore() {
+        if (semaphore_) munmap(semaphore_, sizeof(sem_t));
+    }
+
+    // owner: the segment's. A mode that is not the segment's is mended, if this user may.
+    Found open(const std::string& path, mode_t mode, uid_t owner) {
+        const Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (!fd) {
+            if (errno == EMFILE || errno == ENFILE) system_failure("Opening a semaphore", errno);
+            if (errno == ENOENT) return Found::kMissing;
+            return errno == EACCES ? Found::kAnothers : Found::kNoSemaphore;
+        }
+        struct stat found {};
+        fstat(fd.get(), &found);
+        if (!S_ISREG(found.st_mode) || found.st_size < static_cast<off_t>(sizeof(sem_t)))
+            return Found::kNoSemaphore;
+        if (found.st_uid != owner) return Found::kAnothers;
+        const mode_t permissions = found.st_mode & 07777u;
+        if (permissions != mode && (geteuid() == owner || geteuid() == 0)) fchmod(fd.get(), mode);
+        map(fd.get(), MAP_SHARED);
+        return Found::kOpened;
+    }
+
+    // One that nobody else meets: it still lets the threads of this process sleep, and others are found by
+    // looking at the lock again in time (lock.hpp).
+    void use_own() {
+        map(-1, MAP_SHARED | MAP_ANONYMOUS);
+        sem_init(semaphore_, 1, 1);
+    }
+
+    sem_t* get() const { return semaphore_; }
+
+  private:
+    void map(int fd, int flags) {
+        void* at = mmap(nullptr, sizeof(sem_t), PROT_READ | PROT_WRITE, flags, fd, 0);
+        if (at == MAP_FAILED) system_failure("Mapping a semaphore", errno);
+        semaphore_ = static_cast<sem_t*>(at);
+    }
+
+    sem_t* semaphore_ = nullptr;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,171 @@
+// A segment as somebody sees it who only looks: without attaching, without its lock, without mapping it.
+//
+// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so looking reserves
+// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated
+// meanwhile is an error, never a SIGBUS; and a right to read is enough. Nothing is allocated from a size that
+// the segment claims before it is held against what the file occupies.
+#pragma once
+
+#include "description.hpp"
+#include "handle.hpp"
+#include "opening.hpp"
+
+namespace shmacc {
+
+class SegmentView {
+  public:
+    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config) : file_(std::move(file)), config_(config) {}
+
+    void close() { file_.reset(); }
+
+    nb::dict config() const { return describe(config_); }
+    nb::dict state() const {
+        const Snapshot seen = snapshot();
+        nb::dict out = describe(seen.state);
+        // An operation runs, or died: rows may differ from the committed ones.
+        out["in_operation"] = seen.in_operation;
+        out["round_shape"] = seen.round ? nb::cast(*seen.round) : nb::none();
+        return out;
+    }
+    nb::list participants() const {
+        nb::list out;
+        const std::vector<Participant> table = participants_table();
+        for (uint32_t i = 0; i < table.size(); ++i) {
+            if (table[i].token == 0) continue;
+            nb::dict item = describe(table[i]);
+            item["entry"] = i;
+            item["alive"] = alive(i, table[i].token);
+            out.append(item);
+        }
+        return out;
+    }
+    nb::list waiters() const {
+        nb::list out;
+        const uint64_t cancelled = header<uint64_t>(offsetof(Header, line) + offsetof(LineHead, cancelled_through));
+        const uint32_t top = header<uint32_t>(offsetof(Header, line) + offsetof(LineHead, top));
+        for (const Waiter& entry : table<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
+            if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
+            nb::dict item = describe(entry);
+            item["alive"] = alive(entry.participant, entry.participant_token);
+            out.append(item);
+        }
+        return out;
+    }
+    // (held by another process, its pid or 0)
+    nb::tuple lock_state() const {
+        int pid = 0;
+        const bool held = others_hold(file().fd(), kLockByte, 1, &pid);
+        return nb::make_tuple(held, pid);
+    }
+    // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
+    static std::optional<int> semaphore_value(const std::string& path) {
+        const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        struct stat found {};
+        sem_t semaphore{};
+        if (!fd || fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode) ||
+            pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
+            return std::nullopt;
+        int value = 0;
+        sem_getvalue(&semaphore, &value);
+        return value;
+    }
+    // Bytes of a region as they stand now.
+    nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
+        if (region >= kRegions || offset > kRegionSpan || count > kRegionSpan - offset)
+            throw Error(Failure::kInvalidArgument, "No such bytes in a segment");
+        check_occupied(count);
+        nb::bytes out(nullptr, count);
+        read_exactly(region_offset(region) + offset, const_cast<char*>(out.c_str()), count);
+        return out;
+    }
+
+    bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
+    bool used() const { return in_use(file()); }
+    // Removes the names if they are this segment's; if_unused: only if no living process is attached.
+    bool unlink(const std::string& path, const std::string& semaphore_path, bool if_unused) const {
+        const auto writable = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+        if (writable != file_) return false;
+        return unlink_names(*writable, path, semaphore_path, if_unused, true);
+    }
+    uint64_t inode() const { return file().id().second; }
+    uint64_t device() const { return file().id().first; }
+    uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
+
+  private:
+    struct Snapshot {
+        State state;
+        bool in_operation;
+        std::optional<Dims> round;
+    };
+
+    SegmentFile& file() const {
+        if (!file_) throw Error(Failure::kFailedPrecondition, "The view is closed");
+        return *file_;
+    }
+
+    // The committed state, and what belongs to it, as it was at some instant during the call.
+    Snapshot snapshot() const {
+        auto seen = std::make_unique<Header>();
+        for (int attempt = 0;; ++attempt) {
+            const auto generation = header<uint64_t>(offsetof(Header, generation));
+            read_exactly(0, seen.get(), sizeof(Header));
+            // The copy is overwritten only on the way to generation + 2.
+            if (header<uint64_t>(offsetof(Header, generation)) != generation && attempt < kAttempts) continue;
+            Snapshot out{seen->state[generation & 1], seen->journal.generation == generation + 1, {}};
+            Committed::verify(out.state, generation, config_);
+            uint64_t claimed = 0;
+            for (uint64_t bytes : out.state.reserved) claimed += bytes;
+            check_occupied(claimed);
+            if (out.state.count > 0) out.round = round_dims(*seen, config_, out.state);
+            return out;
+        }
+    }
+
+    std::vector<Participant> participants_table() const {
+        const uint32_t top = header<uint32_t>(offsetof(Header, participants_top));
+        return table<Participant>(kParticipantsRegion, std::min(top, kMaxParticipants));
+    }
+    template <class Entry>
+    std::vector<Entry> table(uint32_t region, uint32_t count) const {
+        std::vector<Entry> entries(count);
+        read_exactly(region_offset(region), entries.data(), count * sizeof(Entry));
+        return entries;
+    }
+    template <class Word>
+    Word header(size_t offset) const {
+        Word word;
+        read_exactly(offset, &word, sizeof word);
+        return word;
+    }
+
+    bool alive(uint32_t i, uint64_t token) const {
+        if (i >= kMaxParticipants) return false;
+        if (const auto core = file().core.lock(); core && core->is_open() && core->presence().index() == i)
+            return token == core->presence().token();
+        uint64_t now = 0;
+        if (!others_hold(file().fd(), life_byte(i), 1)) return false;
+        read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);
+        return now == token;
+    }
+
+    void check_occupied(uint64_t bytes) const {
+        if (bytes > allocated_bytes()) data_loss("a recorded size is larger than what the segment occupies");
+    }
+    void read_exactly(uint64_t offset, void* to, uint64_t count) const {
+        uint64_t done = 0;
+        while (done < count) {
+            const ssize_t got = pread(file().fd(), static_cast<char*>(to) + done, count - done,
+                                      static_cast<off_t>(offset + done));
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) data_loss("its file was truncated");
+            done += static_cast<uint64_t>(got);
+        }
+    }
+
+    static constexpr int kAttempts = 1000;
+
+    std::shared_ptr<SegmentFile> file_;
+    Config config_;
+};
+
+}  // namespace shmacc
