@@ -5,7 +5,7 @@
 namespace shmacc {
 namespace {
 
-// A handle on a new segment, attached; none if the name is taken.
+// A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
                   std::optional<Dims> declared, bool is_private, uint64_t token, uint32_t mode) {
@@ -33,7 +33,15 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     if (!core) return nb::none();
     std::optional<std::pair<std::string, std::string>> private_names;
     if (is_private) private_names.emplace(path, semaphore_path);
-    return nb::cast(new Handle(std::move(core), std::move(private_names)), nb::rv_policy::take_ownership);
+    auto handle = std::make_unique<Handle>(core, std::move(private_names));
+    try {
+        if (!handle->enter(path, semaphore_path)) return nb::none();
+    } catch (...) {
+        // What cannot be attached, for want of space say, is not left behind.
+        with_name_lock(core->file(), false, [&] { give_up_new(core->file(), path, semaphore_path); });
+        throw;
+    }
+    return nb::cast(handle.release(), nb::rv_policy::take_ownership);
 }
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};

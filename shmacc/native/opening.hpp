@@ -1,9 +1,10 @@
 // How a name comes to its segment, and how it leaves it.
 //
-// **Making.** A segment is built complete in a file without a name, with its semaphore, and its maker is
-// attached to it; then linkat gives it the name, which fails if the name is taken. So no name ever leads to a
-// half-made segment, nobody else can make its semaphore first, and a maker that dies before the link leaves
-// nothing but, at most, a semaphore that nobody can meet, and that the cleaner finds by its token.
+// **Making.** A segment is built complete in a file without a name, and its semaphore with it; then linkat
+// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, nobody
+// else can make its semaphore first, and a maker that dies before the link leaves nothing but, at most, a
+// semaphore that nobody can meet, and that the cleaner finds by its token. The maker then opens the file by its
+// name, since of a file opened without one /proc never says the name, and attaches like everybody else.
 //
 // **Attaching.** Open, check, open the semaphore, take a presence (presence.hpp), and then look again,
 // holding the name lock: is the segment still not given up, and does the name still lead to it? If not, let go
@@ -21,7 +22,7 @@
 // which its record locks do not keep apart, cannot come between either.
 //
 // Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
-// without a segment; after the second the segment is complete and its maker's presence goes with it; between
+// without a segment; after the second there is a segment, complete, that nobody has attached; between
 // mark and removal of the name the next attacher finishes the removal; between the removals of name and
 // semaphore a semaphore is left, as above.
 //
@@ -92,7 +93,7 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// A new segment, attached to, under these names; null if the segment's name is taken.
+// A new segment under these names, not attached to yet; null if the segment's name is taken.
 inline std::shared_ptr<Core> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config) {
     auto file = SegmentFile::create();
@@ -112,20 +113,20 @@ inline std::shared_ptr<Core> create_segment(const std::string& path, const std::
         fchmod(fd, config.mode) != 0)
         system_failure("Making a segment", errno);
 
-    auto core = Core::on(file, config);
     const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.mode, file->status().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
     bool named = false;
     try {
-        core->open_semaphore(semaphore_path);
-        core->claim();
         named = NamedSemaphore::link_to(fd, path);
+        // Nothing of this process relies on a record lock on the new file yet.
+        named = named && file->open_by_name(path);
     } catch (...) {
+        if (named && file->is_at(path)) unlink(path.c_str());
         unlink(semaphore_path.c_str());
         throw;
     }
     if (!named) unlink(semaphore_path.c_str());
-    return named ? core : nullptr;
+    return named ? Core::on(file, config) : nullptr;
 }
 
 enum class Entered { kYes, kGivenUp, kElsewhere };
@@ -152,6 +153,12 @@ inline void remove_names(SegmentFile& file, const std::string& path, const std::
         system_failure("Removing it", errno);
     if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) system_failure("Removing it", errno);
     unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
+}
+
+// With the name lock held. Nobody but this process's thread that could not attach knows of the segment, or
+// somebody has attached by now and keeps it.
+inline void give_up_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    if (!Presence::anybody_else(file.fd()) && file.is_at(path)) remove_names(file, path, semaphore_path);
 }
 
 // Whether a living process is attached, this one included.

@@ -164,6 +164,16 @@ class SegmentFile {
             if (*fd && !leads_here(fd->get())) fd->release();
     }
 
+    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
+    // False: the name leads elsewhere by now.
+    bool open_by_name(const std::string& path) {
+        Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (!fd && errno != ENOENT && errno != ELOOP) system_failure("Opening it", errno);
+        if (!fd || !leads_here(fd.get())) return false;
+        writable_ = std::move(fd);
+        return true;
+    }
+
     int fd() const { return writable_ ? writable_.get() : readable_.get(); }
     Id id() const { return id_; }
     struct stat status() const {
