@@ -239,8 +239,15 @@ class Accumulator:
         for what, existing, wanted in pairs:
             if existing != wanted:
                 raise InvalidArgumentError(
-                    f"The accumulator {self._shared_name!r} exists with {what} {existing}, "
-                    f"but {wanted} was asked for"
+                    f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
+                    f"{wanted} was asked for. If the existing one is of an earlier run: "
+                    f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
+                    "use another shared_name"
+                ).with_fields(
+                    segment=self._segment_name.system_name,
+                    what=what,
+                    existing=existing,
+                    asked=wanted,
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -402,11 +409,14 @@ class Accumulator:
                 highest=highest,
             )
         except DeadlineExceededError as error:
-            raise DeadlineExceededError(f"{error}; {self._attached_processes()}") from None
-
-    def _attached_processes(self) -> str:
-        alive = sorted(self._handle.attached_pids())
-        return f"attached processes: {', '.join(f'pid {pid}' for pid in alive)}"
+            pids = tuple(sorted(self._handle.attached_pids()))
+            raise (
+                DeadlineExceededError(
+                    f"{error}; attached processes: {', '.join(f'pid {pid}' for pid in pids)}"
+                )
+                .with_fields(**error.__dict__)
+                .with_fields(pids=pids)
+            ) from None
 
     def _dress(self, results: ValueArray) -> ValueArray:
         """Results, in the type of sums, as an array of the dtype that the caller is to see."""

@@ -43,16 +43,6 @@ class UnfinishedError(DataLossError):
     held: bool = False
 
 
-class OtherVersionError(DataLossError):
-    """The segment has another version of the layout.
-
-    Attributes:
-        found: Its version.
-    """
-
-    found: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a segment is to be.
@@ -128,14 +118,13 @@ def view(name: SegmentName) -> _core.View:
     Raises:
         NotFoundError: There is none.
         UnfinishedError: There is a file with nothing in it.
-        OtherVersionError: It has another layout.
-        DataLossError: It is no segment.
+        DataLossError: It is no segment, or of another version.
         PermissionDeniedError: This user may not read it.
     """
     try:
         found, version, made = _core.view(name.path)
     except ShmaccError as error:
-        raise _about(name, error) from None
+        raise error.about(name.system_name) from None
     if made is None:
         raise _refusal(name, found, version)
     return made
@@ -152,7 +141,7 @@ def unlink(name: SegmentName, handle: _core.Handle) -> None:
     try:
         handle.unlink(name.path, semaphore_path(name.system_name, handle.config()["token"]))
     except ShmaccError as error:
-        raise _about(name, error) from None
+        raise error.about(name.system_name) from None
 
 
 def may_remove(name: SegmentName) -> None:
@@ -166,15 +155,22 @@ def may_remove(name: SegmentName) -> None:
     except FileNotFoundError:
         return
     if os.geteuid() not in {0, found.st_uid}:
-        raise PermissionDeniedError(
-            f"{name.system_name} belongs to uid {found.st_uid}, mode {found.st_mode & 0o7777:04o}; "
-            "only that user and root can remove it"
+        raise (
+            PermissionDeniedError(
+                f"It belongs to uid {found.st_uid}, mode {found.st_mode & 0o7777:04o}; "
+                "only that user and root can remove it"
+            )
+            .with_fields(uid=found.st_uid, mode=found.st_mode & 0o7777)
+            .about(name.system_name)
         )
 
 
 def not_found(name: SegmentName) -> NotFoundError:
     """The error for a name that leads to nothing."""
-    return NotFoundError(f"There is no accumulator named {name.shared_name!r}")
+    where = f"in the namespace {name.namespace!r}" if name.namespace else "outside of namespaces"
+    return NotFoundError(f"There is no accumulator named {name.shared_name!r} {where}").with_fields(
+        segment=name.system_name, shared_name=name.shared_name, namespace=name.namespace
+    )
 
 
 def _uids(owners: Owners) -> list[int] | None:
@@ -188,7 +184,7 @@ def _attach(name: SegmentName, owners: Owners) -> _core.Handle | None:
         try:
             found, version, handle = _core.open(name.path, _uids(owners))
         except ShmaccError as error:
-            raise _about(name, error) from None
+            raise error.about(name.system_name) from None
         if found == "nothing":
             return None
         if handle is None:
@@ -207,7 +203,7 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
         )
     except ShmaccError as error:
         handle.close()
-        raise _about(name, error) from None
+        raise error.about(name.system_name) from None
     except BaseException:
         handle.close()
         raise
@@ -240,18 +236,15 @@ def _refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
     if found == "nothing":
         return not_found(name)
     if found == "other version":
-        other = OtherVersionError(
-            f"{name.system_name}: it was made by another version of shmacc: its layout has version "
-            f"{version}, this one reads version {_core.VERSION}"
+        return (
+            DataLossError(
+                "it was made by another version of shmacc: its layout has version "
+                f"{version}, this one reads version {_core.VERSION}"
+            )
+            .with_fields(version=version)
+            .about(name.system_name)
         )
-        other.found = version
-        return other
     held = found == "held unfinished"
     by_whom = "a process holds" if held else "nobody holds any more"
-    unfinished = UnfinishedError(f"{name.system_name}: an unfinished file that {by_whom}")
-    unfinished.held = held
-    return unfinished
-
-
-def _about(name: SegmentName, error: ShmaccError) -> ShmaccError:
-    return type(error)(f"{name.system_name}: {error}")
+    unfinished = UnfinishedError(f"an unfinished file that {by_whom}")
+    return unfinished.with_fields(held=held).about(name.system_name)

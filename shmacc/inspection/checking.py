@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmacc import _core, names
+from shmacc import _core, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
 from shmacc.inspection import nameless, processes
 from shmacc.inspection.cleanup import leftovers
@@ -44,7 +44,7 @@ def check(name: str) -> tuple[Finding, ...]:
     """
     segment_name = resolve(name)
     if not os.path.lexists(segment_name.path):
-        raise NotFoundError(f"There is no accumulator named {segment_name.shared_name!r}")
+        raise segment.not_found(segment_name)
     system_name = segment_name.system_name
     return (
         *_segment(segment_name, unreadable=Severity.WRONG),

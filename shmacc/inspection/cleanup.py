@@ -98,13 +98,15 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
     segment_name = resolve(name)
     before = _files_of(segment_name)
     if segment_name.system_name not in before:
-        raise NotFoundError(f"There is no accumulator named {segment_name.shared_name!r}")
+        raise segment.not_found(segment_name)
     try:
         with open_view(segment_name) as view:
             if not _unlink(segment_name, view, if_unused=not force) and not force:
+                pids = tuple(entry["pid"] for entry in view.participants() if entry["alive"])
                 raise FailedPreconditionError(
-                    f"{segment_name.shared_name!r} is in use by living processes"
-                )
+                    f"{segment_name.shared_name!r} is in use by living processes: "
+                    f"{', '.join(f'pid {pid}' for pid in pids)}"
+                ).with_fields(segment=segment_name.system_name, pids=pids)
     except DataLossError:
         if not force:
             raise

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from shmacc import _core, dtype_names, names, segment
-from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
+from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
 from shmacc.inspection import processes
 from shmacc.inspection.records import (
     AttachedProcess,
@@ -23,7 +23,7 @@ from shmacc.inspection.records import (
     WaitingTake,
 )
 from shmacc.names import SegmentName
-from shmacc.segment import OtherVersionError, UnfinishedError
+from shmacc.segment import UnfinishedError
 from shmacc.stats import Stats
 
 _KINDS = {code: kind for kind, code in segment.KINDS.items()}
@@ -195,14 +195,18 @@ def summarise(name: SegmentName) -> Summary:
         with open_view(name) as view:
             return _summary_of(name, _Look.at(view))
     except PermissionDeniedError as error:
-        return _bare_summary(name, SegmentState.UNREADABLE, str(error))
+        return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
         state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
-        return _bare_summary(name, state, str(error))
-    except OtherVersionError as error:
-        return _bare_summary(name, SegmentState.OTHER_VERSION, str(error))
+        return _bare_summary(name, state, _problem(error))
     except DataLossError as error:
-        return _bare_summary(name, SegmentState.DAMAGED, str(error))
+        other = error.version is not None
+        state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
+        return _bare_summary(name, state, _problem(error))
+
+
+def _problem(error: ShmaccError) -> str:
+    return error.problem or str(error)
 
 
 def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
@@ -210,7 +214,6 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
         raise NotFoundError(f"{name.system_name} is gone") from None
-    detail = detail.removeprefix(f"{name.system_name}: ")
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name
     except KeyError:

@@ -77,8 +77,15 @@ constexpr const char* kErrorNames[] = {
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
-void set_error(Failure failure, const char* message) {
-    PyErr_SetString(error_classes[static_cast<int>(failure)], message);
+void set_error(const Error& error) {
+    PyObject* type = error_classes[static_cast<int>(error.failure())];
+    nb::object made = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+    if (!made) return;
+    for (const auto& [name, value] : error.fields()) {
+        const nb::object number = nb::steal(PyLong_FromLongLong(value));
+        if (!number || PyObject_SetAttrString(made.ptr(), name, number.ptr()) != 0) return;
+    }
+    PyErr_SetObject(type, made.ptr());
 }
 
 }  // namespace
@@ -94,10 +101,10 @@ NB_MODULE(_core, m) {
         try {
             std::rethrow_exception(pointer);
         } catch (const Error& error) {
-            set_error(error.failure(), error.what());
+            set_error(error);
         } catch (const std::bad_alloc&) {
-            set_error(Failure::kResourceExhausted,
-                      "This process has no memory left for the result or its sorting");
+            set_error(Error(Failure::kResourceExhausted,
+                            "This process has no memory left for the result or its sorting"));
         }
     });
 

@@ -93,20 +93,26 @@ inline std::string four_octal(mode_t mode) {
                     what + " failed: all " + std::to_string(space.f_files) +
                         " inodes of /dev/shm are in use (its memory is not); remove files there, or `mount "
                         "-o remount,nr_inodes=... /dev/shm`");
+    const uint64_t free = uint64_t{space.f_bavail} * space.f_frsize;
+    const uint64_t total = uint64_t{space.f_blocks} * space.f_frsize;
+    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
+    if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
     const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
     throw Error(Failure::kResourceExhausted,
-                "Shared memory is full: " + needed + std::to_string(uint64_t{space.f_bavail} * space.f_frsize) +
-                    " of " + std::to_string(uint64_t{space.f_blocks} * space.f_frsize) +
+                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
                     " are free in /dev/shm (" + what + why +
                     "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
-                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`");
+                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
+                std::move(fields));
 }
 
 // Whose segments may be attached; no list: anybody's.
 using Owners = std::optional<std::vector<uint32_t>>;
 
-inline std::string belongs_to(const struct stat& found) {
-    return "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode);
+[[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
+    throw Error(Failure::kPermissionDenied,
+                "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) + why,
+                {{"uid", found.st_uid}, {"mode", found.st_mode & 07777u}});
 }
 
 class Core;
@@ -128,9 +134,9 @@ class SegmentFile {
         fstat(look.get(), &found);
         if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
         if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
-            throw Error(Failure::kPermissionDenied,
-                        belongs_to(found) + "; only segments of this process's user and of root are attached, "
-                                            "unless owners= allows others (\"any\", or their uids)");
+            belongs_to_another(found,
+                               "; only segments of this process's user and of root are attached, unless "
+                               "owners= allows others (\"any\", or their uids)");
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
         if (!file || !file->is_open()) {
@@ -220,7 +226,7 @@ class SegmentFile {
         const bool write = access == Access::kWrite;
         Descriptor fd(::open(same_file.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC));
         if (!fd && (errno == EACCES || errno == EPERM))
-            throw Error(Failure::kPermissionDenied, belongs_to(found) + ": " + std::strerror(errno));
+            belongs_to_another(found, std::string(": ") + std::strerror(errno));
         if (!fd) system_failure("Opening it", errno);
         (write ? writable_ : readable_) = std::move(fd);
     }

@@ -9,6 +9,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace shmacc {
 
@@ -27,13 +28,19 @@ enum class Failure {
 
 class Error : public std::exception {
   public:
-    Error(Failure failure, std::string message) : failure_(failure), message_(std::move(message)) {}
+    // Attributes of the class in shmacc.errors.
+    using Fields = std::vector<std::pair<const char*, int64_t>>;
+
+    Error(Failure failure, std::string message, Fields fields = {})
+        : failure_(failure), message_(std::move(message)), fields_(std::move(fields)) {}
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
+    const Fields& fields() const { return fields_; }
 
   private:
     Failure failure_;
     std::string message_;
+    Fields fields_;
 };
 
 [[noreturn]] inline void data_loss(const std::string& what) {
