@@ -6,6 +6,7 @@ docstring says so. Data goes one way: arguments are converted and checked (gradi
 extension does what happens under the lock, and what it hands back is dressed as NumPy arrays.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from shmacc import _core, dtypes, gradients, names, segment
 from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
 )
 from shmacc.names import SegmentName
@@ -59,7 +61,9 @@ def _mode(mode: object) -> int:
 def _finish(handle: _core.Handle, name: SegmentName, private_to_pid: int | None) -> None:
     # Not when a forked child of the creator ends.
     if private_to_pid == os.getpid() and not handle.closed:
-        segment.unlink(name, handle)
+        # Without its descriptor (this process has closed it) nothing proves whose the name is.
+        with contextlib.suppress(FailedPreconditionError):
+            segment.unlink(name, handle)
     if not _daemons_outlive_the_interpreter():
         segment.close(handle)
 

@@ -21,7 +21,6 @@ namespace shmacc {
 
 class Core {
   public:
-    using FileId = std::pair<dev_t, ino_t>;
     enum class Found { kNothing, kUnfinished, kOtherVersion };
 
     // The segment at `path`, or nothing and why. Does not attach.
@@ -39,13 +38,15 @@ class Core {
             if (!S_ISREG(status.st_mode)) data_loss("it is not a regular file");
             FileId id{status.st_dev, status.st_ino};
             if (auto at = list().find(id); at != list().end()) {
-                if (auto core = at->second.lock()) return core;
-                continue;  // about to be closed: its descriptor must be gone before there is another
+                auto core = at->second.lock();
+                if (!core) continue;  // about to be closed: its descriptor must be gone before there is another
+                if (core->mapping().file_state().open) return core;
+                core->mapping().disown();  // closed under it: it stays as it is, and there will be another
             }
             std::string same_file = "/proc/self/fd/" + std::to_string(look.fd);
             int fd = ::open(same_file.c_str(), O_RDWR | O_CLOEXEC);
             if (fd < 0) throw_open_failure(&status);
-            auto mapping = std::make_unique<Mapping>(fd);  // closes fd whatever happens
+            auto mapping = std::make_unique<Mapping>(fd, id);  // closes fd whatever happens
             Config config{};
             if (auto why = check_config(fd, static_cast<uint64_t>(status.st_size), config))
                 return none(found, *why);
@@ -62,11 +63,13 @@ class Core {
           line_(*mapping_, header_, presence_) {}
 
     ~Core() {
-        presence_.leave(mapping_->file_state().whole);
+        const auto file = mapping_->file_state();
+        if (file.open) presence_.leave(file.whole);
         if (queue_) sem_close(queue_);
         std::lock_guard<std::mutex> guard(list_mutex());
+        const bool listed = !mapping_->disowned();
         mapping_.reset();
-        list().erase(id_);
+        if (listed) list().erase(id_);
     }
 
     // Writes a new segment's first bytes into an anonymous file.
@@ -118,6 +121,7 @@ class Core {
             if (!core) continue;
             if (core->lock_) core->lock_->after_fork_in_child();
             core->presence_.after_fork_in_child();
+            core->mapping_->after_fork_in_child();
             if (!core->attached_) continue;
             try {
                 core->presence_.claim(token, identity);
@@ -139,6 +143,7 @@ class Core {
                 // Checked by the caller at the start; much may have happened while waiting.
                 if (how == Lock::Acquired::kAfterWaiting) core_.check_file();
                 state = core_.committed_.current();
+                core_.mapping_->limit(state);
                 if (core_.committed_.cut_short(state)) core_.undo(state, 1);
                 before = state;
             } catch (...) {
@@ -178,11 +183,14 @@ class Core {
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file_state().whole; }
     // Before anything mapped is touched: a truncated file's pages are gone.
     void check_whole() const {
-        if (!mapping_->file_state().whole) data_loss("its file was truncated");
+        const auto file = mapping_->file_state();
+        Mapping::check_open(file);
+        if (!file.whole) data_loss("its file was truncated");
     }
     // The same, and NotFoundError if the name was taken away from under its users.
     void check_file() const {
-        auto file = mapping_->file_state();
+        const auto file = mapping_->file_state();
+        Mapping::check_open(file);
         if (!file.whole) data_loss("its file was truncated");
         if (!file.named && !load(header_->unlinked))
             throw Error(Failure::kNotFound,

@@ -94,8 +94,9 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const bool whole = mapping_.file_state().whole;
-            if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
+            const auto file = mapping_.file_state();
+            const bool whole = file.whole;
+            if (file.open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
                 if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
@@ -103,6 +104,7 @@ class Lock {
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
+            Mapping::check_open(file);
             if (!whole) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();
@@ -137,6 +139,10 @@ class Lock {
         while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
             if (past(deadline)) return false;
             interruption.check();
+        }
+        if (const auto file = mapping_.file_state(); !file.open) {
+            threads_.unlock();
+            Mapping::check_open(file);
         }
         return true;
     }

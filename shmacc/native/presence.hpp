@@ -129,13 +129,14 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceByte, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
+    // Under the segment's lock: frees the entries of the dead; `each` is told which ones first. Entry and token:
+    // a process that closed its descriptors and opened the segment again is there twice, dead and alive.
     template <class Each>
     void sweep(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
-            each(token);
+            each(i, token);
             store(table_[i].token, uint64_t{0});
         }
     }
