@@ -133,8 +133,8 @@ class Committed {
 
   private:
     void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
-        auto* table = mapping_.array<Slot>(kSlotsRegion, state.rows);
-        unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
+        auto* table = mapping_.array<Slot>(state, kSlotsRegion, state.rows);
+        unsigned char* rows = mapping_.array<unsigned char>(state, kRows0Region, state.rows * row_bytes);
         uint64_t log_left = state.reserved[kUndoLogRegion];
         uint64_t rows_left = state.reserved[kUndoRowsRegion];
         const unsigned char* log = mapping_.at_least(kUndoLogRegion, log_left);

@@ -82,6 +82,7 @@ class Core {
         of_generation_ = fork_generation;
         operations_ = 0;
         presence_.after_fork_in_child();
+        mapping_->after_fork_in_child();
         if (lock_) lock_->after_fork_in_child();
     }
 
@@ -136,6 +137,7 @@ class Core {
                 // Checked by the caller at the start; much may have happened while waiting.
                 if (how == Lock::Acquired::kAfterWaiting) core_.check_file();
                 state = core_.committed_.current();
+                core_.mapping_->limit(state);
                 if (core_.committed_.cut_short(state)) core_.undo(state, 1);
                 before = state;
             } catch (...) {

@@ -19,6 +19,7 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
         ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
     };
     const int64_t deadline = monotonic_ns() + kNamePatience;
+    file.check_open();
     while (!set_record_lock(file.fd(), kNameByte, F_WRLCK)) {
         if (monotonic_ns() > deadline)
             throw Error(Failure::kDeadlineExceeded,
@@ -110,6 +111,7 @@ class Handle {
         if (!private_names_ || !core_ || maker_ != getpid()) return;
         const auto names = *std::exchange(private_names_, std::nullopt);
         const Core::Use core = Core::for_operation(core_->shared());
+        if (!core->file().state().open) return;  // nothing proves whose the names are by now
         unlink_names(core->file(), names.first, names.second, false, false);
     }
     bool closed() const { return closed_; }

@@ -28,7 +28,7 @@
 namespace shmacc {
 
 constexpr char kMagic[8] = {'s', 'h', 'm', 'a', 'c', 'c', '\r', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
 constexpr uint32_t kUnknownRank = 0xffffffffu;
 constexpr uint32_t kMaxName = 200;
@@ -130,6 +130,7 @@ struct State {
     uint64_t takes;      // takes that handed out, ever
     uint64_t recoveries; // operations cut short by a death and undone, ever
     uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
+    uint64_t small_rounds;   // so many rounds in a row have left much of what is reserved unused
     uint64_t checksum;
 };
 

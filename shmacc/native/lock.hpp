@@ -81,7 +81,7 @@ class Lock {
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
     Lock(const Mapping& mapping, sem_t* queue, Courtesy& courtesy)
-        : mapping_(mapping), fd_(mapping.fd()), queue_(queue), courtesy_(courtesy) {}
+        : mapping_(mapping), fd_(mapping.file().fd()), queue_(queue), courtesy_(courtesy) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
@@ -94,8 +94,9 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const bool whole = mapping_.file().state().whole;
-            if (set_record_lock(fd_, kLockByte, F_WRLCK)) {
+            const SegmentFile::State file = mapping_.file().state();
+            const bool whole = file.whole;
+            if (file.open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
                 if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
@@ -103,6 +104,7 @@ class Lock {
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
+            if (!file.open) mapping_.file().check_open();
             if (!whole) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();

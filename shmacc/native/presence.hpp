@@ -78,7 +78,7 @@ class Table {
 class Presence {
   public:
     Presence(Mapping& mapping, Header* header)
-        : fd_(mapping.fd()),
+        : fd_(mapping.file().fd()),
           table_(mapping, kParticipantsRegion, kMaxParticipants, header->participants_top) {}
 
     static constexpr uint32_t kNobody = UINT32_MAX;
@@ -137,13 +137,14 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
+    // Under the segment's lock: frees the entries of the dead; `each` is told which ones first. Entry and token:
+    // a process that closed its descriptors and opened the segment again is there twice, dead and alive.
     template <class Each>
     void sweep(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
-            each(token);
+            each(i, token);
             store(table_[i].token, uint64_t{0});
         }
         // A process that has a place takes no other one: so none of its threads is after the same byte.

@@ -69,8 +69,8 @@ class Rows {
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
-        const Slot* table = mapping_.array<Slot>(kSlotsRegion, count);
-        const T* sums = mapping_.array<T>(kRows0Region, count * width);
+        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, count);
+        const T* sums = mapping_.array<T>(state_, kRows0Region, count * width);
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
@@ -94,8 +94,8 @@ class Rows {
     template <uint64_t kWidth>
     void add_rows(const Gradient<T>& gradient, const Runs& runs, uint64_t fresh) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows + fresh);
-        T* sums = mapping_.array<T>(kRows0Region, (state_.rows + fresh) * width);
+        Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows + fresh);
+        T* sums = mapping_.array<T>(state_, kRows0Region, (state_.rows + fresh) * width);
         Undo undo(mapping_, state_, (gradient.count() - fresh) * width * sizeof(T));
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
@@ -218,14 +218,15 @@ class Rows {
     };
 
     Index current_index() {
-        return Index(mapping_.array<Bucket>(kIndex0Region + static_cast<uint32_t>(state_.index),
+        return Index(mapping_.array<Bucket>(state_, kIndex0Region + static_cast<uint32_t>(state_.index),
                                             state_.index_buckets),
                      state_.index_buckets, static_cast<uint32_t>(state_.index_stamp));
     }
 
     uint32_t find(const Gradient<T>& gradient, Run* runs) {
         return current_index().find(gradient.keys(), gradient.count(),
-                                    mapping_.array<Slot>(kSlotsRegion, state_.rows), state_.rows, runs);
+                                    mapping_.array<Slot>(state_, kSlotsRegion, state_.rows), state_.rows,
+                                    runs);
     }
 
     // Room for `fresh` new rows and the undo of `added` old ones.
@@ -265,7 +266,7 @@ class Rows {
         state_.index_stamp = 1;
         state_.index_filled = state_.rows;
         Index index = current_index();
-        const Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows);
+        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows);
         for (uint64_t slot = 0; slot < state_.rows; ++slot) {
             if (slot + kAhead < state_.rows) index.prefetch(table[slot + kAhead].row);
             index.insert(table[slot].row, static_cast<uint32_t>(slot));

@@ -15,8 +15,9 @@
 // memory, and what is not a regular file is refused before it is opened.
 //
 // A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
-// then lead to another file. Every fstat compares the file's identity, and a descriptor that is not ours any
-// more is neither used nor closed.
+// then lead to another file. Every fstat compares the file's identity, before anything is locked, reserved or
+// mapped, and a descriptor that is not ours any more is neither used nor closed. (If others open the very same
+// file under the old number, that is not told apart; if this library does, the old one is given up first.)
 #pragma once
 
 #include <fcntl.h>
@@ -140,6 +141,8 @@ class SegmentFile {
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
         if (!file || !file->is_open()) {
+            // Its number may be the next one to lead to the same file, and is not its own then.
+            if (file) file->disown();
             file = std::make_shared<SegmentFile>(id);
             list()[id] = file;
         }
@@ -215,6 +218,10 @@ class SegmentFile {
 
   private:
     bool is_open() const { return leads_here(fd()); }
+    void disown() {
+        readable_.release();
+        writable_.release();
+    }
     bool leads_here(int fd) const {
         struct stat found {};
         return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_;

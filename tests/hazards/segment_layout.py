@@ -11,7 +11,7 @@ import ctypes
 import struct
 from typing import Any, Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_RANK: Final = 64
 REGION_SPAN: Final = 1 << 40
 REGIONS: Final = (
@@ -79,6 +79,7 @@ class State(ctypes.Structure):
         ("takes", ctypes.c_uint64),
         ("recoveries", ctypes.c_uint64),
         ("applied_bytes", ctypes.c_uint64),
+        ("small_rounds", ctypes.c_uint64),
         ("checksum", ctypes.c_uint64),
     )
 

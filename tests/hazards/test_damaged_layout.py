@@ -64,7 +64,7 @@ def test_records_stand_where_the_tests_think() -> None:
         assert seen.pop("participant") == os.getpid()
         assert seen == {
             "magic": b"shmacc\r\n",
-            "version": 1,
+            "version": layout.VERSION,
             "kind": 1,
             "declared": [9, 2],
             "name": b"known",

@@ -1,0 +1,224 @@
+"""A process that closes all its descriptors, as daemons do, is told so by what it had open.
+
+The number of a closed descriptor goes to the next file that is opened: another accumulator's, or
+the same one's again. Nothing that was opened before may then lock, reserve, map or close it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hazards.apart import Apart, forks, run_apart
+from support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+MOST: Final = 256  # no test has a descriptor beyond
+
+
+@pytest.fixture(autouse=True)
+def both() -> Iterator[None]:
+    """The two accumulators, which this process attaches to for no longer than it takes."""
+    for name in ("a", "b"):
+        ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
+    yield
+    for name in ("a", "b"):
+        with shmacc.attach(name) as acc:
+            acc.unlink()
+
+
+def _add(acc: Any) -> None:
+    assert acc.apply_grad(np.ones(3), local_step=NEVER_STALE)
+
+
+def _descriptor(name: str) -> int:
+    for fd in range(3, MOST):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(f":{name}"):  # noqa: PTH115
+                return fd
+        except OSError:
+            continue
+    raise AssertionError(f"no descriptor of {name}")
+
+
+def _close_all_but(pipe: Pipe) -> None:
+    os.closerange(3, pipe.fileno())
+    os.closerange(pipe.fileno() + 1, MOST)
+
+
+def _refuses(acc: Any) -> None:
+    operations = [
+        lambda: _add(acc),
+        lambda: acc.take(1, timeout=0),
+        lambda: acc.take_partial(0, timeout=0),
+        lambda: acc.set_global_step(7),
+        lambda: acc.advance_step(7),
+        lambda: acc.wait_step(-1, timeout=0),
+        lambda: acc.global_step,
+        acc.num_accumulated,
+        acc.unseal,
+        acc.stats,
+        acc.cancel,
+        acc.unlink,
+    ]
+    for operation in operations:
+        with pytest.raises(errors.FailedPreconditionError, match="open the accumulator again"):
+            operation()
+
+
+def _becomes_another(*, pipe: Pipe) -> None:
+    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    stale = shmacc.attach("a")
+    _add(stale)
+    number = _descriptor("a")
+    _close_all_but(pipe)
+    _refuses(stale)
+    other = shmacc.attach("b")
+    assert _descriptor("b") == number
+    _add(other)
+    pipe.say("before")
+    pipe.hear()
+    _refuses(stale)
+    pipe.say("refused")
+    pipe.hear()
+    stale.close()
+    del stale
+    gc.collect()
+    assert _descriptor("b") == number
+    pipe.say("closed")
+    pipe.hear()
+    _add(other)
+    other.close()
+
+
+def test_the_number_is_another_accumulators() -> None:
+    """The other one is not changed, not locked, and its process stays attached to it."""
+    with Apart(_becomes_another) as process, shmacc.attach("b") as other:
+        process.hear()
+        before = inspection.describe("b")
+        for _ in range(2):
+            process.say()
+            process.hear()
+            now = inspection.describe("b")
+            assert now.generation == before.generation
+            assert now.summary.bytes_reserved == before.summary.bytes_reserved
+            assert other.stats().attached == 2
+        # The first one is as it was, and its lock is free.
+        with shmacc.attach("a") as first:
+            assert first.stats().attached == 1
+            assert first.num_accumulated() == 1
+        process.say()
+        process.result()
+        assert other.num_accumulated() == 2
+
+
+def _becomes_itself(*, pipe: Pipe) -> None:
+    pipe.hear()
+    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    stale = shmacc.attach("a")
+    _add(stale)
+    number = _descriptor("a")
+    pipe.say("attached")
+    pipe.hear()
+    _close_all_but(pipe)
+    again = shmacc.attach("a")
+    assert _descriptor("a") == number
+    _add(again)
+    _refuses(stale)
+    stale.close()
+    del stale
+    gc.collect()
+    pipe.say("closed")
+    pipe.hear()
+    taken: list[Any] = []
+    taking = threading.Thread(target=lambda: taken.append(again.take(4, timeout=LONG)))
+    taking.start()
+    taking.join(LONG)
+    assert taken[0].count == 4
+    again.close()
+
+
+def test_the_number_is_the_same_accumulators_again() -> None:
+    """What was opened again lives, and waits in line, though its process's first entry is dead."""
+    with Apart(_becomes_itself) as process:
+        with shmacc.attach("a") as first:
+            _add(first)
+            process.say()
+            process.hear()
+        # The entry that is free now is in front of the one that will be dead.
+        process.say()
+        process.hear()
+        process.say()
+        until(lambda: inspection.describe("a").summary.waiting_for == (4,))
+        # Whoever attaches sweeps out the dead.
+        assert run_apart(_attached) == 2
+        assert inspection.describe("a").summary.waiting_for == (4,)
+        with shmacc.attach("a") as acc:
+            _add(acc)
+        process.result()
+
+
+def _attached() -> int:
+    with shmacc.attach("a") as acc:
+        return acc.stats().attached
+
+
+def _waits_without(*, pipe: Pipe) -> None:
+    acc = shmacc.attach("a")
+    ends: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            acc.take(1, timeout=LONG)
+        except errors.ShmaccError as error:
+            ends.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: acc.stats().waiting == 1)
+    _close_all_but(pipe)
+    other = shmacc.attach("b")
+    waiting.join(LONG)
+    assert isinstance(ends[0], errors.FailedPreconditionError)
+    _add(other)
+    acc.close()
+    assert other.stats().attached == 1
+    other.close()
+
+
+def test_a_take_that_waits_is_told() -> None:
+    """And what it leaves in line is a dead process's."""
+    run_apart(_waits_without)
+    with shmacc.attach("a") as acc:
+        assert acc.stats().waiting == 0
+        _add(acc)
+        assert acc.take(1, timeout=0).count == 1
+
+
+def _ends_with_a_private_one(*, pipe: Pipe) -> None:
+    private = ConditionalAccumulator("f4", ())
+    private.apply_grad(1.0)
+    name = private.shared_name
+    _close_all_but(pipe)
+    private.close()
+    with shmacc.attach(name) as again:
+        assert again.num_accumulated() == 1
+        again.unlink()
+
+
+def test_a_private_one_closes_all_the_same() -> None:
+    """But its name stays: only who has it open may remove it."""
+    run_apart(_ends_with_a_private_one)
