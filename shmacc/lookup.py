@@ -1,6 +1,6 @@
 """From a name to the accumulator that has it, of whichever kind it is."""
 
-from shmacc import names, segment
+from shmacc import layout, names, segment
 from shmacc.dense import ConditionalAccumulator
 from shmacc.names import SegmentName
 from shmacc.sparse import SparseConditionalAccumulator
@@ -23,7 +23,7 @@ def open_by_name(
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """`attach` by the segment's whole name; same errors."""
     handle = segment.view(segment_name)
-    sparse = handle.config()["kind"] == segment.KINDS["sparse"]
+    sparse = handle.config()["kind"] == layout.KINDS["sparse"]
     segment.close(handle)
     if sparse:
         return SparseConditionalAccumulator.of_name(segment_name)

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 import posix_ipc
 
-from shmacc import _core, unfinished
+from shmacc import _core, layout, unfinished
 from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
@@ -57,17 +57,33 @@ from shmacc.names import SHM_DIRECTORY, SegmentName, semaphore_name
 if TYPE_CHECKING:
     from shmacc.dtypes import DType
 
-KINDS = {"sparse": 1, "dense": 2}
-REDUCTIONS = {"MEAN": 1, "SUM": 2, "CMEAN": 3}
-
-_NEW_SEGMENT_BYTES = 20480  # header, a page of each table, the semaphore
-_SEMAPHORE_BYTES = 32  # glibc's sem_t
+_NEW_SEGMENT_BYTES = layout.HEADER_BYTES + 3 * layout.PAGE_BYTES  # two tables, the semaphore
 _NAME_LOCK_PATIENCE = 2.0  # seconds; it is held for a few system calls
 
 # One thread at a time opens, removes or closes: while it does so it may have a second descriptor of
 # a segment's file, and closing that drops the record locks of the whole process. Reentrant, because
 # a collected accumulator may be closed in the middle of it.
 _opening = threading.RLock()
+
+
+class OtherVersionError(DataLossError):
+    """The segment has another layout than this version of shmacc reads.
+
+    Attributes:
+        found: The layout's version.
+    """
+
+    found: int
+
+    @classmethod
+    def of(cls, name: SegmentName, found: int) -> "OtherVersionError":
+        """The error for a segment of that layout version."""
+        error = cls(
+            f"{name.system_name}: it was made by another version of shmacc, with layout version "
+            f"{found}; this one reads version {layout.VERSION}"
+        )
+        error.found = found
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +241,8 @@ def _open(name: SegmentName, *, remove_unfinished: bool) -> _core.Handle | None:
         raise type(error)(f"{name.system_name}: {error}") from None
     if isinstance(found, _core.Handle):
         return found
-    if found == "other version":
-        raise DataLossError(
-            f"{name.system_name}: it was made by another version of shmacc; this one reads version "
-            f"{_core.VERSION} of the layout"
-        )
+    if isinstance(found, int):
+        raise OtherVersionError.of(name, found)
     if found == "unfinished":
         _judge_unfinished(name, remove=remove_unfinished)
     return None
@@ -301,7 +314,7 @@ def _discard_what_is_no_semaphore(file: str) -> None:
     # Mapping a file shorter than a semaphore is a SIGBUS at its first use.
     try:
         status = os.lstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size < _SEMAPHORE_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size < layout.SEMAPHORE_BYTES:
             os.unlink(file)
     except FileNotFoundError:
         return
@@ -321,16 +334,17 @@ def _publish(name: SegmentName, spec: Spec) -> bool:
             _core.initialise(
                 fd,
                 name=name.shared_name,
-                kind=KINDS[spec.kind],
+                kind=layout.KINDS[spec.kind],
                 dtype=spec.dtype.number,
                 sum=spec.dtype.sum_code,
                 components=spec.dtype.components,
-                reduction=REDUCTIONS[spec.reduction],
+                reduction=layout.REDUCTIONS[spec.reduction],
                 declared=None
                 if spec.shape is None
                 else [-1 if dim is None else dim for dim in spec.shape],
                 is_private=spec.private,
                 token=_token(),
+                hash_key=os.urandom(32),
                 mode=spec.mode,
             )
             os.fchmod(fd, spec.mode)

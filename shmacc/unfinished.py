@@ -9,12 +9,11 @@ import fcntl
 import os
 import struct
 
+from shmacc import layout
 from shmacc.errors import DataLossError
 from shmacc.names import SegmentName
 
 _FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
-_NAME_BYTE = 2**60 - 1  # layout.hpp's kNameByte
-_BEGINNING = 4096  # bytes; a segment's first ones say what it is
 
 
 class UnfinishedError(DataLossError):
@@ -51,9 +50,9 @@ def remove(name: SegmentName) -> bool:
             return False
         # Against another who removes it; only the byte that names are removed under, so that a
         # segment that has taken its place by now is not kept from its presences.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NAME_BYTE)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, layout.NAME_BYTE)
         same = os.stat(name.path, follow_symlinks=False).st_ino == os.fstat(fd).st_ino
-        if not same or any(os.pread(fd, _BEGINNING, 0)):
+        if not same or any(os.pread(fd, layout.PAGE_BYTES, 0)):
             return False
         os.unlink(name.path)
     except BlockingIOError:

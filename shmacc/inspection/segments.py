@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shmacc import _core, dtype_names, names, segment
+from shmacc import _core, dtype_names, layout, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
 from shmacc.inspection import processes
 from shmacc.inspection.records import (
@@ -24,37 +24,6 @@ from shmacc.inspection.records import (
 from shmacc.names import SegmentName
 from shmacc.stats import Stats
 from shmacc.unfinished import UnfinishedError
-
-_KINDS = {code: kind for kind, code in segment.KINDS.items()}
-_REDUCTIONS = {code: name for name, code in segment.REDUCTIONS.items()}
-_ACTIVITIES = (
-    "idle",
-    "waits for the lock",
-    "applies",
-    "takes",
-    "waits in line",
-    "waits for the head of the line",
-    "waits for the step",
-)
-REGIONS = (
-    "header",
-    "participants",
-    "waiters",
-    "index 0",
-    "index 1",
-    "slots",
-    "rows 0",
-    "rows 1",
-    "undo log",
-    "undo rows",
-)
-REGION_SPAN = 2**40
-_HEADER_BYTES = 8192
-_ENTRY_BYTES = {"participants": 128, "waiters": 64}
-_PAGE = 4096
-_FLOAT32_SUMS = 1  # layout.hpp's kFloat32; all others have 8 bytes
-_SEMAPHORE_BYTES = 32  # sizeof(sem_t)
-_NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
 
 def resolve(name: str) -> SegmentName:
@@ -127,7 +96,7 @@ def describe(name: str) -> Description:
         _look_at_queue(segment_name, handle)
         config, state = handle.config(), handle.state()
         attached = _processes(handle)
-        buckets = state["index_buckets"]
+        places = state["index_buckets"] * layout.BUCKET_ENTRIES
         round_shape = handle.round_shape()
         return Description(
             summary=_summary_of(segment_name, handle),
@@ -140,7 +109,7 @@ def describe(name: str) -> Description:
             lock=_lock(handle, attached, in_operation=state["in_operation"]),
             regions=_regions(config, state),
             # What an undone operation may have left behind is counted in, all of it.
-            index_load=min(1.0, state["index_filled"] / (buckets * 10)) if buckets else None,
+            index_load=min(1.0, state["index_filled"] / places) if places else None,
         )
 
 
@@ -152,7 +121,7 @@ def semaphore_file(name: SegmentName, token: int) -> str:
 def is_semaphore(file_name: str) -> bool:
     """Whether a file can be one: to open a shorter one is to die of a bus error."""
     status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
-    return stat.S_ISREG(status.st_mode) and status.st_size >= _SEMAPHORE_BYTES
+    return stat.S_ISREG(status.st_mode) and status.st_size >= layout.SEMAPHORE_BYTES
 
 
 def _look_at_queue(name: SegmentName, handle: _core.Handle) -> None:
@@ -173,7 +142,7 @@ def _lock(
         since=owner.last_seen if held and owner else None,
         queue=queue,
         in_operation=in_operation,
-        name_pid=processes.lock_holder(handle.inode, _NAME_LOCK_BYTE),
+        name_pid=processes.lock_holder(handle.inode, layout.NAME_BYTE),
     )
 
 
@@ -191,10 +160,10 @@ def summarise(name: SegmentName) -> Summary:
     except UnfinishedError as error:
         state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
         return _bare_summary(name, state, str(error))
+    except segment.OtherVersionError as error:
+        return _bare_summary(name, SegmentState.OTHER_VERSION, str(error))
     except DataLossError as error:
-        other = "another version" in str(error)
-        state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
-        return _bare_summary(name, state, str(error))
+        return _bare_summary(name, SegmentState.DAMAGED, str(error))
 
 
 def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
@@ -223,7 +192,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
 def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
     config, state = handle.config(), handle.state()
     dtype = dtype_names.NAMES.get(config["dtype"])
-    kind, reduction = _KINDS[config["kind"]], _REDUCTIONS.get(config["reduction"])
+    reduction = layout.REDUCTION_NAMES.get(config["reduction"])
     if dtype is None or reduction is None:
         raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
     participants = handle.participants()
@@ -235,7 +204,7 @@ def _summary_of(name: SegmentName, handle: _core.Handle) -> Summary:
         SegmentState.SOUND if used else SegmentState.ORPHANED,
         "" if used else "no living process has it attached",
         created=config["created_ns"] / 1e9,
-        kind=kind,
+        kind=layout.KIND_NAMES[config["kind"]],
         dtype=dtype,
         shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
         reduction_type=reduction,
@@ -260,7 +229,6 @@ def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
     same = entry["pid_namespace"] == own_namespace
     visible = same and entry["alive"] and processes.is_the_one(pid, ticks)
     applied = entry["applied_ns"] > 0
-    activity = entry["activity"]
     return AttachedProcess(
         entry=entry["entry"],
         pid=pid,
@@ -268,7 +236,7 @@ def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
         alive=entry["alive"],
         condition=processes.condition(pid) if visible else "",
         command=processes.command(pid) if visible else "",
-        activity=_ACTIVITIES[activity] if activity < len(_ACTIVITIES) else "?",
+        activity=layout.ACTIVITY_NAMES.get(entry["activity"], "?"),
         started=processes.started(ticks) if same else None,
         attached_at=entry["attached_ns"] / 1e9,
         last_seen=entry["seen_ns"] / 1e9,
@@ -298,20 +266,21 @@ def _line(handle: _core.Handle, attached: tuple[AttachedProcess, ...]) -> tuple[
 
 
 def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
-    row_bytes = state["row_elements"] * (4 if config["sum"] == _FLOAT32_SUMS else 8)
-    reserved = dict(zip(REGIONS, state["reserved"], strict=True))
-    used = dict.fromkeys(REGIONS, 0)
-    reserved["header"] = used["header"] = _HEADER_BYTES
-    used[f"index {state['index']}"] = state["index_buckets"] * _core.BUCKET_BYTES
-    used["slots"] = state["rows"] * _core.SLOT_BYTES
-    if _KINDS[config["kind"]] == "sparse":
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[config["sum"]]
+    reserved = {name: state["reserved"][number] for name, number in layout.REGIONS.items()}
+    used = dict.fromkeys(layout.REGIONS, 0)
+    reserved["header"] = used["header"] = layout.HEADER_BYTES
+    used[f"index {state['index']}"] = state["index_buckets"] * layout.BUCKET_BYTES
+    used["slots"] = state["rows"] * layout.SLOT_BYTES
+    if config["kind"] == layout.KINDS["sparse"]:
         used["rows 0"] = state["rows"] * row_bytes
     elif state["count"]:
         used[f"rows {state['buffer']}"] = row_bytes
     for table, size in (("participants", state["attached"]), ("waiters", state["waiting"])):
-        used[table] = size * _ENTRY_BYTES[table]
-        reserved[table] = -(-max(used[table], 1) // _PAGE) * _PAGE
+        used[table] = size * layout.ENTRY_BYTES[table]
+        pages = -(-max(used[table], 1) // layout.PAGE_BYTES)
+        reserved[table] = pages * layout.PAGE_BYTES
     return tuple(
-        Region(name, number * REGION_SPAN, reserved[name], used[name])
-        for number, name in enumerate(REGIONS)
+        Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
+        for name, number in layout.REGIONS.items()
     )

@@ -50,6 +50,8 @@ class Committed {
     Committed(Header* header, Mapping& mapping, const Config& config)
         : header_(header), mapping_(mapping), config_(config) {}
 
+    const Config& config() const { return config_; }
+
     // The committed state, for the lock's owner.
     State current() const {
         uint64_t generation = load(header_->generation);

@@ -24,8 +24,8 @@ class Core {
     using FileId = std::pair<dev_t, ino_t>;
     enum class Found { kNothing, kUnfinished, kOtherVersion };
 
-    // The segment at `path`, or nothing and why. Does not attach.
-    static std::shared_ptr<Core> open(const std::string& path, Found* found) {
+    // The segment at `path`, or nothing and why. Does not attach. *version: of the layout, if it is another one.
+    static std::shared_ptr<Core> open(const std::string& path, Found* found, uint32_t* version) {
         for (;; std::this_thread::yield()) {
             std::lock_guard<std::mutex> guard(list_mutex());
             // A look that can be closed again: closing an O_PATH descriptor drops no record locks.
@@ -47,8 +47,10 @@ class Core {
             if (fd < 0) throw_open_failure(&status);
             auto mapping = std::make_unique<Mapping>(fd);  // closes fd whatever happens
             Config config{};
-            if (auto why = check_config(fd, static_cast<uint64_t>(status.st_size), config))
+            if (auto why = check_config(fd, static_cast<uint64_t>(status.st_size), config)) {
+                *version = config.version;
                 return none(found, *why);
+            }
             auto core = std::make_shared<Core>(std::move(mapping), config, id);
             list()[id] = core;
             return core;
@@ -99,7 +101,6 @@ class Core {
         queue_ = queue;
         lock_ = std::make_unique<Lock>(*mapping_, queue_, header_->courtesy);
     }
-    bool has_queue() const { return queue_ != nullptr; }
 
     void attach(uint64_t token, const ProcessIdentity& identity) {
         if (!presence_.claimed()) presence_.claim(token, identity);

@@ -182,7 +182,7 @@ class Handle {
     void unlock_name() { set_record_lock(core()->mapping().fd(), kNameByte, F_UNLCK); }
     uint64_t inode() const { return core()->id().second; }
 
-    // -- for inspection.py: everything is read without the lock ---------------------------------
+    // -- for inspection: everything is read without the lock ---------------------------------
     nb::dict config() const {
         auto core = this->core();
         const Config& config = core->config();
@@ -195,6 +195,7 @@ class Handle {
         out["reduction"] = config.reduction;
         out["is_private"] = config.is_private != 0;
         out["token"] = config.token;
+        out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
         out["created_ns"] = config.created_ns;
         out["mode"] = config.mode;
         if (config.declared_rank == kUnknownRank)

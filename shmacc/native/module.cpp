@@ -6,8 +6,11 @@ namespace {
 
 void initialise(int fd, const std::string& name, uint32_t kind, uint32_t dtype, uint32_t sum,
                 uint32_t components, uint32_t reduction, std::optional<Dims> declared, bool is_private,
-                uint64_t token, uint32_t mode) {
+                uint64_t token, const nb::bytes& hash_key, uint32_t mode) {
     Config config{};
+    if (hash_key.size() != sizeof config.hash_key)
+        throw Error(Failure::kInvalidArgument, "The hash's key has another length");
+    std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
     config.dtype = dtype;
     config.sum = sum;
@@ -30,20 +33,52 @@ void initialise(int fd, const std::string& name, uint32_t kind, uint32_t dtype, 
     Core::initialise(fd, config);
 }
 
-// A Handle, or why there is none: "nothing", "unfinished", "other version".
+// A Handle; or why there is none: "nothing", "unfinished", or the number of the layout version that was found.
 nb::object open_segment(const std::string& path) {
     std::shared_ptr<Core> core;
     Core::Found found = Core::Found::kNothing;
+    uint32_t version = 0;
     {
         WithoutGil released;
-        core = Core::open(path, &found);
+        core = Core::open(path, &found, &version);
     }
     if (core) return nb::cast(new Handle(std::move(core)), nb::rv_policy::take_ownership);
     switch (found) {
         case Core::Found::kUnfinished: return nb::str("unfinished");
-        case Core::Found::kOtherVersion: return nb::str("other version");
+        case Core::Found::kOtherVersion: return nb::int_(version);
         default: return nb::str("nothing");
     }
+}
+
+template <size_t kCount>
+nb::dict by_name(const Named (&table)[kCount]) {
+    nb::dict numbers;
+    for (const Named& entry : table) numbers[entry.name] = entry.number;
+    return numbers;
+}
+
+// What Python knows of the layout; shmacc/layout.py gives it out.
+void export_layout(nb::module_& m) {
+    m.attr("VERSION") = kVersion;
+    m.attr("MAX_RANK") = kMaxRank;
+    m.attr("REGIONS") = by_name(kRegionNames);
+    m.attr("KINDS") = by_name(kKindNames);
+    m.attr("REDUCTIONS") = by_name(kReductionNames);
+    m.attr("SUMS") = by_name(kSumNames);
+    m.attr("ACTIVITIES") = by_name(kActivityNames);
+    nb::dict sizes;
+    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
+    m.attr("SUM_BYTES") = sizes;
+    m.attr("REGION_SPAN") = kRegionSpan;
+    m.attr("PAGE_BYTES") = kPage;
+    m.attr("HEADER_BYTES") = kHeaderBytes;
+    m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
+    m.attr("WAITER_BYTES") = sizeof(Waiter);
+    m.attr("BUCKET_BYTES") = sizeof(Bucket);
+    m.attr("BUCKET_ENTRIES") = kBucketEntries;
+    m.attr("SLOT_BYTES") = sizeof(Slot);
+    m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
+    m.attr("NAME_BYTE") = kNameByte;
 }
 
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
@@ -119,7 +154,7 @@ NB_MODULE(_core, m) {
     m.def("open", &open_segment, nb::arg("path"));
     m.def("initialise", &initialise, nb::arg("fd"), nb::arg("name"), nb::arg("kind"), nb::arg("dtype"),
           nb::arg("sum"), nb::arg("components"), nb::arg("reduction"), nb::arg("declared").none(),
-          nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+          nb::arg("is_private"), nb::arg("token"), nb::arg("hash_key"), nb::arg("mode"));
     m.attr("CONVERTS_HALVES") = converts_halves();
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
@@ -143,7 +178,5 @@ NB_MODULE(_core, m) {
     });
     m.def("after_fork_in_parent", &Core::after_fork_in_parent);
     m.def("after_fork_in_child", [] { Core::after_fork_in_child(this_process, this_token); });
-    m.attr("VERSION") = kVersion;
-    m.attr("BUCKET_BYTES") = sizeof(Bucket);
-    m.attr("SLOT_BYTES") = sizeof(Slot);
+    export_layout(m);
 }

@@ -34,7 +34,6 @@ class Table {
           entries_(reinterpret_cast<Entry*>(
               mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
-    uint32_t capacity() const { return capacity_; }
     // How many entries may be looked at.
     uint32_t size() {
         uint32_t top = std::min(load(top_), capacity_);
