@@ -2,7 +2,7 @@
 //
 // Two rules keep SIGBUS out. Nothing is touched before posix_fallocate has reserved it (a full /dev/shm
 // is an error with the state intact), also by a process that maps what another one has reserved. And the
-// file's size is checked at every entry (`still_whole`), since somebody else might truncate it.
+// file's size is checked at every entry (`file_state`), since somebody else might truncate it.
 #pragma once
 
 #include <fcntl.h>
