@@ -2,9 +2,25 @@
 
 from typing import Any
 
+# The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
+MAX_RANK: int
+REGIONS: dict[str, int]
+KINDS: dict[str, int]
+REDUCTIONS: dict[str, int]
+SUMS: dict[str, int]
+ACTIVITIES: dict[str, int]
+SUM_BYTES: dict[str, int]
+REGION_SPAN: int
+PAGE_BYTES: int
+HEADER_BYTES: int
+PARTICIPANT_BYTES: int
+WAITER_BYTES: int
 BUCKET_BYTES: int
+BUCKET_ENTRIES: int
 SLOT_BYTES: int
+SEMAPHORE_BYTES: int
+NAME_BYTE: int
 
 class Handle:
     def close(self) -> None: ...
@@ -92,6 +108,7 @@ def create(
     declared: list[int] | None,
     is_private: bool,
     token: int,
+    hash_key: bytes,
     mode: int,
 ) -> Handle | None: ...
 def remove_unfinished(path: str) -> bool: ...

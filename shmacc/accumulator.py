@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from shmacc import _core, dtypes, gradients, names, segment
+from shmacc import _core, dtypes, gradients, layout, names, segment
 from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
@@ -29,8 +29,6 @@ NEVER_STALE = 2**63 - 1
 
 _OWNERS_BITS = 0o600
 _logger = logging.getLogger("shmacc")
-_REDUCTION_NAMES = {code: name for name, code in segment.REDUCTIONS.items()}
-_KIND_NAMES = {code: kind for kind, code in segment.KINDS.items()}
 
 
 def _reduction(reduction_type: object) -> str:
@@ -38,7 +36,7 @@ def _reduction(reduction_type: object) -> str:
         return "MEAN"
     if isinstance(reduction_type, bytes):
         reduction_type = reduction_type.decode("ascii", "replace")
-    if not isinstance(reduction_type, str) or reduction_type not in segment.REDUCTIONS:
+    if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
         raise InvalidArgumentError(
             "Value for attr 'reduction_type' of "
             f"{reduction_type!r} was passed: passed string {reduction_type!r} not in: "
@@ -203,7 +201,7 @@ class Accumulator:
         self._finalizer = weakref.finalize(self, _finish, handle)
         config = handle.config()
         dtype = dtypes.by_number(config["dtype"])
-        reduction = _REDUCTION_NAMES.get(config["reduction"])
+        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
         belongs = dtype is not None and (dtype.sum_code, dtype.components) == (
             config["sum"],
             config["components"],
@@ -218,7 +216,7 @@ class Accumulator:
         self._shape: gradients.Shape = (
             None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
         )
-        self._found_kind = _KIND_NAMES[config["kind"]]
+        self._found_kind = layout.KIND_NAMES[config["kind"]]
 
     def _check_agreement(self, asked: segment.Spec) -> None:
         pairs = [

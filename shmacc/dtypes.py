@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import _core
+from shmacc import _core, layout
 from shmacc.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
@@ -70,8 +70,8 @@ class DType:
 
     @property
     def sum_code(self) -> int:
-        """The number by which the extension knows the type of sums (layout.hpp)."""
-        return {"float32": 1, "float64": 2, "int64": 3, "uint64": 4}[self.sums.name]
+        """The number by which the extension knows the type of sums."""
+        return layout.SUMS[self.sums.name]
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core
+from shmacc import _core, layout
 from shmacc.dtypes import DType, kind_of
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import IndexArray, ValueArray
@@ -22,7 +22,6 @@ Shape = tuple[int | None, ...] | None
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT64 = np.dtype(np.int64).num
-_MAX_RANK = 64
 # NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
@@ -88,8 +87,8 @@ def declared_shape(shape: Any) -> Shape:
         raise InvalidArgumentError(
             f"shape must be a sequence of integers and None, but was {shape!r}"
         ) from None
-    if len(entries) > _MAX_RANK:
-        raise InvalidArgumentError(f"A shape has at most {_MAX_RANK} dimensions")
+    if len(entries) > layout.MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
     dims = tuple(
         None if entry is None else int64(getattr(entry, "value", entry), "A dimension")
         for entry in entries

@@ -1,6 +1,6 @@
 """From a name to the accumulator that has it, of whichever kind it is."""
 
-from shmacc import names, segment
+from shmacc import layout, names, segment
 from shmacc.dense import ConditionalAccumulator
 from shmacc.names import SegmentName
 from shmacc.segment import Owners
@@ -31,6 +31,6 @@ def open_by_name(
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """`attach` by the segment's whole name; same errors."""
     handle = segment.attach(segment_name, owners)
-    if handle.config()["kind"] == segment.KINDS["sparse"]:
+    if handle.config()["kind"] == layout.KINDS["sparse"]:
         return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
     return ConditionalAccumulator.of_handle(handle, segment_name, owners)

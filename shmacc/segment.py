@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shmacc import _core
+from shmacc import _core, layout
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -23,9 +23,6 @@ from shmacc.names import SegmentName, semaphore_path
 
 if TYPE_CHECKING:
     from shmacc.dtypes import DType
-
-KINDS = {"sparse": 1, "dense": 2}
-REDUCTIONS = {"MEAN": 1, "SUM": 2, "CMEAN": 3}
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, anybody's, or those of these uids."""
@@ -220,14 +217,15 @@ def _create(name: SegmentName, spec: Spec) -> _core.Handle | None:
         name.path,
         semaphore_path(name.system_name, token),
         name=name.shared_name,
-        kind=KINDS[spec.kind],
+        kind=layout.KINDS[spec.kind],
         dtype=spec.dtype.number,
         sum=spec.dtype.sum_code,
         components=spec.dtype.components,
-        reduction=REDUCTIONS[spec.reduction],
+        reduction=layout.REDUCTIONS[spec.reduction],
         declared=None if shape is None else [-1 if dim is None else dim for dim in shape],
         is_private=spec.private,
         token=token,
+        hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
     )
 
@@ -238,8 +236,8 @@ def _refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
     if found == "other version":
         return (
             DataLossError(
-                "it was made by another version of shmacc: its layout has version "
-                f"{version}, this one reads version {_core.VERSION}"
+                "it was made by another version of shmacc, with layout version "
+                f"{version}; this one reads version {layout.VERSION}"
             )
             .with_fields(version=version)
             .about(name.system_name)

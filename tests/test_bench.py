@@ -145,7 +145,7 @@ def test_report_shows_targets_tables_and_who_is_missing(tmp_path: Path) -> None:
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "| torch | missing | ModuleNotFoundError |" in page
     assert "1 [1-1] x2" in page
-    for name in ("apply.png", "apply.svg", "round.png", "wakeup.svg"):
+    for name in ("apply.svg", "round.svg", "wakeup.svg"):
         assert (tmp_path / name).stat().st_size > 1000
 
 
@@ -153,6 +153,12 @@ def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
     results.save({"schema_version": -1}, tmp_path)
     with pytest.raises(ValueError, match="not results of version"):
         results.load(tmp_path)
+
+
+def test_a_report_without_results_is_a_usage_error(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
+    assert outcome.exit_code == 2
+    assert "results.json" in outcome.output
 
 
 def test_an_unknown_peer_is_a_usage_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmacc import _core, names, segment
+from shmacc import _core, layout, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
 from shmacc.inspection import nameless, processes
 from shmacc.inspection.cleanup import leftovers
@@ -250,7 +250,7 @@ def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
 
 
 def _problems_of_state(view: _core.View, state: dict[str, Any]) -> Iterator[str]:
-    sparse = view.config()["kind"] == 1
+    sparse = view.config()["kind"] == layout.KINDS["sparse"]
     if state["applied"] != state["taken"] + state["discarded"] + state["count"]:
         yield (
             f"{state['applied']} gradients were applied, but {state['taken']} taken, "
@@ -274,7 +274,8 @@ def _problems_of_shape(view: _core.View, state: dict[str, Any]) -> Iterator[str]
     declared, of_round = view.config()["declared"], state["round_shape"]
     if declared is None or of_round is None:
         return
-    wanted = declared[1:] if view.config()["kind"] == 1 else declared
+    sparse = view.config()["kind"] == layout.KINDS["sparse"]
+    wanted = declared[1:] if sparse else declared
     agree = len(of_round) >= len(wanted) and all(
         want in {-1, found} for want, found in zip(wanted, of_round, strict=False)
     )

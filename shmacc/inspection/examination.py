@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core, dtypes
+from shmacc import _core, dtypes, layout
 from shmacc.errors import DataLossError
 from shmacc.inspection.records import RowCount, ValueSummary
-from shmacc.inspection.segments import REGIONS, open_view, resolve
+from shmacc.inspection.segments import open_view, resolve
 from shmacc.inspection.stillness import look_still
 from shmacc.records import IndexArray, ValueArray
 
 _PIECE = 2**24  # bytes of values that are looked at in one go
-_SLOTS_REGION = REGIONS.index("slots")
-_ROWS_REGION = REGIONS.index("rows 0")
-_SPARSE = 1
 
 
 def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
@@ -78,19 +75,21 @@ class _Tally:
 
 
 def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
-    rows = state["rows"] if view.config()["kind"] == _SPARSE else min(state["count"], 1)
+    sparse = view.config()["kind"] == layout.KINDS["sparse"]
+    rows = state["rows"] if sparse else min(state["count"], 1)
     size = rows * state["row_elements"] * dtype.sums.itemsize
+    region = layout.REGIONS["rows 0"] + state["buffer"]
     if size > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
     tally = _Tally()
     for offset in range(0, size, _PIECE):
-        piece = view.read(_ROWS_REGION + state["buffer"], offset, min(_PIECE, size - offset))
+        piece = view.read(region, offset, min(_PIECE, size - offset))
         tally.add(np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial))
     return tally
 
 
 def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
     """Rows of the table in order of first touch, and how many gradients touched each."""
-    raw = view.read(_SLOTS_REGION, 0, state["rows"] * _core.SLOT_BYTES)
+    raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shmacc import _core, dtype_names, names, segment
+from shmacc import _core, dtype_names, layout, names, segment
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
 from shmacc.inspection import processes
 from shmacc.inspection.records import (
@@ -25,37 +25,6 @@ from shmacc.inspection.records import (
 from shmacc.names import SegmentName
 from shmacc.segment import UnfinishedError
 from shmacc.stats import Stats
-
-_KINDS = {code: kind for kind, code in segment.KINDS.items()}
-_REDUCTIONS = {code: name for name, code in segment.REDUCTIONS.items()}
-_ACTIVITIES = (
-    "idle",
-    "waits for the lock",
-    "applies",
-    "takes",
-    "waits in line",
-    "waits for the head of the line",
-    "waits for the step",
-)
-REGIONS = (
-    "header",
-    "participants",
-    "waiters",
-    "index 0",
-    "index 1",
-    "slots",
-    "rows 0",
-    "rows 1",
-    "undo log",
-    "undo rows",
-)
-REGION_SPAN = 2**40
-_HEADER_BYTES = 8192
-_ENTRY_BYTES = {"participants": 128, "waiters": 64}
-_PAGE = 4096
-_FLOAT32_SUMS = 1  # layout.hpp's kFloat32; all others have 8 bytes
-_SEMAPHORE_BYTES = 32  # sizeof(sem_t)
-_NAME_LOCK_BYTE = 2**60 - 1  # layout.hpp's kLockByte, less one
 
 
 def resolve(name: str) -> SegmentName:
@@ -142,7 +111,7 @@ def describe(name: str) -> Description:
         look = _Look.at(view)
         state = look.state
         attached = _processes(look.participants)
-        buckets = state["index_buckets"]
+        places = state["index_buckets"] * layout.BUCKET_ENTRIES
         round_shape = state["round_shape"]
         return Description(
             summary=_summary_of(segment_name, look),
@@ -155,7 +124,7 @@ def describe(name: str) -> Description:
             lock=_lock(segment_name, look, attached),
             regions=_regions(look.config, state),
             # What an undone operation may have left behind is counted in, all of it.
-            index_load=min(1.0, state["index_filled"] / (buckets * 10)) if buckets else None,
+            index_load=min(1.0, state["index_filled"] / places) if places else None,
         )
 
 
@@ -167,7 +136,7 @@ def semaphore_file(name: SegmentName, token: int) -> str:
 def is_semaphore(file_name: str) -> bool:
     """Whether a file can be one: to map a shorter one is to die of a bus error."""
     status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
-    return stat.S_ISREG(status.st_mode) and status.st_size >= _SEMAPHORE_BYTES
+    return stat.S_ISREG(status.st_mode) and status.st_size >= layout.SEMAPHORE_BYTES
 
 
 def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:
@@ -181,7 +150,7 @@ def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...])
             names.semaphore_path(name.system_name, look.config["token"])
         ),
         in_operation=look.state["in_operation"],
-        name_pid=processes.lock_holder(look.view.device, look.view.inode, _NAME_LOCK_BYTE),
+        name_pid=processes.lock_holder(look.view.device, look.view.inode, layout.NAME_BYTE),
     )
 
 
@@ -234,7 +203,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
 def _summary_of(name: SegmentName, look: _Look) -> Summary:
     config, state = look.config, look.state
     dtype = dtype_names.NAMES.get(config["dtype"])
-    kind, reduction = _KINDS[config["kind"]], _REDUCTIONS.get(config["reduction"])
+    reduction = layout.REDUCTION_NAMES.get(config["reduction"])
     if dtype is None or reduction is None:
         raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
     alive, used = state["attached"], look.view.used
@@ -244,7 +213,7 @@ def _summary_of(name: SegmentName, look: _Look) -> Summary:
         SegmentState.SOUND if used else SegmentState.ORPHANED,
         "" if used else "no living process has it attached",
         created=config["created_ns"] / 1e9,
-        kind=kind,
+        kind=layout.KIND_NAMES[config["kind"]],
         dtype=dtype,
         shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
         reduction_type=reduction,
@@ -269,7 +238,6 @@ def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
     same = entry["pid_namespace"] == own_namespace
     visible = same and entry["alive"] and processes.is_the_one(pid, ticks)
     applied = entry["applied_ns"] > 0
-    activity = entry["activity"]
     return AttachedProcess(
         entry=entry["entry"],
         pid=pid,
@@ -277,7 +245,7 @@ def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
         alive=entry["alive"],
         condition=processes.condition(pid) if visible else "",
         command=processes.command(pid) if visible else "",
-        activity=_ACTIVITIES[activity] if activity < len(_ACTIVITIES) else "?",
+        activity=layout.ACTIVITY_NAMES.get(entry["activity"], "?"),
         started=processes.started(ticks) if same else None,
         attached_at=entry["attached_ns"] / 1e9,
         last_seen=entry["seen_ns"] / 1e9,
@@ -309,20 +277,21 @@ def _line(
 
 
 def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
-    row_bytes = state["row_elements"] * (4 if config["sum"] == _FLOAT32_SUMS else 8)
-    reserved = dict(zip(REGIONS, state["reserved"], strict=True))
-    used = dict.fromkeys(REGIONS, 0)
-    reserved["header"] = used["header"] = _HEADER_BYTES
-    used[f"index {state['index']}"] = state["index_buckets"] * _core.BUCKET_BYTES
-    used["slots"] = state["rows"] * _core.SLOT_BYTES
-    if _KINDS[config["kind"]] == "sparse":
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[config["sum"]]
+    reserved = {name: state["reserved"][number] for name, number in layout.REGIONS.items()}
+    used = dict.fromkeys(layout.REGIONS, 0)
+    reserved["header"] = used["header"] = layout.HEADER_BYTES
+    used[f"index {state['index']}"] = state["index_buckets"] * layout.BUCKET_BYTES
+    used["slots"] = state["rows"] * layout.SLOT_BYTES
+    if config["kind"] == layout.KINDS["sparse"]:
         used["rows 0"] = state["rows"] * row_bytes
     elif state["count"]:
         used[f"rows {state['buffer']}"] = row_bytes
     for table, size in (("participants", state["attached"]), ("waiters", state["waiting"])):
-        used[table] = size * _ENTRY_BYTES[table]
-        reserved[table] = -(-max(used[table], 1) // _PAGE) * _PAGE
+        used[table] = size * layout.ENTRY_BYTES[table]
+        pages = -(-max(used[table], 1) // layout.PAGE_BYTES)
+        reserved[table] = pages * layout.PAGE_BYTES
     return tuple(
-        Region(name, number * REGION_SPAN, reserved[name], used[name])
-        for number, name in enumerate(REGIONS)
+        Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
+        for name, number in layout.REGIONS.items()
     )

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import _core
+from shmacc import _core, layout
 from shmacc.inspection.examination import read_slots
-from shmacc.inspection.segments import REGIONS
 from shmacc.records import IndexArray
 
-_INDEX_REGION = REGIONS.index("index 0")
 _PLACES = 10
 _BUCKET = np.dtype([("tags", "<u2", _PLACES), ("stamp", "<u4"), ("slots", "<u4", _PLACES)])
+
+_HALF = np.uint64(32)  # bits
+_LOWER_HALF = np.uint64(0xFFFFFFFF)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
 
 _Words = npt.NDArray[np.uint64]
 
@@ -36,13 +38,14 @@ def problems(view: _core.View, state: dict[str, Any]) -> list[str]:
 def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
     if not rows.size:
         return
-    if int(rows.min()) < 0:
+    ordered = np.sort(rows)
+    if int(ordered[0]) < 0:
         yield "a row's number is negative"
-    if np.unique(rows).size != rows.size:
+    if np.any(ordered[1:] == ordered[:-1]):
         yield "a row stands in the table twice"
     declared = view.config()["declared"]
-    if declared and declared[0] >= 0 and int(rows.max()) >= declared[0]:
-        yield f"row {int(rows.max())} is past the declared {declared[0]} rows"
+    if declared and declared[0] >= 0 and int(ordered[-1]) >= declared[0]:
+        yield f"row {int(ordered[-1])} is past the declared {declared[0]} rows"
 
 
 def _problems_of_counts(counts: IndexArray, gradients: int) -> Iterator[str]:
@@ -57,7 +60,8 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
         return 0
     if not number:
         return int(rows.size)
-    raw = view.read(_INDEX_REGION + state["index"], 0, number * _core.BUCKET_BYTES)
+    region = layout.REGIONS["index 0"] + state["index"]
+    raw = view.read(region, 0, number * _BUCKET.itemsize)
     buckets = np.frombuffer(raw, dtype=_BUCKET)
     current = buckets["stamp"] == state["index_stamp"]
     taken = (buckets["tags"] != 0) & current[:, np.newaxis]
@@ -66,20 +70,33 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
     # Beyond the rows in use: what an undone apply left behind.
     in_use = slots < rows.size
     at, place, slots = at[in_use], place[in_use], slots[in_use]
-    hashes = _hash(rows[slots])
-    tags = np.maximum(hashes >> np.uint64(48), np.uint64(1))
-    home = ((hashes & np.uint64(0xFFFFFFFF)) * np.uint64(number)) >> np.uint64(32)
+    hashes = hash_rows(rows[slots], view.config()["hash_key"])
+    tags = np.maximum(hashes & np.uint64(0xFFFF), np.uint64(1))
+    home = ((hashes >> _HALF) * np.uint64(number)) >> _HALF
     # A search walks from the home bucket on for as long as buckets are full.
     distance = (at - home.astype(np.int64)) % number
     full = (taken[:, _PLACES - 1]).astype(np.int64)
     before = np.concatenate(([0], np.cumsum(np.concatenate((full, full)))))
     start = home.astype(np.int64)
     reached = before[start + distance] - before[start] == distance
-    found = reached & (buckets["tags"][at, place] == tags)
-    return int(rows.size - np.unique(slots[found]).size)
+    found = np.zeros(rows.size, np.bool_)
+    found[slots[reached & (buckets["tags"][at, place] == tags)]] = True
+    return int(rows.size - np.count_nonzero(found))
 
 
-def _hash(rows: IndexArray) -> _Words:
-    words = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return words ^ (words >> np.uint64(32))
+def hash_rows(rows: IndexArray, key: list[int]) -> _Words:
+    """The upper 64 bits of ``factor * row + addend`` modulo ``2**128``, mixed.
+
+    Multiplied out in digits of 32 bits, so that no product or sum of the lower 64 bits wraps
+    around, and in the upper 64 what is beyond them is lost, as it should be.
+    """
+    factor, factor_low, addend, addend_low = map(np.uint64, key)
+    row = rows.astype(np.uint64)
+    low, high = row & _LOWER_HALF, row >> _HALF
+    first, second = factor_low & _LOWER_HALF, factor_low >> _HALF
+    column = first * low + (addend_low & _LOWER_HALF)
+    column = second * low + (column >> _HALF)
+    other = first * high + (column & _LOWER_HALF) + (addend_low >> _HALF)
+    upper = factor * row + second * high + (column >> _HALF) + (other >> _HALF) + addend
+    mixed: _Words = (upper ^ (upper >> _HALF)) * _MIX
+    return mixed

@@ -9,7 +9,8 @@
 //   * new rows go to slots >= State::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
-//   * a grown reservation that the State does not know yet is reserved again by whoever needs it.
+//   * a grown reservation that the State does not know yet is reserved again by whoever needs it. (Only the undo
+//     log's is committed beforehand, by itself: `undo` reads no further than what State says is reserved.)
 // One thing is changed in place, rows that are added to. For them there is an undo log: `begin` stamps
 // the journal with the generation that the operation would become, `publish` says how many old rows are
 // completely saved, and only then are these rows changed.
@@ -17,16 +18,16 @@
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
 //              If it is equal, they are after the first journal.records undo records are put back.
 //
-// `recover` runs first thing under every newly acquired lock, so the order is everywhere the same:
-// acquire, recover, operate. Each instant of death:
+// `undo` runs first thing under every newly acquired lock if such an operation is found (`cut_short`), so the order
+// is everywhere the same: acquire, undo, operate. Each instant of death:
 //   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
 //   after the stamp                the records counted belong to this operation: `records` was set to 0 before
 //                                  the stamp, and is raised only after a record is complete.
 //   amid changing a row            its record is published: the whole row is put back.
 //   amid writing the other State   it is not current, and is written anew by the next commit.
 //   after the commit               journal.generation == generation: nothing to undo.
-//   amid recover                   putting back again puts back the same; the stamp still says so.
-//                                  recover's own commit is what ends it.
+//   amid undo                      putting back again puts back the same; the stamp still says so.
+//                                  undo's own commit is what ends it.
 // Index entries that an undone operation left behind point to slots >= rows, or later to a slot that another
 // row owns; a lookup compares the row number in the slot, so they are only occupied places: State::index_filled
 // counts them until the next rebuild drops them.
@@ -49,6 +50,8 @@ class Committed {
     // config: the copy that was checked; the segment's own may be scribbled on.
     Committed(Header* header, Mapping& mapping, const Config& config)
         : header_(header), mapping_(mapping), config_(config) {}
+
+    const Config& config() const { return config_; }
 
     // The committed state, for the lock's owner.
     State current() const {

@@ -84,7 +84,6 @@ class Gradient {
     }
 
     uint32_t count() const { return count_; }
-    uint64_t width() const { return width_; }
     const int64_t* keys() const { return keys_; }
     // Whether consecutive rows' values stand one after the other.
     bool in_place() const { return order_ == nullptr; }

@@ -10,13 +10,13 @@
 //   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
 //           for the lock and have none yet); the waiters see it when woken,
 //           or when their slice ends if the canceller died before waking them.
-//   wake    each waiter sleeps on a futex word of its own entry, and looks around at least every kSlice, so a
+//   wake    each waiter sleeps on a futex word of its own entry, and looks around at least every kWaitSlice, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
 //   death   whoever finds an entry in front of its own whose process is proved dead sweeps it, under the lock.
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
-// first, so such a gradient waits for it (Core::apply). If the head lives but does not come (it is stopped),
+// first, so such a gradient waits for it (Operations::apply). If the head lives but does not come (it is stopped),
 // after kPatience the apply goes on and the gradient joins the round, which is what a take allows too: "at
 // least num_required".
 //

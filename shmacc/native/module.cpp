@@ -8,8 +8,12 @@ namespace {
 // A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
-                  std::optional<Dims> declared, bool is_private, uint64_t token, uint32_t mode) {
+                  std::optional<Dims> declared, bool is_private, uint64_t token, const nb::bytes& hash_key,
+                  uint32_t mode) {
     Config config{};
+    if (hash_key.size() != sizeof config.hash_key)
+        throw Error(Failure::kInvalidArgument, "The hash's key has another length");
+    std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
     config.dtype = dtype;
     config.sum = sum;
@@ -66,6 +70,37 @@ nb::tuple view_segment(const std::string& path) {
     return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
         return nb::cast(new SegmentView(std::move(opened.file), opened.config), nb::rv_policy::take_ownership);
     });
+}
+
+template <size_t kCount>
+nb::dict by_name(const Named (&table)[kCount]) {
+    nb::dict numbers;
+    for (const Named& entry : table) numbers[entry.name] = entry.number;
+    return numbers;
+}
+
+// What Python knows of the layout; shmacc/layout.py gives it out.
+void export_layout(nb::module_& m) {
+    m.attr("VERSION") = kVersion;
+    m.attr("MAX_RANK") = kMaxRank;
+    m.attr("REGIONS") = by_name(kRegionNames);
+    m.attr("KINDS") = by_name(kKindNames);
+    m.attr("REDUCTIONS") = by_name(kReductionNames);
+    m.attr("SUMS") = by_name(kSumNames);
+    m.attr("ACTIVITIES") = by_name(kActivityNames);
+    nb::dict sizes;
+    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
+    m.attr("SUM_BYTES") = sizes;
+    m.attr("REGION_SPAN") = kRegionSpan;
+    m.attr("PAGE_BYTES") = kPage;
+    m.attr("HEADER_BYTES") = kHeaderBytes;
+    m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
+    m.attr("WAITER_BYTES") = sizeof(Waiter);
+    m.attr("BUCKET_BYTES") = sizeof(Bucket);
+    m.attr("BUCKET_ENTRIES") = kBucketEntries;
+    m.attr("SLOT_BYTES") = sizeof(Slot);
+    m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
+    m.attr("NAME_BYTE") = kNameByte;
 }
 
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
@@ -156,7 +191,8 @@ NB_MODULE(_core, m) {
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("dtype"), nb::arg("sum"), nb::arg("components"), nb::arg("reduction"),
-          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("hash_key"),
+          nb::arg("mode"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();
@@ -171,7 +207,5 @@ NB_MODULE(_core, m) {
           },
           nb::arg("indices"), nb::arg("limit"));
     watch_forks();
-    m.attr("VERSION") = kVersion;
-    m.attr("BUCKET_BYTES") = sizeof(Bucket);
-    m.attr("SLOT_BYTES") = sizeof(Slot);
+    export_layout(m);
 }

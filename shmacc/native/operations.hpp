@@ -1,5 +1,5 @@
 // What can be done to an accumulator: each operation is one stay under the lock, without any Python in it
-// (no signal handler, finaliser or thread switch can come between), ended by one commit.
+// (no signal handler, finaliser or thread switch can come between), ended by a commit.
 #pragma once
 
 #include <cstdlib>

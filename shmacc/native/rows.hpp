@@ -12,7 +12,7 @@ template <class T>
 class Rows {
   public:
     Rows(State& state, Mapping& mapping, Committed& committed)
-        : state_(state), mapping_(mapping), committed_(committed) {}
+        : state_(state), mapping_(mapping), committed_(committed), hash_(committed.config().hash_key) {}
 
     // Adds the gradient's rows. The caller commits; throws with nothing changed that a commit would show.
     void add_gradient(const Gradient<T>& gradient) {
@@ -97,6 +97,7 @@ class Rows {
         Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows + fresh);
         T* sums = mapping_.array<T>(state_, kRows0Region, (state_.rows + fresh) * width);
         Undo undo(mapping_, state_, (gradient.count() - fresh) * width * sizeof(T));
+        Inserts inserts(current_index(), state_.rows);
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
         // in the first-level cache. Single rows are fetched kAhead runs before their turn, a few lines at
@@ -113,7 +114,7 @@ class Rows {
                 }
             }
             if (run.slot == kAbsent) {
-                append<kWidth>(gradient, at, run.length, table, sums);
+                append<kWidth>(gradient, at, run.length, table, sums, inserts);
                 at += run.length;
                 continue;
             }
@@ -125,21 +126,22 @@ class Rows {
                 add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
             }
         }
+        inserts.finish();
     }
 
     // Rows that the table does not have yet.
     template <uint64_t kWidth>
-    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums) {
+    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums, Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Index index = current_index();
         const int64_t* keys = gradient.keys();
         const uint32_t end = at + count;
         uint64_t slot = state_.rows;
         for (uint32_t i = at; i < end; ++i, ++slot) {
-            if (i + kAhead < gradient.count()) index.prefetch(keys[i + kAhead]);
-            table[slot] = {keys[i], gradient.contributions(i)};
+            const int64_t key = keys[i];
+            table[slot].row = key;
+            table[slot].contributions = gradient.contributions(i);
             copy_numbers(sums + slot * width, gradient.row(i, width), width);
-            index.insert(keys[i], static_cast<uint32_t>(slot));
+            inserts.add(key);
         }
         state_.rows = slot;
     }
@@ -220,7 +222,7 @@ class Rows {
     Index current_index() {
         return Index(mapping_.array<Bucket>(state_, kIndex0Region + static_cast<uint32_t>(state_.index),
                                             state_.index_buckets),
-                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp));
+                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
     }
 
     uint32_t find(const Gradient<T>& gradient, Run* runs) {
@@ -265,12 +267,10 @@ class Rows {
         state_.index_buckets = buckets;
         state_.index_stamp = 1;
         state_.index_filled = state_.rows;
-        Index index = current_index();
         const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows);
-        for (uint64_t slot = 0; slot < state_.rows; ++slot) {
-            if (slot + kAhead < state_.rows) index.prefetch(table[slot + kAhead].row);
-            index.insert(table[slot].row, static_cast<uint32_t>(slot));
-        }
+        Inserts inserts(current_index(), 0);
+        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
+        inserts.finish();
     }
 
     static void prefetch_row(const T* row, uint64_t width) {
@@ -282,6 +282,7 @@ class Rows {
     State& state_;
     Mapping& mapping_;
     Committed& committed_;
+    const RowHash hash_;
 };
 
 }  // namespace shmacc

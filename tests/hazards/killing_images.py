@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shmacc.inspection.segments import REGION_SPAN, REGIONS
+from hazards import segment_layout as layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ class Windows:
 
     def __init__(self, path: str, *images: Image) -> None:
         """Map them."""
-        lengths = {region * REGION_SPAN: _PAGE for region in range(len(REGIONS))}
+        lengths = {layout.region(name): _PAGE for name in layout.REGIONS}
         for image in images:
             for offset, content in image.pieces:
                 lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)
