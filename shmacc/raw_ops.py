@@ -8,10 +8,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shmacc import dense, dtypes, lookup, sparse
-from shmacc.accumulator import Accumulator, AccumulatorRef
+from shmacc import _dense as dense
+from shmacc import _dtypes as dtypes
+from shmacc import _lookup as lookup
+from shmacc import sparse
+from shmacc._accumulator import Accumulator, AccumulatorRef
+from shmacc._records import SparseGradient, ValueArray
 from shmacc.errors import InvalidArgumentError
-from shmacc.records import SparseGradient, ValueArray
 
 __all__ = [
     "AccumulatorApplyGradient",

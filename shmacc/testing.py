@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shmacc import names
+from shmacc import _names as names
 
 _SETTING = "shmacc_namespace"
 

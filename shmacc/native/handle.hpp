@@ -1,5 +1,5 @@
 // What one accumulator object of Python's holds: a use of the process's Core of the segment, and whether this
-// handle is closed. Arguments come checked (gradients.py); sizes are checked again here, since memory depends
+// handle is closed. Arguments come checked (_gradients.py); sizes are checked again here, since memory depends
 // on them.
 #pragma once
 
@@ -220,7 +220,7 @@ class Handle {
     int64_t step() const { return glimpse().step; }
     int64_t count() const { return glimpse().count; }
 
-    // -- for segment.py -------------------------------------------------------------------------
+    // -- for _segment.py ------------------------------------------------------------------------
     // Attaches. False: the segment has been given up, or the name leads elsewhere by now; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         whole();

@@ -56,7 +56,7 @@ struct Run {
     uint32_t length;
 };
 
-// The hash of row numbers under a segment's key; shmacc/inspection/table.py has it a second time.
+// The hash of row numbers under a segment's key; shmacc/inspection/_table.py has it a second time.
 class RowHash {
   public:
     explicit RowHash(const uint64_t (&key)[4])

@@ -79,7 +79,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// What Python knows of the layout; shmacc/layout.py gives it out.
+// What Python knows of the layout; shmacc/_layout.py gives it out.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;

@@ -11,7 +11,8 @@ from hazards.apart import forks, run_apart
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import _core, names
+from shmacc import _core
+from shmacc import _names as names
 
 pytestmark = forks
 

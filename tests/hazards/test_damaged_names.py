@@ -16,7 +16,8 @@ from hazards.apart import Apart, forks
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def test_another_version_says_so(make: Callable[[Path], None], version: int) -> 
         with pytest.raises(errors.DataLossError, match=words) as caught:
             opener("odd")
         again = pickle.loads(pickle.dumps(caught.value))
-        assert (again.found, str(again)) == (version, str(caught.value))
+        assert (again.version, str(again)) == (version, str(caught.value))
     (summary,) = inspection.list_segments("odd")
     assert summary.state is SegmentState.OTHER_VERSION
     assert words in summary.detail

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shmacc import SparseConditionalAccumulator, inspection
-from shmacc.inspection import table
+from shmacc.inspection import _table as table
 
 if TYPE_CHECKING:
-    from shmacc.records import IndexArray
+    from shmacc._records import IndexArray
 
 ROWS: Final = 10_000
 MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import _core, layout
-from shmacc.dtype_names import NUMBERS
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc._dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
 

@@ -3,8 +3,8 @@
 import enum
 from dataclasses import dataclass
 
-from shmacc.names import SegmentName
-from shmacc.stats import Stats
+from shmacc._names import SegmentName
+from shmacc._stats import Stats
 
 
 class SegmentState(enum.StrEnum):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core, layout
-from shmacc.dtypes import DType, kind_of
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc._dtypes import DType, kind_of
+from shmacc._records import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError
-from shmacc.records import IndexArray, ValueArray
 
 Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import _core, layout
-from shmacc.inspection.examination import read_slots
-from shmacc.records import IndexArray
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc._records import IndexArray
+from shmacc.inspection._examination import read_slots
 
 _PLACES = 10
 _BUCKET = np.dtype([("tags", "<u2", _PLACES), ("stamp", "<u4"), ("slots", "<u4", _PLACES)])

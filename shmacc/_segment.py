@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shmacc import _core, layout
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc._names import SegmentName, semaphore_path
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -19,10 +21,9 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
-from shmacc.names import SegmentName, semaphore_path
 
 if TYPE_CHECKING:
-    from shmacc.dtypes import DType
+    from shmacc._dtypes import DType
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, anybody's, or those of these uids."""

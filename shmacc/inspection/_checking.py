@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmacc import _core, layout, names, segment
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
-from shmacc.inspection import nameless, processes
-from shmacc.inspection.cleanup import leftovers
-from shmacc.inspection.records import Description, Finding, SegmentState, Severity
-from shmacc.inspection.segments import (
+from shmacc.inspection import _nameless as nameless
+from shmacc.inspection import _processes as processes
+from shmacc.inspection._cleanup import leftovers
+from shmacc.inspection._records import Description, Finding, SegmentState, Severity
+from shmacc.inspection._segments import (
     describe,
     is_semaphore,
     list_segments,
@@ -25,8 +30,7 @@ from shmacc.inspection.segments import (
     semaphore_file,
     summarise,
 )
-from shmacc.inspection.stillness import look_still
-from shmacc.names import SegmentName
+from shmacc.inspection._stillness import look_still
 
 _REMOVE = "end its users, then `shmacc-inspect remove --force --yes`"
 _MENDS_ITSELF = "nothing: "
@@ -265,7 +269,7 @@ def _problems_of_state(view: _core.View, state: dict[str, Any]) -> Iterator[str]
     if view.allocated_bytes < reserved:
         yield f"{reserved} bytes are reserved, but the system has only {view.allocated_bytes}"
     if sparse:
-        from shmacc.inspection import table  # late: see the package
+        from shmacc.inspection import _table as table  # late: see the package
 
         yield from table.problems(view, state)
 

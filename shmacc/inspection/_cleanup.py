@@ -8,7 +8,11 @@ import contextlib
 import os
 import time
 
-from shmacc import _core, names, segment
+from shmacc import _core
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._segment import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -16,10 +20,8 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
-from shmacc.inspection.records import Leftover, SegmentState
-from shmacc.inspection.segments import is_meant, open_view, resolve, semaphore_file, summarise
-from shmacc.names import SegmentName
-from shmacc.segment import UnfinishedError
+from shmacc.inspection._records import Leftover, SegmentState
+from shmacc.inspection._segments import is_meant, open_view, resolve, semaphore_file, summarise
 
 
 def leftovers(
@@ -125,7 +127,7 @@ def cancel(name: str) -> int:
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
-    from shmacc import lookup  # late: see the package
+    from shmacc import _lookup as lookup  # late: see the package
 
     with lookup.open_by_name(resolve(name), owners="any") as found:
         waiting = found.stats().waiting

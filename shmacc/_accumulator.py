@@ -2,7 +2,7 @@
 
 The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
 ``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
-docstring says so. Data goes one way: arguments are converted and checked (gradients.py), the
+docstring says so. Data goes one way: arguments are converted and checked (_gradients.py), the
 extension does what happens under the lock, and what it hands back is dressed as NumPy arrays.
 """
 
@@ -13,16 +13,21 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from shmacc import _core, dtypes, gradients, layout, names, segment
+from shmacc import _core
+from shmacc import _dtypes as dtypes
+from shmacc import _gradients as gradients
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._records import ValueArray
+from shmacc._segment import Owners
+from shmacc._stats import Stats
 from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
     InvalidArgumentError,
 )
-from shmacc.names import SegmentName
-from shmacc.records import ValueArray
-from shmacc.segment import Owners
-from shmacc.stats import Stats
 
 NEVER_STALE = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
@@ -149,6 +154,24 @@ class Accumulator:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def attach(cls, shared_name: str, *, owners: Owners = "mine") -> Self:
+        """The accumulator of that name and this kind: the typed form of ``shmacc.attach``.
+
+        Args:
+            shared_name: The name.
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There is none.
+            InvalidArgumentError: No possible name; or it is of the other kind.
+            PermissionDeniedError: It is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
+        return cls.of_name(
+            names.segment_name(shared_name), cls._DEFAULT_NAME, segment.check_owners(owners)
+        )
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:

@@ -1,10 +1,12 @@
 """From a name to the accumulator that has it, of whichever kind it is."""
 
-from shmacc import layout, names, segment
-from shmacc.dense import ConditionalAccumulator
-from shmacc.names import SegmentName
-from shmacc.segment import Owners
-from shmacc.sparse import SparseConditionalAccumulator
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._dense import ConditionalAccumulator
+from shmacc._names import SegmentName
+from shmacc._segment import Owners
+from shmacc._sparse import SparseConditionalAccumulator
 
 
 def attach(

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core, dtypes, layout
+from shmacc import _core
+from shmacc import _dtypes as dtypes
+from shmacc import _layout as layout
+from shmacc._records import IndexArray, ValueArray
 from shmacc.errors import DataLossError
-from shmacc.inspection.records import RowCount, ValueSummary
-from shmacc.inspection.segments import open_view, resolve
-from shmacc.inspection.stillness import look_still
-from shmacc.records import IndexArray, ValueArray
+from shmacc.inspection._records import RowCount, ValueSummary
+from shmacc.inspection._segments import open_view, resolve
+from shmacc.inspection._stillness import look_still
 
 _PIECE = 2**24  # bytes of values that are looked at in one go
 

@@ -1,7 +1,7 @@
 """What stands in a segment, as far as Python knows it: numbers and their names, sizes, lock bytes.
 
 All of it comes from the extension, which has it from layout.hpp. It is written down again in two
-places only, on purpose, to be a second opinion: ``inspection/table.py`` and the tests'
+places only, on purpose, to be a second opinion: ``inspection/_table.py`` and the tests'
 ``segment_layout.py``.
 """
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import gradients
-from shmacc.accumulator import Accumulator
+from shmacc import _gradients as gradients
+from shmacc._accumulator import Accumulator
+from shmacc._records import DensePartial, DenseTaken, ValueArray
+from shmacc._segment import Owners
 from shmacc.errors import InvalidArgumentError
-from shmacc.records import DensePartial, DenseTaken, ValueArray
-from shmacc.segment import Owners
 
 __all__ = ["ConditionalAccumulator"]
 

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shmacc import _core, dtype_names, layout, names, segment
+from shmacc import _core
+from shmacc import _dtype_names as dtype_names
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._segment import UnfinishedError
+from shmacc._stats import Stats
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
-from shmacc.inspection import processes
-from shmacc.inspection.records import (
+from shmacc.inspection import _processes as processes
+from shmacc.inspection._records import (
     AttachedProcess,
     Description,
     LockState,
@@ -22,9 +29,6 @@ from shmacc.inspection.records import (
     Summary,
     WaitingTake,
 )
-from shmacc.names import SegmentName
-from shmacc.segment import UnfinishedError
-from shmacc.stats import Stats
 
 
 def resolve(name: str) -> SegmentName:
