@@ -29,7 +29,7 @@ from shmacc.errors import (
     InvalidArgumentError,
 )
 
-NEVER_STALE = 2**63 - 1
+NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
 _OWNERS_BITS = 0o600
