@@ -190,9 +190,9 @@ def test_another_users_segment(crew: Crew) -> None:
     assert len(ask("clean", "--yes")["removed"]) == 2
 
 
-def test_a_private_one_whose_creator_was_killed(crew: Crew) -> None:
+def test_a_private_one_whose_creator_was_killed(crew: Crew, namespace: str) -> None:
     child = crew.start(_make_private)
-    until(lambda: [s.attached_alive for s in inspection.list_segments("private-*")] == [1])
+    until(lambda: [s.attached_alive for s in inspection.list_segments(namespace=namespace)] == [1])
     child.process.kill()
     child.process.join()
     said = ask("list", "--orphaned")["segments"]
