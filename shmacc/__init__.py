@@ -8,6 +8,7 @@ built on these.
 """
 
 import importlib
+import os as _os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +45,21 @@ _HOMES = {
     "SparseConditionalAccumulator": "sparse",
     "attach": "lookup",
 }
+
+
+try:
+    importlib.import_module("shmacc._core")
+except ModuleNotFoundError as missing:
+    _tree = __path__[0]
+    if missing.name != "shmacc._core" or not _os.path.isdir(f"{_tree}/native"):
+        raise
+    # Usually shmacc is installed, too, but Python looks into the checkout first.
+    raise ImportError(
+        f"{_tree} is the source of shmacc, without the compiled extension. Python found it before "
+        "any installed shmacc, because the folder that it is in comes first in sys.path: it is the "
+        "current folder, or the script's. Either install the source itself: pip install -e "
+        f"{_os.path.dirname(_tree)}; or start Python in another folder, or with the option -P."
+    ) from None
 
 
 def __getattr__(name: str) -> Any:
