@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest lint model soak asan bench instructions pictures pins clean
+.PHONY: help demo test test-all smoke test-lowest lint dist model soak asan bench instructions pictures pins clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -54,6 +54,15 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dist: $(VENV)/.dist ## build and check what is published, into dist/, and install it as a user would
+	rm -rf dist $(BUILT)/dist
+	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --outdir $(BUILT)/dist
+	$(BIN)/check-wheel-contents $(BUILT)/dist
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist $(BUILT)/dist/*.whl
+	cp $(BUILT)/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/pytest -m installs -o faulthandler_timeout=0
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
@@ -104,6 +113,10 @@ $(VENV)/.tested: $(VENV)/.demo
 
 $(VENV)/.test: $(VENV)/.tested
 	$(BIN)/pip install --quiet --constraint $(PINS) --group lint
+	touch $@
+
+$(VENV)/.dist: $(VENV)/.test
+	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
 	touch $@
 
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt
