@@ -7,7 +7,7 @@ what goes out; `_accumulator` is what the two kinds, `_sparse` and `_dense`, hav
 `_lookup` finds one by name. `raw_ops`, `inspection` and `testing` are built on these.
 """
 
-from shmacc import _lazy
+from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here
 
 __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,

@@ -84,11 +84,8 @@ def test_misspelt_names_and_wrong_arguments_are_errors(check: Any) -> None:
 @pytest.mark.timeout(MINUTES)
 @CHECKERS
 def test_the_readmes_programs(check: Any, tmp_path: Path) -> None:
-    programs = re.findall(
-        r"^```python\n(.*?)^```",
-        (ROOT / "README.md").read_text(encoding="utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert programs
     files = []
     for i, program in enumerate(programs):
