@@ -1,12 +1,13 @@
 """An import of the source, without its extension, says what happened and what to do."""
 
+import importlib
 import os
 
 try:
-    from shmacc import _core as _core
-except ImportError as missing:
+    importlib.import_module("shmacc._core")
+except ModuleNotFoundError as missing:
     _TREE = os.path.dirname(__file__)
-    if missing.name not in {"shmacc", "shmacc._core"} or not os.path.isdir(f"{_TREE}/native"):
+    if missing.name != "shmacc._core" or not os.path.isdir(f"{_TREE}/native"):
         raise
     # Usually shmacc is installed, too, but Python looks into the checkout first.
     raise ImportError(

@@ -27,10 +27,10 @@ PYRIGHT: Final = shutil.which("pyright", path=str(Path(sys.executable).parent))
 MINUTES: Final = 300
 
 
-def _mypy(*files: Path) -> set[tuple[str, int]]:
+def _mypy(*files: Path, how: str = "--strict") -> set[tuple[str, int]]:
     """Files and lines that mypy has errors in."""
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", *files],
+        [sys.executable, "-m", "mypy", how, "--no-incremental", "--config-file=", *files],
         capture_output=True,
         text=True,
         check=False,
@@ -42,8 +42,9 @@ def _mypy(*files: Path) -> set[tuple[str, int]]:
     return {(Path(file).name, int(line)) for file, line in found}
 
 
-def _pyright(*files: Path) -> set[tuple[str, int]]:
-    """Files and lines that pyright has errors in, or warnings."""
+def _pyright(*files: Path, how: str = "") -> set[tuple[str, int]]:
+    """Files and lines that pyright has errors in, or warnings; it is as strict with all."""
+    del how
     if PYRIGHT is None or subprocess.run([PYRIGHT, "--version"], check=False).returncode != 0:
         pytest.skip("pyright is not installed, or cannot be fetched")
     done = subprocess.run(
@@ -91,8 +92,7 @@ def test_the_readmes_programs(check: Any, tmp_path: Path) -> None:
     for i, program in enumerate(programs):
         files.append(tmp_path / f"program_{i}.py")
         files[-1].write_text(program, encoding="utf-8")
-    # A program of a page leaves out what its reader's program has.
-    assert check(*files) == set()
+    assert check(*files, how="--check-untyped-defs") == set()
 
 
 @pytest.mark.parametrize("package", [shmacc, inspection])
