@@ -42,17 +42,26 @@ class WithoutGil {
 
     // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception.
     void check_signals() {
-        if (getpid() != gettid()) return;
+        if (getpid() != gettid()) {
+            alone_ = true;  // handlers are not this thread's concern
+            return;
+        }
         take_gil(state_);
         int raised = PyErr_CheckSignals();
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
+        alone_ = !PyThreadState_Next(PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(state_)));
         state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
     }
 
+    // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals to
+    // its main thread; but another of Python's threads may send one to itself, or have a handler called without any.
+    bool signals_come_here() const { return alone_; }
+
   private:
     PyThreadState* state_;
+    bool alone_ = false;  // not known yet
 };
 
 inline ProcessIdentity this_process{};  // set by Python at import and after fork
