@@ -9,7 +9,8 @@ extension does what happens under the lock, and what it hands back is dressed as
 import logging
 import threading
 import weakref
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -27,12 +28,14 @@ from shmacc.errors import (
     DataLossError,
     DeadlineExceededError,
     InvalidArgumentError,
+    ResourceExhaustedError,
 )
 
 NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
 _OWNERS_BITS = 0o600
+_Result = TypeVar("_Result")
 _logger = logging.getLogger("shmacc")
 
 
@@ -140,7 +143,7 @@ class Accumulator:
         spec = segment.Spec(
             kind=self._KIND,
             dtype=dtypes.resolve(dtype),
-            shape=gradients.declared_shape(shape),
+            shape=gradients.declared_shape(shape, self._KIND),
             reduction=_reduction(reduction_type),
             mode=_mode(mode),
             private=private,
@@ -405,40 +408,74 @@ class Accumulator:
         segment.unlink(self._segment_name, self._handle)
 
     def _take(
-        self, num_required: int, timeout: float | None, *, partial: bool, seal: bool = False
-    ) -> tuple[int, int, Any, Any, Any, Any]:
-        lowest, highest = self._dtype.bounds
+        self,
+        finish: Callable[["_core.Raw"], _Result],
+        num_required: int,
+        timeout: float | None,
+        *,
+        partial: bool,
+        seal: bool = False,
+    ) -> _Result:
+        """Takes, and makes the result of what was taken.
+
+        What was taken is not lost if the result does not get to the caller, because an exception
+        comes in between: a signal handler's, or a MemoryError of a conversion. The handle keeps
+        it for its next take of the same sort. The interpreter looks at signals at the end of a
+        call, at the start of a function and when it jumps back, and nowhere else. So a handler
+        runs within this ``try``, or when the caller has the result; and what is caught here gets
+        to `keep` whatever comes next.
+        """
         required = gradients.int64(num_required, "num_required")
         if partial:
             if required < 0:
                 raise InvalidArgumentError(
                     f"Argument num_required must not be negative, but was {required}"
                 )
-            lowest, highest = -(2**63), 2**64 - 1
-        elif required <= 0:
-            raise InvalidArgumentError(
-                f"Argument num_required must be positive, but was {required}"
-            )
+            lowest, highest = dtypes.SUM_BOUNDS
+        else:
+            if required <= 0:
+                raise InvalidArgumentError(
+                    f"Argument num_required must be positive, but was {required}"
+                )
+            lowest, highest = self._dtype.bounds
+        place: list[Any] = [None]
         try:
-            return self._handle.take(
+            self._handle.take(
+                place,
                 required,
                 gradients.timeout(timeout),
-                divide=not partial and self._reduction != "SUM",
-                advance=not partial,
-                seal=seal,
-                lowest=max(lowest, -(2**63)),
-                highest=highest,
+                not partial and self._reduction != "SUM",
+                not partial,
+                seal,
+                lowest,
+                highest,
             )
-        except DeadlineExceededError as error:
-            pids = tuple(sorted(self._handle.attached_pids()))
-            raise (
-                DeadlineExceededError(
-                    f"{error}; attached processes: {', '.join(f'pid {pid}' for pid in pids)}"
-                )
-                .with_fields(**error.__dict__)
-                .with_fields(pids=pids)
-            ) from None
+            return finish(place[0])
+        except BaseException as error:
+            if place[0] is not None:
+                self._handle.keep(place[0], not partial, seal)
+            elif type(error) is DeadlineExceededError:
+                raise self._saying_who_is_attached(error) from None
+            raise
+
+    def _saying_who_is_attached(self, error: DeadlineExceededError) -> DeadlineExceededError:
+        pids, more = self._handle.some_attached()
+        named = ", ".join(f"pid {pid}" for pid in sorted(pids))
+        others = f" and up to {more} more" if more else ""
+        return (
+            DeadlineExceededError(f"{error}; attached processes: {named}{others}")
+            .with_fields(**error.__dict__)
+            .with_fields(pids=tuple(sorted(pids)))
+        )
 
     def _dress(self, results: ValueArray) -> ValueArray:
         """Results, in the type of sums, as an array of the dtype that the caller is to see."""
-        return results if self._dtype.sums_as_is else self._dtype.narrow(results)
+        if self._dtype.sums_as_is:
+            return results
+        try:
+            return self._dtype.narrow(results)
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"This process has no memory for the result as {self._dtype.name}; "
+                "this object's next take hands it out"
+            ) from error

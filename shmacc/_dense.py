@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
+from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
 from shmacc._records import DensePartial, DenseTaken, ValueArray
@@ -77,10 +76,8 @@ class ConditionalAccumulator(Accumulator):
                 f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"
             )
         step = gradients.int64(local_step, "local_step")
-        count = gradients.int64(partial.count, "partial.count")
+        count = gradients.partial_count(partial.count)
         value = gradients.sums_array(partial.value, self._dtype, "The value")
-        if count < 0:
-            raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
         gradients.check_dense(value.shape, self._shape)
@@ -100,13 +97,11 @@ class ConditionalAccumulator(Accumulator):
         Returns:
             An array of the round's shape.
         """
-        _, _, _, value, _, _ = self._take(num_required, timeout, partial=False)
-        return self._dress(value)
+        return self._take(self._gradient, num_required, timeout, partial=False)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
         """`take_grad` with the numbers that TensorFlow does not report."""
-        count, step, _, value, _, _ = self._take(num_required, timeout, partial=False)
-        return DenseTaken(self._dress(value), count, step)
+        return self._take(self._taken, num_required, timeout, partial=False)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -114,12 +109,21 @@ class ConditionalAccumulator(Accumulator):
         """Takes the sums, not divided; the step stays.
 
         Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
-        has zero rows along every dimension that is not declared.
+        is zeros of the declared shape, with no row along a dimension that is not declared.
         """
-        count, step, _, value, _, _ = self._take(
-            num_required, timeout, partial=True, seal=bool(seal)
-        )
+        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+
+    def _gradient(self, raw: "_core.Raw") -> ValueArray:
+        _, _, _, value, _, _, _ = raw
+        return self._dress(value)
+
+    def _taken(self, raw: "_core.Raw") -> DenseTaken:
+        count, step, _, value, _, _, _ = raw
+        return DenseTaken(self._dress(value), count, step)
+
+    def _partial(self, raw: "_core.Raw") -> DensePartial:
+        count, step, _, value, _, _, _ = raw
         if value is None:
-            shape = [dim or 0 for dim in (self._shape or (0,))]
-            value = np.zeros(shape, dtype=self._dtype.partial)
+            shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]
+            value = gradients.zeros(shape, self._dtype.partial)
         return DensePartial(value, count, step)

@@ -16,6 +16,9 @@ from shmacc import _layout as layout
 from shmacc._dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
+SUM_BOUNDS = (-(2**63), 2**64 - 1)
+"""Lowest and highest value of the 64-bit integers that sums are kept in."""
+
 
 @dataclass(frozen=True, slots=True)
 class DType:
@@ -30,6 +33,7 @@ class DType:
         components: Sums a number: 2 for complex dtypes, else 1.
         sums_as_is: Whether arrays go out as sums are kept.
         plain_type: NumPy's number of the type if arrays come in as sums are kept, else -1.
+        bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
     """
 
     name: str
@@ -40,12 +44,18 @@ class DType:
     components: int
     sums_as_is: bool = field(init=False)
     plain_type: int = field(init=False)
+    bounds: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Decides once what every apply and take asks."""
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
+        bounds = SUM_BOUNDS
+        if self.storage.kind in "iu":
+            info = np.iinfo(self.storage)
+            bounds = int(info.min), int(info.max)
+        object.__setattr__(self, "bounds", bounds)
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Values of the dtype, C-contiguous, in the type of sums (complex: as they are)."""
@@ -73,14 +83,6 @@ class DType:
     def sum_code(self) -> int:
         """The number by which the extension knows the type of sums."""
         return layout.SUMS[self.sums.name]
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Lowest and highest value of an integer dtype; of others, of the 64-bit types."""
-        if self.storage.kind in "iu":
-            info = np.iinfo(self.storage)
-            return int(info.min), int(info.max)
-        return -(2**63), 2**64 - 1
 
 
 _SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}

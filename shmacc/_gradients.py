@@ -6,6 +6,7 @@ TensorFlow's checks) is left to the apply, when the gradient is known to be fres
 `declared_conflict` only words row 9, and the extension checks row 8.
 """
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -16,13 +17,15 @@ from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._dtypes import DType, kind_of
 from shmacc._records import IndexArray, ValueArray
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT64 = np.dtype(np.int64).num
+_MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
+_MOST_GRADIENTS = 2**48  # in a partial: more than anybody adds up one by one
 # NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
@@ -68,11 +71,11 @@ def timeout(value: object) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
-def declared_shape(shape: Any) -> Shape:
+def declared_shape(shape: Any, kind: str) -> Shape:
     """A constructor's shape: None, an int, or a sequence (a ``tf.TensorShape``) of ints and None.
 
     Raises:
-        InvalidArgumentError: It is anything else.
+        InvalidArgumentError: It is anything else, or so large that nothing could be accumulated.
     """
     if shape is None or (hasattr(shape, "rank") and shape.rank is None):
         return None
@@ -83,7 +86,7 @@ def declared_shape(shape: Any) -> Shape:
     if hasattr(shape, "__index__") and np.ndim(shape) == 0:
         shape = [shape]
     try:
-        entries = list(shape)
+        entries = list(itertools.islice(iter(shape), layout.MAX_RANK + 1))
     except TypeError:
         raise InvalidArgumentError(
             f"shape must be a sequence of integers and None, but was {shape!r}"
@@ -97,6 +100,12 @@ def declared_shape(shape: Any) -> Shape:
     for dim in dims:
         if dim is not None and dim < 0:
             raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
+    row = dims[1:] if kind == "sparse" else dims
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
+    if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"A row, or a dense gradient, has at most 2**36 numbers, but {describe_shape(row)} more"
+        )
     return dims
 
 
@@ -116,14 +125,21 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
     Raises:
         InvalidArgumentError: The conversion is refused, or the value is no array at all.
+        ResourceExhaustedError: There is no memory for the conversion.
     """
     if _core.is_plain(value, dtype.plain_type):
         return value  # type: ignore[no-any-return]
     array, by_value = _view(value, what)
-    if array.dtype.names is not None and array.dtype == dtype.numpy:
-        array = np.require(array, requirements=["C"]).view(dtype.storage)
-    stored = _convert(array, dtype.storage, what, by_value=by_value)
-    return dtype.widen(stored)
+    # First of all: what does not fit in memory is not looked through for an hour either.
+    array = _contiguous(array, what)
+    try:
+        if array.dtype.names is not None and array.dtype == dtype.numpy:
+            array = array.view(dtype.storage)
+        return dtype.widen(_convert(array, dtype.storage, what, by_value=by_value))
+    except InvalidArgumentError:
+        raise
+    except (MemoryError, ValueError) as error:  # NumPy's ValueError: more than memory can have
+        raise _too_large(array, what) from error
 
 
 def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
@@ -131,14 +147,43 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
     Raises:
         InvalidArgumentError: They have another one.
+        ResourceExhaustedError: There is no memory for them as one piece.
     """
-    array = np.asarray(value)
+    array, _ = _view(value, what)
     if array.dtype != dtype.partial:
         raise InvalidArgumentError(
             f"{what} of a partial for a {dtype.name} accumulator must be {dtype.partial.name}, "
             f"but are {array.dtype}"
         )
-    return np.require(array, requirements=["C", "A"])
+    return _contiguous(array, what)
+
+
+def partial_count(value: object) -> int:
+    """How many gradients a partial says that it is.
+
+    Raises:
+        InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.
+    """
+    count = int64(value, "partial.count")
+    if not 0 <= count <= _MOST_GRADIENTS:
+        raise InvalidArgumentError(
+            f"partial.count must not be negative, nor more than 2**48, but was {count}"
+        )
+    return count
+
+
+def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
+    """A new array of zeros.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for it.
+    """
+    try:
+        return np.zeros(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory for an array of shape {describe_shape(tuple(shape))}"
+        ) from error
 
 
 def index_array(value: Any, what: str) -> IndexArray:
@@ -146,15 +191,31 @@ def index_array(value: Any, what: str) -> IndexArray:
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
+        ResourceExhaustedError: There is no memory for the conversion.
     """
     if _core.is_plain(value, _INT64):
         return value  # type: ignore[no-any-return]
     array, by_value = _view(value, what)
     if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+    array = _contiguous(array, what)
     if array.dtype.kind == "u" and array.size and int(array.max()) > _INT64_MAX:
         raise InvalidArgumentError(f"{what} must fit 64 bits, but one is {int(array.max())}")
-    return np.require(array.astype(np.int64, copy=False), requirements=["C", "A"])
+    return _contiguous(array, what, np.int64)
+
+
+def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np.ndarray[Any, Any]:
+    try:
+        return np.require(array, dtype, ["C", "A"])
+    except (MemoryError, ValueError) as error:
+        raise _too_large(array, what) from error
+
+
+def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"This process has no memory for a converted copy of {what}, of shape "
+        f"{describe_shape(array.shape)} and dtype {array.dtype}; nothing was changed"
+    )
 
 
 def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
@@ -165,6 +226,10 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         array = np.asarray(value)
         if array.dtype == np.float64 and isinstance(value, list | tuple):
             array = _exact(value, array)
+    except MemoryError as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory to view {what} as an array; nothing was changed"
+        ) from error
     except Exception as error:
         raise InvalidArgumentError(
             f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
@@ -277,7 +342,12 @@ def check_sparse(
 
 
 def own_refusal(
-    indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, *, ascending: bool
+    indices: IndexArray,
+    values: ValueArray,
+    given: tuple[int, ...] | None,
+    *,
+    ascending: bool,
+    repeats: bool,
 ) -> str | None:
     """What TensorFlow lets pass and no consumer can use; None if there is nothing of it.
 
@@ -286,11 +356,15 @@ def own_refusal(
         values: Likewise.
         given: The gradient's own ``grad_shape``.
         ascending: What `check_sparse` said.
+        repeats: Whether indices may repeat; those of a partial do not, since each row has a count.
     """
     if not ascending:
         negative = _core.check_rows(indices, _INT64_MAX)[2]
         if negative >= 0:
             return f"Indices must not be negative; index of slice {negative} is {indices[negative]}"
+        repeated = -1 if repeats else _core.repeated_row(indices)
+        if repeated >= 0:
+            return f"Indices of a partial must not repeat; that of slice {repeated} does"
     if given is None:
         return None
     if given[0] != -1:

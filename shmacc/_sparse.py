@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
 from shmacc._records import (
@@ -108,17 +109,16 @@ class SparseConditionalAccumulator(Accumulator):
             As `apply_grad`.
 
         Raises:
-            As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense.
+            As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense, or its
+            indices repeat.
         """
         _check_is_partial(partial)
         step = gradients.int64(local_step, "local_step")
-        count = gradients.int64(partial.count, "partial.count")
+        count = gradients.partial_count(partial.count)
         values = gradients.sums_array(partial.values, self._dtype, "Values")
         indices = gradients.index_array(partial.indices, "partial.indices")
         counts = gradients.index_array(partial.row_counts, "partial.row_counts")
         given = gradients.given_shape(partial.shape)
-        if count < 0:
-            raise InvalidArgumentError(f"partial.count must not be negative, but was {count}")
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
         if counts.shape != indices.shape or (
@@ -139,7 +139,9 @@ class SparseConditionalAccumulator(Accumulator):
         count: int,
     ) -> bool:
         ascending = gradients.check_sparse(indices, values, given, self._shape)
-        refusal = gradients.own_refusal(indices, values, given, ascending=ascending)
+        refusal = gradients.own_refusal(
+            indices, values, given, ascending=ascending, repeats=counts is None
+        )
         conflict = gradients.declared_conflict(values.shape, self._shape)
         if conflict is not None and refusal is None and self._handle.drop_if_stale(step, count):
             return False
@@ -163,6 +165,12 @@ class SparseConditionalAccumulator(Accumulator):
         Waits in line until ``num_required`` gradients are there, takes all that are there, empties
         the accumulator and adds 1 to its step.
 
+        If an exception cuts it off (a signal handler's, a MemoryError), nothing was consumed. Or
+        the round was taken already: then this object's next take of the same sort hands it out,
+        whatever that one requires and at once. (`take`, `take_grad` and
+        `take_indexed_slices_grad` are of one sort; partials are of another, with ``seal`` and
+        without.) It is this object's and this process's alone, and gone when either ends.
+
         Args:
             num_required: At least 1.
             name: Ignored.
@@ -177,23 +185,21 @@ class SparseConditionalAccumulator(Accumulator):
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
-        _, _, indices, values, shape, _ = self._take(num_required, timeout, partial=False)
-        return SparseGradient(indices, self._dress(values), shape)
+        return self._take(self._gradient, num_required, timeout, partial=False)
 
     def take_indexed_slices_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
     ) -> IndexedSlices:
         """`take_grad` as IndexedSlices."""
-        indices, values, shape = self.take_grad(num_required, name, timeout=timeout)
-        return IndexedSlices(values=values, indices=indices, dense_shape=shape)
+        return self._take(self._slices, num_required, timeout, partial=False)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
         """`take_grad` with the numbers that TensorFlow does not report."""
-        count, step, indices, values, shape, row_counts = self._take(
-            num_required, timeout, partial=False
-        )
-        values = self._dress(values)
-        return SparseTaken(indices, values, shape, row_counts, count, step)
+        return self._take(self._taken, num_required, timeout, partial=False)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -201,19 +207,34 @@ class SparseConditionalAccumulator(Accumulator):
         """Takes the sums, not divided; the step stays.
 
         Args:
-            num_required: 0: whatever is there, even nothing.
+            num_required: 0: whatever is there, even nothing. Such a take does not stand in line: it
+                waits for nobody's number. But a round whose number is reached belongs to the first
+                in line, also in the moment before that take has come; then nothing is there.
             timeout: As `take_grad`.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
             As `take_grad`, but sums always fit.
         """
-        count, step, indices, values, shape, row_counts = self._take(
-            num_required, timeout, partial=True, seal=bool(seal)
-        )
+        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+
+    def _gradient(self, raw: "_core.Raw") -> SparseGradient:
+        _, _, indices, values, shape, _, _ = raw
+        return SparseGradient(indices, self._dress(values), shape)
+
+    def _slices(self, raw: "_core.Raw") -> IndexedSlices:
+        _, _, indices, values, shape, _, _ = raw
+        return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
+
+    def _taken(self, raw: "_core.Raw") -> SparseTaken:
+        count, step, indices, values, shape, row_counts, _ = raw
+        return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
+
+    def _partial(self, raw: "_core.Raw") -> SparsePartial:
+        count, step, indices, values, shape, row_counts, _ = raw
         if values is None:
             first, *rest = self._shape or (None,)
             dims = [dim or 0 for dim in rest]
-            values = np.zeros((0, *dims), dtype=self._dtype.partial)
+            values = gradients.zeros((0, *dims), self._dtype.partial)
             shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
         return SparsePartial(indices, values, shape, row_counts, count, step)

@@ -49,6 +49,7 @@ class Handle {
     class NoInterruption : public Interruption {
       public:
         void check() override {}
+        bool ends_sleep() const override { return true; }
     };
     class Waiting : public Interruption {
       public:
@@ -63,6 +64,7 @@ class Handle {
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
+        bool ends_sleep() const override { return released_.signals_come_here(); }  // a close wakes
 
       private:
         WithoutGil& released_;
@@ -99,6 +101,7 @@ class Handle {
         unlink_private();
         if (!core_) return;  // another thread was faster
         closed_ = true;
+        kept_.clear();
         Core::Use core = std::move(*core_);
         core_.reset();
         if (!core->file().state().whole) return;
@@ -162,11 +165,22 @@ class Handle {
             [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // (count, step, indices, values, shape, contributions); values in the sums' type; sparse: shape begins with
-    // the declared first dimension or -1. No values and no shape if nothing was accumulated.
-    nb::tuple take(int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
-                   bool seal, int64_t lowest, uint64_t highest) {
+    // Puts what it took into the list's one place: (count, step, indices, values, shape, contributions, the
+    // process); values in the sums' type; sparse: shape begins with the declared first dimension or -1. No values
+    // and no shape if nothing was accumulated.
+    //
+    // Into a list, because what a function returns is lost if a signal handler raises right after the call: handlers
+    // run between bytecodes, and by then the round is in the list. Who made the list gives the round to `keep` if
+    // it does not get to the caller.
+    void take(nb::list place, int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
+              bool seal, int64_t lowest, uint64_t highest) {
         const Core::Use core = attached();
+        if (!kept_.empty()) {
+            if (nb::object round = kept_round(advance, seal); round.is_valid()) {
+                place[0] = round;
+                return;
+            }
+        }
         need_numpy();  // what may fail for want of memory had better do so before something is taken
         TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
         Taken taken = run([&](Operations& operations) { return operations.take(request); });
@@ -190,8 +204,14 @@ class Handle {
             }
         }
         const Dims rows{static_cast<int64_t>(taken.rows)};
-        return nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
-                              array_of<int64_t>(taken.contributions, rows));
+        place[0] = nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
+                                  array_of<int64_t>(taken.contributions, rows), this_process().token);
+    }
+    // A round that was taken but did not get to its caller: the next take of this handle with the same
+    // `advance` and `seal` gets it.
+    void keep(nb::tuple round, bool advance, bool seal) {
+        if (closed_ || nb::cast<int64_t>(round[0]) == 0) return;
+        kept_.push_back({advance, seal, std::move(round)});
     }
 
     int64_t set_step(int64_t step) {
@@ -215,6 +235,26 @@ class Handle {
         const Core::Use core = attached();
         core->line().cancel();
         core->line().turn();
+    }
+
+    // (the pids of some living processes that are attached, how many more there are at most): asks the kernel
+    // about kAsked of them, since a question costs the more the more there are.
+    nb::tuple some_attached() const {
+        Presence& presence = whole().presence();
+        std::vector<uint32_t> pids;
+        if (presence.claimed()) pids.push_back(presence.own().pid);
+        uint32_t more = 0;
+        for (uint32_t i = 0, asked = 0, top = presence.table().size(); i < top; ++i) {
+            const uint64_t token = load(presence.table()[i].token);
+            if (token == 0 || i == presence.index()) continue;
+            if (asked == kAsked) {
+                ++more;
+                continue;
+            }
+            ++asked;
+            if (presence.alive(i, token)) pids.push_back(presence.table()[i].pid);
+        }
+        return nb::make_tuple(pids, more);
     }
 
     int64_t step() const { return glimpse().step; }
@@ -253,23 +293,13 @@ class Handle {
         nb::dict out = describe(state);
         // An operation runs, or died: rows may differ from the committed ones.
         out["in_operation"] = core.committed().cut_short(state);
-        out["waiting"] = core.line().waiting();
-        out["attached"] = attached_processes(core);
+        const std::vector<bool> alive = living(core);
+        out["waiting"] = core.line().waiting([&](uint32_t i, uint64_t token) {
+            return i < alive.size() && alive[i] && load(core.presence().table()[i].token) == token;
+        });
+        out["attached"] = std::count(alive.begin(), alive.end(), true);
         return out;
     }
-    // Pids of the living, as they know them themselves.
-    std::vector<uint32_t> attached_pids() const {
-        Core& core = whole();
-        Presence& presence = core.presence();
-        std::vector<uint32_t> pids;
-        for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
-            const Participant entry = presence.table()[i];
-            if (entry.token != 0 && presence.alive(i, entry.token)) pids.push_back(entry.pid);
-        }
-        return pids;
-    }
-
-  private:
     template <class T>
     bool add_rows(Core& core, nb::handle indices, nb::handle values,
                   std::optional<nb::object>& contributions, const Dims& dims, int64_t local_step,
@@ -331,16 +361,40 @@ class Handle {
         Core::Session session(core, monotonic_ns(), never);
         if (session.held()) core.line().sweep();
     }
-    static uint32_t attached_processes(Core& core) {
+    // Which entries of participants belong to living processes; asks the kernel about each, once.
+    static std::vector<bool> living(Core& core) {
         Presence& presence = core.presence();
-        uint32_t alive = 0;
-        for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
+        std::vector<bool> living(presence.table().size());
+        for (uint32_t i = 0; i < living.size(); ++i) {
             uint64_t token = load(presence.table()[i].token);
-            alive += token != 0 && presence.alive(i, token);
+            living[i] = token != 0 && presence.alive(i, token);
         }
-        return alive;
+        return living;
+    }
+    // What an earlier take left here, oldest first; of this process: a forked child has a copy of its parent's.
+    nb::object kept_round(bool advance, bool seal) {
+        for (auto kept = kept_.begin(); kept != kept_.end();) {
+            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == this_process().token;
+            if (own && (kept->advance != advance || kept->seal != seal)) {
+                ++kept;
+                continue;
+            }
+            nb::object round = std::move(kept->round);
+            kept = kept_.erase(kept);
+            if (own) return round;
+        }
+        return {};
     }
 
+    static constexpr uint32_t kAsked = 16;
+    static constexpr size_t kProcess = 6;
+
+    struct Kept {
+        bool advance, seal;
+        nb::tuple round;
+    };
+
+    std::vector<Kept> kept_;  // the GIL guards it
     std::optional<Core::Use> core_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> private_names_;

@@ -152,8 +152,10 @@ NB_MODULE(_core, m) {
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"),
              nb::arg("local_step"), nb::arg("gradients"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
-        .def("take", &Handle::take, nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("divide"),
-             nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
+        .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
+             nb::arg("divide"), nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
+        .def("keep", &Handle::keep, nb::arg("round"), nb::arg("advance"), nb::arg("seal"))
+        .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))
         .def("unseal", &Handle::unseal)
@@ -169,7 +171,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("owner", &Handle::owner)
         .def("config", &Handle::config)
         .def("state", &Handle::state)
-        .def("attached_pids", &Handle::attached_pids);
+;
 
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
@@ -206,6 +208,13 @@ NB_MODULE(_core, m) {
               return nb::make_tuple(check.ascending, check.over, check.negative);
           },
           nb::arg("indices"), nb::arg("limit"));
+    m.def("repeated_row",
+          [](nb::handle indices) {
+              View<int64_t> keys(indices, 1);
+              if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
+              return repeated_row(keys.data(), keys.size());
+          },
+          nb::arg("indices"));
     watch_forks();
     export_layout(m);
 }

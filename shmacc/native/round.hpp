@@ -39,9 +39,9 @@ inline std::string in_brackets(const Dims& dims) {
     return text + "]";
 }
 
-inline Dims round_dims(const Header& header, const Config& config, const State& state) {
+// shape: the state's.
+inline Dims round_dims(const Shape& shape, const Config& config, const State& state) {
     const uint64_t components = config.components;
-    const Shape& shape = header.shapes[state.shape];
     uint64_t rank = load(shape.rank);
     if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
     Dims dims(shape.dims, shape.dims + rank);

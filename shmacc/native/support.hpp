@@ -71,12 +71,14 @@ inline int64_t wall_ns() { return clock_ns(CLOCK_REALTIME_COARSE); }
 constexpr int64_t kForever = INT64_MAX;
 constexpr int64_t kMillisecond = 1000000;
 
-// What a wait asks for at least every 50 ms: may throw (a signal handler raised, the handle was closed,
-// the name was removed). Called without the lock.
+// What a wait asks for again and again: may throw (a signal handler raised, the handle was closed). Called
+// without the lock.
 class Interruption {
   public:
     virtual ~Interruption() = default;
     virtual void check() = 0;
+    // Whether all that `check` looks for also ends a futex wait, as a signal to this very thread does.
+    virtual bool ends_sleep() const = 0;
 };
 
 }  // namespace shmacc

@@ -116,7 +116,7 @@ class SegmentView {
             uint64_t claimed = 0;
             for (uint64_t bytes : out.state.reserved) claimed += bytes;
             check_occupied(claimed);
-            if (out.state.count > 0) out.round = round_dims(*seen, config_, out.state);
+            if (out.state.count > 0) out.round = round_dims(seen->shapes[out.state.shape], config_, out.state);
             return out;
         }
     }
