@@ -9,6 +9,7 @@ value is only a hint, and real deaths with its real value are other tests' busin
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -45,7 +46,8 @@ class Image:
             pieces = tuple(_pieces(fd))
             return cls(
                 os.fstat(fd).st_size,
-                frozenset((offset, len(content)) for offset, content in pieces),
+                frozenset((offset, len(content)) for offset, content in pieces)
+                | frozenset(_reserved(fd)),
                 tuple((offset, used) for offset, content in pieces if (used := _used(content))),
             )
         finally:
@@ -84,6 +86,21 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
             raise
         end = os.lseek(fd, start, os.SEEK_HOLE)
         yield start, os.pread(fd, end - start, start)
+
+
+def _reserved(fd: int) -> Iterator[tuple[int, int]]:
+    """What is recorded as reserved; untouched, the kernel takes it for a hole."""
+    generation = int.from_bytes(os.pread(fd, 8, layout.GENERATION), "little")
+    state = layout.State.from_buffer_copy(
+        os.pread(
+            fd,
+            ctypes.sizeof(layout.State),
+            layout.STATES + (generation & 1) * ctypes.sizeof(layout.State),
+        )
+    )
+    for name, length in zip(layout.REGIONS, state.reserved, strict=True):
+        if length:
+            yield layout.region(name), length
 
 
 def _used(content: bytes) -> bytes:
