@@ -46,9 +46,8 @@ def _reduction(reduction_type: object) -> str:
         reduction_type = reduction_type.decode("ascii", "replace")
     if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
         raise InvalidArgumentError(
-            "Value for attr 'reduction_type' of "
-            f"{reduction_type!r} was passed: passed string {reduction_type!r} not in: "
-            '"MEAN", "SUM", "CMEAN".'
+            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
+            'not in: "MEAN", "SUM", "CMEAN".'
         )
     return reduction_type
 

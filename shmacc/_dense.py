@@ -60,7 +60,7 @@ class ConditionalAccumulator(Accumulator):
         gradients.check_dense(value.shape, self._shape)
         return self._handle.apply_dense(value, value.shape, step, 1)
 
-    def apply_partial(self, partial: DenseTaken, local_step: int = 0) -> bool:
+    def apply_partial(self, partial: DensePartial, local_step: int = 0) -> bool:
         """Adds what another accumulator's `take_partial` handed out.
 
         It counts as ``partial.count`` gradients.
@@ -71,6 +71,7 @@ class ConditionalAccumulator(Accumulator):
         Raises:
             As `apply_grad`.
         """
+        gradients.check_not_divided(partial)
         if not (hasattr(partial, "value") and hasattr(partial, "count")):
             raise InvalidArgumentError(
                 f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"

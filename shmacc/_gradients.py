@@ -16,7 +16,7 @@ import numpy as np
 from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._dtypes import DType, kind_of
-from shmacc._records import IndexArray, ValueArray
+from shmacc._records import DenseTaken, IndexArray, SparseTaken, ValueArray
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 Shape = tuple[int | None, ...] | None
@@ -158,6 +158,19 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
     return _contiguous(array, what)
 
 
+def check_not_divided(partial: object) -> None:
+    """Whether somebody takes a take's result for a partial, whose sums are not divided.
+
+    Raises:
+        InvalidArgumentError: It is one.
+    """
+    if type(partial) in {SparseTaken, DenseTaken}:
+        raise InvalidArgumentError(
+            f"A partial was expected, but this {type(partial).__name__} is the result of a take, "
+            "reduced already; take_partial hands out sums"
+        )
+
+
 def partial_count(value: object) -> int:
     """How many gradients a partial says that it is.
 
@@ -220,6 +233,11 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
 
 def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     """The value as an array, and whether it came as plain Python numbers."""
+    if isinstance(value, np.ndarray) and hasattr(value, "mask"):
+        raise InvalidArgumentError(
+            f"{what} are a masked array, whose mask would be ignored: pass what is to be added, "
+            "`masked.filled(0)` for instance"
+        )
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value), False
@@ -234,10 +252,22 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         raise InvalidArgumentError(
             f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
         ) from error
+    if array.dtype == np.object_:
+        raise InvalidArgumentError(
+            f"{what} must be an array of numbers, or what NumPy makes one of, but {_named(value)}"
+        )
     by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
         value, np.generic
     )
     return array, by_value
+
+
+def _named(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return "an array of Python objects was given"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} that holds other things than numbers was given"
+    return "None was given" if value is None else f"a {type(value).__name__} was given"
 
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -21,17 +21,12 @@ from shmacc.errors import InvalidArgumentError
 __all__ = ["SparseConditionalAccumulator"]
 
 
-def _check_is_partial(partial: Any) -> None:
-    missing = [
-        field
-        for field in ("indices", "values", "shape", "row_counts", "count")
-        if not hasattr(partial, field)
-    ]
-    if missing:
-        raise InvalidArgumentError(
-            f"A partial of a sparse accumulator was expected, but {type(partial).__name__} has no "
-            f"{missing[0]!r}"
-        )
+def _check_has(value: Any, what: str, *fields: str) -> None:
+    for field in fields:
+        if not hasattr(value, field):
+            raise InvalidArgumentError(
+                f"{what} was expected, but {type(value).__name__} has no {field!r}"
+            )
 
 
 class SparseConditionalAccumulator(Accumulator):
@@ -98,9 +93,10 @@ class SparseConditionalAccumulator(Accumulator):
         self, grad: Any, local_step: int = 0, name: str | None = None
     ) -> bool:
         """`apply_grad` of anything that has ``.indices``, ``.values`` and ``.dense_shape``."""
+        _check_has(grad, "Something like IndexedSlices", "indices", "values", "dense_shape")
         return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
 
-    def apply_partial(self, partial: SparseTaken, local_step: int = 0) -> bool:
+    def apply_partial(self, partial: SparsePartial, local_step: int = 0) -> bool:
         """Adds what another accumulator's `take_partial` handed out.
 
         It counts as ``partial.count`` gradients, and each row as its ``row_counts`` say.
@@ -112,7 +108,12 @@ class SparseConditionalAccumulator(Accumulator):
             As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense, or its
             indices repeat.
         """
-        _check_is_partial(partial)
+        gradients.check_not_divided(partial)
+        _check_has(
+            partial,
+            "A partial of a sparse accumulator",
+            *("indices", "values", "shape", "row_counts", "count"),
+        )
         step = gradients.int64(local_step, "local_step")
         count = gradients.partial_count(partial.count)
         values = gradients.sums_array(partial.values, self._dtype, "Values")

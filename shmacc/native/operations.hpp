@@ -244,7 +244,8 @@ class Operations {
             if (past(deadline))
                 throw Error(Failure::kDeadlineExceeded,
                             "The global step is still " + std::to_string(step) + ", not past " +
-                                std::to_string(after));
+                                std::to_string(after),
+                            {{"step", step}});
             futex_wait(core_.line().turn_word(), seen, deadline, slices.now());
             core_.check_file();
             interruption_.check();
@@ -255,9 +256,11 @@ class Operations {
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
     [[noreturn]] void deadline_exceeded(const TakeRequest& request) {
+        const State state = core_.committed().glimpse();
         throw Error(Failure::kDeadlineExceeded,
-                    std::to_string(core_.committed().glimpse().count) + " of the " +
-                        std::to_string(request.num_required) + " required gradients had arrived");
+                    std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
+                        " required gradients had arrived",
+                    {{"accumulated", state.count}, {"required", request.num_required}, {"step", state.step}});
     }
 
     void drop(Core::Session& session, Doing& doing, int64_t gradients) {
