@@ -21,14 +21,14 @@ BUILT := build/$(VENV)
 
 # About a hundred tests that use everything once: processes, deaths, dtypes, the command, the README.
 SMOKE := tests/test_processes.py tests/test_line_across_processes.py tests/test_halves.py \
-	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_readme.py \
+	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_docs.py \
 	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
 # What the packages that shmacc needs are used for.
 NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py \
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest lint dist model soak asan bench instructions pictures pins clean
+.PHONY: help demo test test-all smoke test-lowest lint coverage dist model soak asan bench instructions pictures pins clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -50,10 +50,16 @@ test-lowest: ## tests with the lowest versions of other packages that pyproject.
 	$(MAKE) --no-print-directory smoke VENV=$(VENV)-lowest SMOKE='$(NEEDS)' \
 		PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet .github
+
+coverage: ## which lines of Python and C++ the tests reach, into build/coverage
+	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
+		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
+	bash tools/coverage.sh $(TESTS)
 
 dist: $(VENV)/.dist ## build and check what is published, into dist/, and install it as a user would
 	rm -rf dist $(BUILT)/dist
@@ -79,7 +85,7 @@ bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; t
 instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
 	.venv-bench/bin/python tools/bench.py instructions --compare
 
-pictures: $(VENV)/.demo ## make the README's pictures of shmacc-inspect from a real run
+pictures: $(VENV)/.demo ## make the documentation's pictures of shmacc-inspect from a real run
 	$(BIN)/python tools/inspect_pictures.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/
@@ -98,7 +104,7 @@ $(VENV)/.pip: constraints/newest.txt
 $(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) $(VENV)/.pip
 	rm -rf $(BUILT)/wheel
 	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(BUILT)/wheel \
-		--config-settings build-dir=$(BUILT)/cmake .
+		--config-settings build-dir=$(BUILT)/cmake $(BUILD_OPTIONS) .
 	$(BIN)/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	$(BIN)/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@
@@ -113,6 +119,10 @@ $(VENV)/.tested: $(VENV)/.demo
 
 $(VENV)/.test: $(VENV)/.tested
 	$(BIN)/pip install --quiet --constraint $(PINS) --group lint
+	touch $@
+
+$(VENV)/.coverage: $(VENV)/.tested
+	$(BIN)/pip install --quiet --constraint $(PINS) --group coverage
 	touch $@
 
 $(VENV)/.dist: $(VENV)/.test

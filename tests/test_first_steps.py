@@ -132,6 +132,6 @@ def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> 
     ]
     _run([*pytest_there, "--collect-only"], unpacked)
     # Of those that read files of the project, as many as a check of the archive is worth.
-    readers = ["readme", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
+    readers = ["test_docs", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
     ran = _run([*pytest_there, "-k", " or ".join(readers)], unpacked)
     assert " skipped" not in ran.stdout
