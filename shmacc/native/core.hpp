@@ -26,6 +26,7 @@ class Core {
     // The segment at `path`, or nothing and why. Does not attach.
     static std::shared_ptr<Core> open(const std::string& path, Found* found) {
         for (;; std::this_thread::yield()) {
+            std::shared_ptr<Core> known;  // outlives the guard, which its end would wait for
             std::lock_guard<std::mutex> guard(list_mutex());
             // A look that can be closed again: closing an O_PATH descriptor drops no record locks.
             Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
@@ -38,10 +39,11 @@ class Core {
             if (!S_ISREG(status.st_mode)) data_loss("it is not a regular file");
             FileId id{status.st_dev, status.st_ino};
             if (auto at = list().find(id); at != list().end()) {
-                auto core = at->second.lock();
-                if (!core) continue;  // about to be closed: its descriptor must be gone before there is another
-                if (core->mapping().file_state().open) return core;
-                core->mapping().disown();  // closed under it: it stays as it is, and there will be another
+                known = at->second.lock();
+                if (!known) continue;  // about to be closed; there must be one descriptor only
+                if (known->mapping().file_state().open) return known;
+                known->mapping().disown();  // closed under it: it stays as it is, and there will be another
+                list().erase(at);
             }
             std::string same_file = "/proc/self/fd/" + std::to_string(look.fd);
             int fd = ::open(same_file.c_str(), O_RDWR | O_CLOEXEC);
