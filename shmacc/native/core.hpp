@@ -217,7 +217,8 @@ class Core {
         return mutex;
     }
     static std::map<FileId, std::weak_ptr<Core>>& list() {
-        static std::map<FileId, std::weak_ptr<Core>> cores;
+        // Never destroyed: threads that nobody waits for may still look at it when the process ends.
+        static auto& cores = *new std::map<FileId, std::weak_ptr<Core>>;
         return cores;
     }
     static std::shared_ptr<Core> none(Found* found, Found why) {

@@ -175,7 +175,10 @@ class Handle {
         if (session.held()) core->line().sweep();
     }
     bool unlinked() const { return load(whole()->header().unlinked) != 0; }
-    void mark_unlinked() { store(whole()->header().unlinked, uint64_t{1}); }
+    void mark_unlinked() {
+        store(whole()->header().unlinked, uint64_t{1});
+        store_barrier();  // then the name is removed: who finds none finds the mark (Core::check_file)
+    }
     bool others_attached() const { return Presence::anybody_else(core()->mapping().fd()); }
     // The right to decide what the name leads to; False: another process has it.
     bool lock_name() { return set_record_lock(core()->mapping().fd(), kNameByte, F_WRLCK); }
@@ -237,7 +240,7 @@ class Handle {
         Presence& presence = core->presence();
         nb::list out;
         for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
-            Participant entry = presence.table()[i];
+            const Participant entry = load_words(presence.table()[i]);
             if (entry.token == 0) continue;
             nb::dict item;
             item["entry"] = i;
@@ -262,7 +265,7 @@ class Handle {
         Line& line = core->line();
         nb::list out;
         for (uint32_t i = 0, top = line.table().size(); i < top; ++i) {
-            Waiter entry = line[i];
+            const Waiter entry = load_words(line[i]);
             if (entry.ticket == 0 || line.cancelled(i)) continue;
             nb::dict item;
             item["ticket"] = entry.ticket;
@@ -304,6 +307,7 @@ class Handle {
             if (got <= 0) data_loss("its file was truncated");
             done += static_cast<uint64_t>(got);
         }
+        load_barrier();  // whether an operation ran meanwhile is asked after this (commit.hpp)
         return out;
     }
     uint64_t allocated_bytes() const {

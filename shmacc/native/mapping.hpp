@@ -102,6 +102,7 @@ class Mapping {
     FileState file_state() const {
         struct stat found {};
         fstat(fd_, &found);
+        load_barrier();  // a name that is gone: was the segment marked before? (Core::check_file)
         return {static_cast<uint64_t>(found.st_size) == kFileSize, found.st_nlink > 0};
     }
 
