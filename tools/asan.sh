@@ -25,7 +25,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 rm -rf build/asan-wheel
 "$venv/bin/pip" wheel --quiet --no-deps --wheel-dir build/asan-wheel \
-    -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=ON -C install.strip=false .
+    -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false .
 "$venv/bin/pip" install --quiet --force-reinstall --no-deps build/asan-wheel/shmacc-*.whl
 "$venv/bin/pip" install --quiet build/asan-wheel/shmacc-*.whl
 "$venv/bin/pip" install --quiet --group test --group demo
