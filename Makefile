@@ -28,10 +28,11 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest lint coverage dist model soak asan bench instructions pictures pins clean
+.PHONY: help demo test test-all smoke test-lowest lint coverage dist model litmus soak asan tsan aarch64 bench \
+	instructions pictures pins clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo.py $(DEMO)
@@ -73,11 +74,20 @@ dist: $(VENV)/.dist ## build and check what is published, into dist/, and instal
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
 
+litmus: ## hold the protocol's memory order against the memory models (needs herd7)
+	$(PYTHON) tools/model/litmus/check.py
+
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS)
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	bash tools/asan.sh
+
+tsan: ## the tests that have threads once more, under ThreadSanitizer
+	bash tools/tsan.sh
+
+aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
+	bash tools/aarch64.sh
 
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
 	.venv-bench/bin/python tools/bench.py run --output docs/benchmarks $(BENCH)

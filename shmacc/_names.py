@@ -103,9 +103,14 @@ def parse_segment_file(file_name: str) -> SegmentName | None:
     return SegmentName(file_name, match[1], match[2]) if match else None
 
 
+def semaphore_name(system_name: str, token: int) -> str:
+    """The name that POSIX has for a segment's semaphore."""
+    return f"/{system_name}.{token:0{_TOKEN_DIGITS}x}"
+
+
 def semaphore_file(system_name: str, token: int) -> str:
-    """The name of a segment's semaphore in ``/dev/shm``; ``sem_open`` has it without ``sem.``."""
-    return f"{SEMAPHORE_FILE_PREFIX}{system_name}.{token:0{_TOKEN_DIGITS}x}"
+    """The name of a segment's semaphore in ``/dev/shm``."""
+    return SEMAPHORE_FILE_PREFIX + semaphore_name(system_name, token)[1:]
 
 
 def semaphore_path(system_name: str, token: int) -> str:

@@ -26,7 +26,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 rm -rf build/asan-wheel
 "$venv/bin/pip" wheel --quiet --no-deps --build-constraint "$pins" --wheel-dir build/asan-wheel \
-    -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=ON -C install.strip=false .
+    -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false .
 "$venv/bin/pip" install --quiet --force-reinstall --no-deps build/asan-wheel/shmacc-*.whl
 "$venv/bin/pip" install --quiet --constraint "$pins" build/asan-wheel/shmacc-*.whl
 "$venv/bin/pip" install --quiet --constraint "$pins" --group test --group demo

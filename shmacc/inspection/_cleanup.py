@@ -8,6 +8,8 @@ import contextlib
 import os
 import time
 
+import posix_ipc
+
 from shmacc import _core
 from shmacc import _names as names
 from shmacc import _segment as segment
@@ -68,16 +70,18 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
         return ()
     try:
         if semaphore is not None:
-            removed = _semaphore_is_orphaned(name, semaphore[1])
-            if removed:
-                os.unlink(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
-            return (leftover.file_name,) if removed else ()
+            if not _semaphore_is_orphaned(name, semaphore[1]):
+                return ()
+            posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, semaphore[1]))
+            return (leftover.file_name,)
         try:
             return _clean_segment(name)
         except UnfinishedError:
             return (name.system_name,) if _core.remove_unfinished(name.path) else ()
-    except FileNotFoundError:  # also shmacc's NotFoundError
+    except (FileNotFoundError, posix_ipc.ExistentialError):  # also shmacc's NotFoundError
         return ()
+    except posix_ipc.PermissionsError as error:
+        raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
     except PermissionError as error:
         if isinstance(error, ShmaccError):
             raise

@@ -184,6 +184,7 @@ class Core {
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(kFileSize)) data_loss("its file was truncated");
+        load_barrier();  // a name that is gone: was the segment marked before? (remove_names)
         if (found.st_nlink == 0 && !load(header_->unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "

@@ -252,7 +252,7 @@ class Handle {
                 continue;
             }
             ++asked;
-            if (presence.alive(i, token)) pids.push_back(presence.table()[i].pid);
+            if (presence.alive(i, token)) pids.push_back(load_relaxed(presence.table()[i].pid));
         }
         return nb::make_tuple(pids, more);
     }

@@ -15,7 +15,7 @@
 
 #include "layout.hpp"
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SHMACC_TWO_WIDTHS __attribute__((target_clones("avx2", "default")))
 #else
 #define SHMACC_TWO_WIDTHS

@@ -12,6 +12,12 @@
 //           or when their slice ends if the canceller died before waking them.
 //   wake    each waiter sleeps on a futex word of its own entry, and looks around when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that leaves,
+//           a cancel and a close store that, then look for tickets to wake. One of the two must see the other's
+//           store, or a waiter sleeps through a slice that should have been cut short: so both have a
+//           full_barrier in between (every processor lets a load pass an earlier store). Everything else is a
+//           word that is stored last and loaded first: a ticket after the fields of its entry, a futex word
+//           after the change that it announces.
 //   death   whoever finds an entry in front of its own whose process is proved dead sweeps it, under the lock.
 //
 // Entries from `top` on are free. `top` is raised by `join` and lowered by `known_head`, both under the lock,
@@ -27,7 +33,7 @@
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
 // first, so such a gradient waits for it (Patience in place.hpp). If the head lives but does not come (it is
-// stopped), after kPatience the apply goes on and the gradient joins the round, which is what a take allows
+// stopped), after Patience::kPatience the apply goes on and the gradient joins the round, which is what a take allows
 // too: "at least num_required".
 //
 // Slices. What a sleeper finds out only when its slice ends: that somebody in front of it died, that who should
@@ -77,14 +83,15 @@ class Line {
         for (uint32_t i = 0; i < kMaxWaiters; ++i) {
             Waiter& entry = table_.first_use(i);
             if (load(entry.ticket) != 0) continue;
-            entry.participant = presence_.index();
-            entry.participant_token = presence_.token();
+            store_relaxed(entry.participant, presence_.index());
+            store_relaxed(entry.participant_token, presence_.token());
             entry.num_required = num_required;
             entry.since_ns = wall_ns();
             entry.overdue = 0;
             uint64_t ticket = load(head_.next_ticket) + 1;
             store(head_.next_ticket, ticket);
             store(entry.ticket, ticket);
+            full_barrier();
             return i;
         }
         throw Error(Failure::kResourceExhausted,
@@ -114,7 +121,7 @@ class Line {
         return before < kNear;
     }
     bool alive(uint32_t i) {
-        return presence_.alive(table_[i].participant, load(table_[i].participant_token));
+        return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
     // Under the lock: the living head; the dead in front of it are taken out.
     uint32_t living_head() {
@@ -129,18 +136,20 @@ class Line {
     void sweep() {
         presence_.sweep([this](uint32_t participant, uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
-                if (load(table_[i].ticket) != 0 && table_[i].participant == participant &&
+                if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
                     load(table_[i].participant_token) == token)
                     leave(i);
         });
     }
 
     void wake_head() {
+        full_barrier();
         uint32_t i = head();
         if (i != kNobody) wake(i);
     }
     void wake(uint32_t i) { futex_wake(table_[i].wake); }
     void wake_all() {
+        full_barrier();
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
@@ -158,7 +167,7 @@ class Line {
             const Waiter& entry = table_[i];
             uint64_t ticket = load(entry.ticket);
             waiting += ticket != 0 && !is_cancelled(ticket) &&
-                       lives(entry.participant, load(entry.participant_token));
+                       lives(load_relaxed(entry.participant), load(entry.participant_token));
         }
         return waiting;
     }

@@ -61,13 +61,13 @@ struct TakeRequest {
 class Doing {
   public:
     Doing(Core& core, Activity activity) : core_(core), entry_(core.presence().own()) {
-        entry_.activity = activity;
-        entry_.seen_ns = wall_ns();
+        now(activity);
+        store_relaxed(entry_.seen_ns, wall_ns());
     }
     ~Doing() {
-        if (core_.reachable()) entry_.activity = kIdle;
+        if (core_.reachable()) now(kIdle);
     }
-    void now(Activity activity) { entry_.activity = activity; }
+    void now(Activity activity) { store_relaxed(entry_.activity, uint32_t{activity}); }
     Participant& entry() { return entry_; }
 
   private:

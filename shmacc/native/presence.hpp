@@ -129,7 +129,8 @@ class Presence {
     Participant& own() { return table_[index_]; }
     Table<Participant>& table() { return table_; }
 
-    // Whether the process that had entry i under this token lives. (A process's own locks do not show.)
+    // Whether the process that had entry i under this token lives. (A process's own locks do not show.) The
+    // token was stored with release after the lock was taken: a reader that sees the token finds the lock.
     bool alive(uint32_t i, uint64_t token) {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token &&

@@ -44,7 +44,8 @@ inline Dims round_dims(const Shape& shape, const Config& config, const State& st
     const uint64_t components = config.components;
     uint64_t rank = load(shape.rank);
     if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
-    Dims dims(shape.dims, shape.dims + rank);
+    Dims dims(rank);
+    for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape.dims[i]);
     uint64_t elements;
     if (!count_elements(dims, &elements)) data_loss("a dimension out of range");
     if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
@@ -58,7 +59,8 @@ inline void start_round(Header& header, const Config& config, State& state, cons
     if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
     state.shape ^= 1;
     Shape& shape = header.shapes[state.shape];
-    std::copy(dims.begin(), dims.end(), shape.dims);
+    store_barrier();  // before it, the commits since which nobody needs the old shape (commit.hpp)
+    for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);
     store(shape.rank, uint64_t{dims.size()});
 }
 

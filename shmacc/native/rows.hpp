@@ -173,11 +173,13 @@ class Rows {
 
     // Where rows are saved before they are added to.
     //
-    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches, which the
-    // table and the gradient need. Streamed stores are the only ones that may become visible later than
-    // those after them, and so `records` might count one that is not there: to another processor, and until
-    // this one's next interrupt or locked instruction. Who puts rows back has got the lock through the
-    // kernel, after this process was ended there, or is this thread itself, which sees its own stores.
+    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches,
+    // which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
+    // overtake, so another processor may see `records` count one that is not there yet, until this one's next
+    // interrupt or locked instruction: both write streamed stores out (Intel's manual, volume 3, on write
+    // combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after an interrupt ended
+    // this process and locked instructions in the kernel released its lock; or by this thread itself, which
+    // sees its own stores. end_of_stream orders them before all that a living process does next.
     class Undo {
       public:
         Undo(Mapping& mapping, const State& state, uint64_t bytes)
