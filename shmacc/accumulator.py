@@ -23,7 +23,7 @@ from shmacc.errors import (
     ResourceExhaustedError,
 )
 from shmacc.names import SegmentName
-from shmacc.records import ValueArray
+from shmacc.records import RawRound, ValueArray
 from shmacc.stats import Stats
 
 NEVER_STALE = 2**63 - 1
@@ -355,7 +355,7 @@ class Accumulator:
 
     def _take(
         self,
-        finish: Callable[["_core.Raw"], _Result],
+        finish: Callable[[RawRound], _Result],
         num_required: int,
         timeout: float | None,
         *,

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import numpy as np
-
-from shmacc import _core, gradients
+from shmacc import gradients
 from shmacc.accumulator import Accumulator
 from shmacc.errors import InvalidArgumentError
-from shmacc.records import DensePartial, DenseTaken, ValueArray
+from shmacc.records import DensePartial, DenseTaken, RawRound, ValueArray
 
 __all__ = ["ConditionalAccumulator"]
 
@@ -112,15 +110,15 @@ class ConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: "_core.Raw") -> ValueArray:
+    def _gradient(self, raw: RawRound) -> ValueArray:
         _, _, _, value, _, _, _ = raw
         return self._dress(value)
 
-    def _taken(self, raw: "_core.Raw") -> DenseTaken:
+    def _taken(self, raw: RawRound) -> DenseTaken:
         count, step, _, value, _, _, _ = raw
         return DenseTaken(self._dress(value), count, step)
 
-    def _partial(self, raw: "_core.Raw") -> DensePartial:
+    def _partial(self, raw: RawRound) -> DensePartial:
         count, step, _, value, _, _, _ = raw
         if value is None:
             shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]

@@ -15,7 +15,6 @@ from shmacc import _core
 from shmacc.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
-
 SUM_BOUNDS = (-(2**63), 2**64 - 1)
 """Lowest and highest value of the 64-bit integers that sums are kept in."""
 

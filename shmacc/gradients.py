@@ -204,9 +204,7 @@ def index_array(value: Any, what: str) -> IndexArray:
     return _contiguous(array, what, np.int64)
 
 
-def _contiguous(
-    array: np.ndarray[Any, Any], what: str, dtype: Any = None
-) -> np.ndarray[Any, Any]:
+def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np.ndarray[Any, Any]:
     try:
         return np.require(array, dtype, ["C", "A"])
     except (MemoryError, ValueError) as error:

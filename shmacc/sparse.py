@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core, gradients
+from shmacc import gradients
 from shmacc.accumulator import Accumulator
 from shmacc.errors import InvalidArgumentError
 from shmacc.records import (
     IndexArray,
     IndexedSlices,
+    RawRound,
     SparseGradient,
     SparsePartial,
     SparseTaken,
@@ -185,7 +186,11 @@ class SparseConditionalAccumulator(Accumulator):
         return self._take(self._gradient, num_required, timeout, partial=False)
 
     def take_indexed_slices_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
     ) -> IndexedSlices:
         """`take_grad` as IndexedSlices."""
         return self._take(self._slices, num_required, timeout, partial=False)
@@ -211,19 +216,19 @@ class SparseConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: "_core.Raw") -> SparseGradient:
+    def _gradient(self, raw: RawRound) -> SparseGradient:
         _, _, indices, values, shape, _, _ = raw
         return SparseGradient(indices, self._dress(values), shape)
 
-    def _slices(self, raw: "_core.Raw") -> IndexedSlices:
+    def _slices(self, raw: RawRound) -> IndexedSlices:
         _, _, indices, values, shape, _, _ = raw
         return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
 
-    def _taken(self, raw: "_core.Raw") -> SparseTaken:
+    def _taken(self, raw: RawRound) -> SparseTaken:
         count, step, indices, values, shape, row_counts, _ = raw
         return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
 
-    def _partial(self, raw: "_core.Raw") -> SparsePartial:
+    def _partial(self, raw: RawRound) -> SparsePartial:
         count, step, indices, values, shape, row_counts, _ = raw
         if values is None:
             first, *rest = self._shape or (None,)

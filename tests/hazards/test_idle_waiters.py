@@ -1,4 +1,4 @@
-"""Those who wait, or have waited, cost next to nothing; and what they wait for still comes at once."""
+"""Who waits, or has waited, costs next to nothing; what they wait for still comes at once."""
 
 from __future__ import annotations
 
@@ -142,14 +142,12 @@ def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> floa
 
 @pytest.mark.parametrize("sender", ["a thread", "a process"])
 @pytest.mark.parametrize("waits", ["far back in line", "for the step"])
-def test_a_signal_breaks_a_long_sleep(
-    acc: ConditionalAccumulator, waits: str, sender: str
-) -> None:
+def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, sender: str) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
         "far back in line": lambda acc: acc.take(2, timeout=LONG),
         "for the step": lambda acc: acc.wait_step(0, timeout=LONG),
     }
-    late = []
+    late: list[float] = []
     with in_line(acc, *[2] * NEAR):
         while not late or (min(late) > AT_ONCE and len(late) < 3):
             with Apart(_interrupted, calls[waits], sender) as process:
@@ -220,4 +218,3 @@ def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
         named = {int(pid) for pid in re.findall(r"pid (\d+)", str(caught.value))}
         assert named <= still
         assert acc.stats().attached == 6
-
