@@ -21,7 +21,7 @@ from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
 from shmacc._names import SegmentName
-from shmacc._records import ValueArray
+from shmacc._records import RawRound, ValueArray
 from shmacc._segment import Owners
 from shmacc._stats import Stats
 from shmacc.errors import (
@@ -408,7 +408,7 @@ class Accumulator:
 
     def _take(
         self,
-        finish: Callable[["_core.Raw"], _Result],
+        finish: Callable[[RawRound], _Result],
         num_required: int,
         timeout: float | None,
         *,

@@ -1,6 +1,6 @@
 """The extension (shmacc/native): everything that happens under the lock, and the waits."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
@@ -21,9 +21,6 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 NAME_BYTE: int
-
-# What a take puts into its list: count, step, indices, values, shape, row counts, the process.
-Raw: TypeAlias = tuple[int, int, Any, Any, Any, Any, int]
 
 class Handle:
     def close(self) -> None: ...
@@ -54,7 +51,7 @@ class Handle:
         lowest: int,
         highest: int,
     ) -> None: ...
-    def keep(self, round: Raw, advance: bool, seal: bool) -> None: ...
+    def keep(self, round: tuple[Any, ...], advance: bool, seal: bool) -> None: ...
     def some_attached(self) -> tuple[list[int], int]: ...
     def set_step(self, step: int) -> int: ...
     def advance_step(self, step: int) -> int: ...

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
-from shmacc._records import DensePartial, DenseTaken, ValueArray
+from shmacc._records import DensePartial, DenseTaken, RawRound, ValueArray
 from shmacc._segment import Owners
 from shmacc.errors import InvalidArgumentError
 
@@ -114,15 +113,15 @@ class ConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: "_core.Raw") -> ValueArray:
+    def _gradient(self, raw: RawRound) -> ValueArray:
         _, _, _, value, _, _, _ = raw
         return self._dress(value)
 
-    def _taken(self, raw: "_core.Raw") -> DenseTaken:
+    def _taken(self, raw: RawRound) -> DenseTaken:
         count, step, _, value, _, _, _ = raw
         return DenseTaken(self._dress(value), count, step)
 
-    def _partial(self, raw: "_core.Raw") -> DensePartial:
+    def _partial(self, raw: RawRound) -> DensePartial:
         count, step, _, value, _, _, _ = raw
         if value is None:
             shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
 from shmacc._records import (
     IndexArray,
     IndexedSlices,
+    RawRound,
     SparseGradient,
     SparsePartial,
     SparseTaken,
@@ -219,19 +219,19 @@ class SparseConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: "_core.Raw") -> SparseGradient:
+    def _gradient(self, raw: RawRound) -> SparseGradient:
         _, _, indices, values, shape, _, _ = raw
         return SparseGradient(indices, self._dress(values), shape)
 
-    def _slices(self, raw: "_core.Raw") -> IndexedSlices:
+    def _slices(self, raw: RawRound) -> IndexedSlices:
         _, _, indices, values, shape, _, _ = raw
         return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
 
-    def _taken(self, raw: "_core.Raw") -> SparseTaken:
+    def _taken(self, raw: RawRound) -> SparseTaken:
         count, step, indices, values, shape, row_counts, _ = raw
         return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
 
-    def _partial(self, raw: "_core.Raw") -> SparsePartial:
+    def _partial(self, raw: RawRound) -> SparsePartial:
         count, step, indices, values, shape, row_counts, _ = raw
         if values is None:
             first, *rest = self._shape or (None,)

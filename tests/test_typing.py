@@ -133,7 +133,7 @@ def _described(body: list[ast.stmt]) -> dict[str, list[str] | None]:
             out[node.name] = None if is_property else [a.arg for a in node.args.args]
         elif isinstance(node, ast.AnnAssign):
             out[ast.unparse(node.target)] = None
-    return {name: what for name, what in out.items() if name != "Raw"}  # an alias for types
+    return out
 
 
 def _there_is(owner: Any) -> dict[str, list[str] | None]:

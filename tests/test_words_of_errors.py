@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from shmacc import (
     errors,
     testing,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_NUMBERS: Final[dict[str, tuple[Any, str]]] = {
     "None": (None, "None was given"),
@@ -37,14 +40,14 @@ def test_what_is_no_array_of_numbers_is_named(value: Any, words: str) -> None:
             (lambda: sparse.apply_grad(value, [1.0]), "grad_indices"),
         ):
             with pytest.raises(errors.InvalidArgumentError, match=words) as caught:
-                apply()
+                cast("Callable[[], bool]", apply)()
             assert str(caught.value).startswith(f"{what} must be an array of numbers")
         assert dense.num_accumulated() == sparse.num_accumulated() == 0
 
 
 def test_a_masked_array_is_refused() -> None:
     """NumPy's own conversion would add what is masked, without a word."""
-    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    masked: Any = np.ma.array([1.0, 2.0], mask=[False, True])
     with ConditionalAccumulator("f8") as acc:
         with pytest.raises(errors.InvalidArgumentError, match="mask would be ignored"):
             acc.apply_grad(masked)
@@ -66,7 +69,7 @@ def test_what_is_not_like_indexed_slices_says_what_it_lacks(grad: Any) -> None:
     with (
         SparseConditionalAccumulator("f4") as acc,
         pytest.raises(
-            errors.InvalidArgumentError, match="IndexedSlices was expected, but .* has no"
+            errors.InvalidArgumentError, match=r"IndexedSlices was expected, but .* has no"
         ),
     ):
         acc.apply_indexed_slices_grad(grad)

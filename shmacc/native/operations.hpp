@@ -300,12 +300,11 @@ class Operations {
             interruption_.check();
             place.check_cancelled();
             if (past(request.deadline)) return;
-            // Nobody woke us: is it our turn all the same, or does a dead one stand before us?
-            uint32_t head = line.head();
-            if (Place::of_this_thread(core_, head)) {
-                if (core_.committed().glimpse().count >= request.num_required) return;
-            } else if (head != Line::kNobody && !line.alive(head)) {
-                return;
+            // Nobody woke us: is it our turn all the same, or does a dead one stand before us? Not worth asking as
+            // long as we could not take: the apply that changes that takes the dead out, and wakes the head.
+            if (core_.committed().glimpse().count >= request.num_required) {
+                const uint32_t head = line.head();
+                if (head != Line::kNobody && (Place::of_this_thread(core_, head) || !line.alive(head))) return;
             }
             slices.next(interruption_.ends_sleep() && !line.is_near(place.entry()));
         }

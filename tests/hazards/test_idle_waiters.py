@@ -1,4 +1,4 @@
-"""Those who wait, or have waited, cost next to nothing; and what they wait for still comes at once."""
+"""Who waits, or has waited, costs next to nothing; what they wait for still comes at once."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, s
         "far back in line": lambda acc: acc.take(2, timeout=LONG),
         "for the step": lambda acc: acc.wait_step(0, timeout=LONG),
     }
-    late = []
+    late: list[float] = []
     with in_line(acc, *[2] * NEAR):
         while not late or (min(late) > AT_ONCE and len(late) < 3):
             with Apart(_interrupted, calls[waits], sender) as process:

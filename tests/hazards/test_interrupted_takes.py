@@ -1,4 +1,4 @@
-"""A take that a signal handler cuts off, at whatever instant, has consumed nothing or gives it later."""
+"""A take that a signal handler cuts off, at any instant, consumed nothing or gives it later."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_also_while_it_is_converted(dtype: str) -> None:
 
 
 @pytest.fixture
-def huge() -> Iterator[SparseConditionalAccumulator]:
+def huge() -> Iterator[Any]:
     """With one gradient that takes long to copy."""
     with make(SparseConditionalAccumulator) as acc:
         assert acc.apply_grad(*gradient(acc, HUGE))
@@ -168,7 +168,7 @@ def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[
     return handled[0] if handled else None, count, time.monotonic() - began
 
 
-def _attempts(huge: SparseConditionalAccumulator) -> Iterator[None]:
+def _attempts(huge: Any) -> Iterator[None]:
     """Yield with one gradient in it each time; at most so often that all cannot be too late."""
     for _ in range(8):
         huge.take_partial(0)
@@ -177,9 +177,7 @@ def _attempts(huge: SparseConditionalAccumulator) -> Iterator[None]:
     pytest.fail("the signal always came too late")
 
 
-def _with_a_handler(
-    huge: SparseConditionalAccumulator, handler: Callable[[Any], Any], count: int
-) -> tuple[Any, float]:
+def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, float]:
     """What the handler returned that ran amid the copy, so that the take gets so many."""
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, handler) as taker:
@@ -195,7 +193,7 @@ def _exit(_: Any) -> Never:
 
 
 def test_a_handler_that_ends_the_process_finds_nothing_consumed(
-    huge: SparseConditionalAccumulator,
+    huge: Any,
 ) -> None:
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, _exit) as taker:
@@ -210,7 +208,7 @@ def _apply_one(acc: Any) -> bool:
     return bool(acc.apply_grad([0], np.ones((1, WIDTH), acc.dtype), local_step=NEVER_STALE))
 
 
-def test_a_handler_may_apply(huge: SparseConditionalAccumulator) -> None:
+def test_a_handler_may_apply(huge: Any) -> None:
     """It does not wait for the take that it interrupts; which takes what is there then."""
     applied, seconds = _with_a_handler(huge, _apply_one, count=2)
     assert applied
@@ -227,7 +225,7 @@ def _take_partially(acc: Any) -> int:
 
 
 @pytest.mark.parametrize("handler", [_take_all, _take_partially])
-def test_a_handler_may_take(huge: SparseConditionalAccumulator, handler: Any) -> None:
+def test_a_handler_may_take(huge: Any, handler: Any) -> None:
     """Then the take that it interrupts has nothing, and waits on."""
     in_handler, _ = _with_a_handler(huge, handler, count=0)
     assert in_handler == 1
@@ -254,7 +252,7 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
     return count, 1 if child < 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_handler_may_fork(huge: SparseConditionalAccumulator) -> None:
+def test_a_handler_may_fork(huge: Any) -> None:
     """The take, and its place in line, are the parent's."""
     for _ in _attempts(huge):
         with Apart(_fork_in_the_copy) as taker:
