@@ -135,7 +135,10 @@ enum class Entered { kYes, kGivenUp, kElsewhere };
 inline Entered look_again(Core& core, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = core.file();
     if (load(core.header().unlinked)) {
-        if (file.is_at(path)) unlink(path.c_str());
+        if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
+            throw Error(Failure::kPermissionDenied,
+                        belongs_to(file.status()) +
+                            "; it was given up, and this user cannot remove its name: " + std::strerror(errno));
         unlink(semaphore_path.c_str());
         return Entered::kGivenUp;
     }
@@ -156,8 +159,8 @@ inline void remove_names(SegmentFile& file, const std::string& path, const std::
 
 // Whether a living process is attached, this one included.
 inline bool in_use(SegmentFile& file) {
-    const auto core = file.core.lock();
-    return Presence::anybody_else(file.fd()) || (core && core->is_open() && core->presence().claimed());
+    const auto core = Core::of(file);
+    return Presence::anybody_else(file.fd()) || (core && core->presence().claimed());
 }
 
 }  // namespace shmacc

@@ -65,7 +65,7 @@ class Doing {
         entry_.seen_ns = wall_ns();
     }
     ~Doing() {
-        if (core_.reachable()) entry_.activity = kIdle;
+        if (origin_.is_here() && core_.reachable()) entry_.activity = kIdle;
     }
     void now(Activity activity) { entry_.activity = activity; }
     Participant& entry() { return entry_; }
@@ -73,6 +73,7 @@ class Doing {
   private:
     Core& core_;
     Participant& entry_;
+    const Origin origin_;
 };
 
 class Operations {
@@ -251,12 +252,13 @@ class Operations {
         int64_t until_ = kForever;
     };
 
-    // A waiting take's place in line; given up however the take ends.
+    // A waiting take's place in line; given up however the take ends, but not by a forked child, whose parent
+    // goes on waiting.
     class Place {
       public:
         explicit Place(Core& core) : core_(core), line_(core.line()), cancels_(line_.cancels()) {}
         ~Place() {
-            if (entry_ == Line::kNobody || !core_.reachable()) return;
+            if (entry_ == Line::kNobody || !origin_.is_here() || !core_.reachable()) return;
             leave();
             line_.wake_head();  // it may be another's turn now
             line_.turn();
@@ -286,6 +288,7 @@ class Operations {
         Core& core_;
         Line& line_;
         const uint64_t cancels_;
+        const Origin origin_;
         uint32_t entry_ = Line::kNobody;
         uint64_t ticket_ = 0;
     };

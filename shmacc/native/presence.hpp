@@ -103,9 +103,10 @@ class Presence {
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            store(entry.token, process.token);
+            // Before the token is there to be judged: a thread of this process may be sweeping.
             index_ = i;
             token_ = process.token;
+            store(entry.token, process.token);
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }
         return Claim::kFull;
@@ -137,13 +138,14 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
+    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first. (The token
+    // alone may be that of a living process, which had lost that entry with its descriptor, and has another now.)
     template <class Each>
     void sweep(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
-            each(token);
+            each(i, token);
             store(table_[i].token, uint64_t{0});
         }
         // A process that has a place takes no other one: so none of its threads is after the same byte.

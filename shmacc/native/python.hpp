@@ -46,9 +46,11 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception.
+    // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception. If one
+    // has forked, the child does not go on with its parent's call.
     void check_signals() {
         if (getpid() != gettid()) return;
+        const Origin origin;
         const bool released = state_ != nullptr;
         if (released) take_gil(state_);
         const bool raised = PyErr_CheckSignals() != 0;
@@ -56,6 +58,9 @@ class WithoutGil {
         if (raised) error.emplace();
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
+        if (!origin.is_here())
+            throw Error(Failure::kCancelled,
+                        "The operation was cancelled: a signal handler forked, and it is the parent's");
     }
 
   private:

@@ -16,7 +16,8 @@
 //
 // A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
 // then lead to another file. Every fstat compares the file's identity, and a descriptor that is not ours any
-// more is neither used nor closed.
+// more is neither used nor closed. When such a file is opened anew, its old SegmentFile forgets its numbers:
+// one of them may become the new one's, and would then seem to be still the old one's.
 #pragma once
 
 #include <fcntl.h>
@@ -134,6 +135,7 @@ class SegmentFile {
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
         if (!file || !file->is_open()) {
+            if (file) file->forget();
             file = std::make_shared<SegmentFile>(id);
             list()[id] = file;
         }
@@ -160,8 +162,7 @@ class SegmentFile {
     ~SegmentFile() {
         // The entry may be a successor's: this one's descriptors were closed by others.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
-        for (Descriptor* fd : {&readable_, &writable_})
-            if (*fd && !leads_here(fd->get())) fd->release();
+        forget();
     }
 
     int fd() const { return writable_ ? writable_.get() : readable_.get(); }
@@ -199,9 +200,18 @@ class SegmentFile {
 
   private:
     bool is_open() const { return leads_here(fd()); }
+    // The number of a descriptor that others have closed may by now be that of `open`'s look at the same file.
     bool leads_here(int fd) const {
         struct stat found {};
-        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ && !(fcntl(fd, F_GETFL) & O_PATH);
+    }
+
+    // Closes its descriptors, but those that others have closed before.
+    void forget() {
+        for (Descriptor* fd : {&readable_, &writable_}) {
+            if (*fd && !leads_here(fd->get())) fd->release();
+            *fd = Descriptor();
+        }
     }
 
     void need(Access access, int look, const struct stat& found) {

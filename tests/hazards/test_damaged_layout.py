@@ -79,7 +79,7 @@ def test_records_stand_where_the_tests_think() -> None:
             "dropped": 1,
             "slots": [(3, 1), (5, 2)],
             "sums": [1, 2, 13, 24],
-            "participants": 2,  # this process and the forked one that looks
+            "participants": 1,  # the forked process only looks
             "undo": (1, 1),
             "unlinked": 0,
             "places": 2,
