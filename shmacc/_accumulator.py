@@ -392,7 +392,10 @@ class Accumulator:
 
     def close(self) -> None:
         """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
-        self._finalizer()
+        # Not by calling the finalizer: a KeyboardInterrupt in the middle of that would leave nothing
+        # to call again.
+        _finish(self._handle)
+        self._finalizer.detach()
 
     def unlink(self) -> None:
         """Removes the segment and its semaphore from the system. Idempotent.

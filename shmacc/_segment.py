@@ -68,11 +68,12 @@ def check_owners(owners: object) -> Owners:
     Raises:
         InvalidArgumentError: Neither "mine" nor "any" nor uids.
     """
-    if owners == "mine":
-        return "mine"
-    if owners == "any":
-        return "any"
-    if isinstance(owners, Iterable) and not isinstance(owners, str | bytes):
+    if isinstance(owners, str):
+        if owners == "mine":
+            return "mine"
+        if owners == "any":
+            return "any"
+    elif isinstance(owners, Iterable) and not isinstance(owners, bytes):
         uids = tuple(owners)
         if all(type(uid) is int and 0 <= uid <= _LARGEST_UID for uid in uids):
             return uids

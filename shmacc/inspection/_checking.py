@@ -147,7 +147,7 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
         )
     semaphore = semaphore_file(name, seen.token)
     try:
-        owner = os.stat(f"{names.SHM_DIRECTORY}/{semaphore}", follow_symlinks=False).st_uid
+        status = os.stat(f"{names.SHM_DIRECTORY}/{semaphore}", follow_symlinks=False)
     except FileNotFoundError:
         yield _note(
             semaphore,
@@ -157,12 +157,12 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
         )
         return
     remove = f"remove {names.SHM_DIRECTORY}/{semaphore}; the next process that attaches makes it"
-    if not is_semaphore(semaphore):
+    if not is_semaphore(status):
         yield _wrong(semaphore, "this is no semaphore: who waits for the lock may crash", remove)
-    if owner != seen.summary.owner_uid:
+    if status.st_uid != seen.summary.owner_uid:
         yield _wrong(
             semaphore,
-            f"it belongs to uid {owner}, its segment to uid {seen.summary.owner_uid}",
+            f"it belongs to uid {status.st_uid}, its segment to uid {seen.summary.owner_uid}",
             remove,
         )
     if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:

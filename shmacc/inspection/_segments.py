@@ -137,10 +137,9 @@ def semaphore_file(name: SegmentName, token: int) -> str:
     return names.semaphore_file(name.system_name, token)
 
 
-def is_semaphore(file_name: str) -> bool:
+def is_semaphore(status: os.stat_result) -> bool:
     """Whether a file can be one: to map a shorter one is to die of a bus error."""
-    status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
-    return stat.S_ISREG(status.st_mode) and status.st_size >= layout.SEMAPHORE_BYTES
+    return stat.S_ISREG(status.st_mode) and status.st_size == layout.SEMAPHORE_BYTES
 
 
 def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:

@@ -22,12 +22,17 @@ namespace shmacc {
 
 class Core {
   public:
-    // The process's Core on this file. With the GIL.
-    static std::shared_ptr<Core> on(std::shared_ptr<SegmentFile> file, const Config& config) {
-        auto core = file->core.lock();
-        if (core && core->is_open()) return core;
-        core = std::make_shared<Core>(file, config);
-        file->core = core;
+    // The process's Core on this file, if it has one that is open. With the GIL.
+    static std::shared_ptr<Core> of(const SegmentFile& file) {
+        auto core = file.core.lock();
+        if (!core || !core->is_open()) return nullptr;
+        core->after_fork();
+        return core;
+    }
+    // The same, made if there is none.
+    static std::shared_ptr<Core> on(const std::shared_ptr<SegmentFile>& file, const Config& config) {
+        auto core = of(*file);
+        if (!core) file->core = core = std::make_shared<Core>(file, config);
         return core;
     }
 
@@ -48,7 +53,6 @@ class Core {
       public:
         Use(std::shared_ptr<Core> core, uint32_t Core::*count) : core_(std::move(core)), count_(count) {
             core_->after_fork();
-            of_generation_ = fork_generation;
             ++((*core_).*count_);
         }
         Use(Use&& other) noexcept = default;
@@ -57,7 +61,7 @@ class Core {
             if (!core_) return;
             // An operation that goes on in a forked child, out of a signal handler that has forked, is not
             // counted there any more.
-            if (count_ == &Core::operations_ && of_generation_ != fork_generation) return;
+            if (count_ == &Core::operations_ && !origin_.is_here()) return;
             core_->after_fork();
             --((*core_).*count_);
             if (core_->handles_ == 0 && core_->operations_ == 0) core_->close();
@@ -69,7 +73,7 @@ class Core {
       private:
         std::shared_ptr<Core> core_;
         uint32_t Core::*count_;
-        uint64_t of_generation_;
+        Origin origin_;
     };
     static Use for_handle(std::shared_ptr<Core> core) { return Use(std::move(core), &Core::handles_); }
     static Use for_operation(std::shared_ptr<Core> core) { return Use(std::move(core), &Core::operations_); }

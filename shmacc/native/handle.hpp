@@ -10,6 +10,7 @@
 namespace shmacc {
 
 constexpr int64_t kNamePatience = 2000 * kMillisecond;  // the name lock is held for a few system calls
+constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // the other one may be held for a large round
 
 // Does something with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
 template <class Act>
@@ -19,8 +20,7 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
         ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
     };
     const int64_t deadline = monotonic_ns() + kNamePatience;
-    file.check_open();
-    while (!set_record_lock(file.fd(), kNameByte, F_WRLCK)) {
+    for (file.check_open(); !set_record_lock(file.fd(), kNameByte, F_WRLCK); file.check_open()) {
         if (monotonic_ns() > deadline)
             throw Error(Failure::kDeadlineExceeded,
                         "Another process has been opening or removing it for 2 s (is it stopped?)");
@@ -28,7 +28,6 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
         const timespec moment{0, kMillisecond};
         nanosleep(&moment, nullptr);
         if (with_signals) released.check_signals();
-        file.check_open();
     }
     Unlock unlock{file.fd()};
     return act();
@@ -46,20 +45,11 @@ inline bool unlink_names(SegmentFile& file, const std::string& path, const std::
 
 class Handle {
   private:
-    class NoInterruption : public Interruption {
-      public:
-        void check() override {}
-        bool ends_sleep() const override { return true; }
-    };
     class Waiting : public Interruption {
       public:
         Waiting(WithoutGil& released, const Handle& handle) : released_(released), handle_(handle) {}
         void check() override {
-            const uint64_t generation = fork_generation;
             released_.check_signals();
-            if (generation != fork_generation)
-                throw Error(Failure::kCancelled,
-                            "The operation was cancelled: a signal handler forked, and it is the parent's");
             if (handle_.closed_)
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
@@ -112,10 +102,16 @@ class Handle {
     // The names of a private segment go with its maker, not when a forked child of it ends.
     void unlink_private() {
         if (!private_names_ || !core_ || maker_ != getpid()) return;
-        const auto names = *std::exchange(private_names_, std::nullopt);
+        const auto [path, semaphore_path] = *private_names_;
         const Core::Use core = Core::for_operation(core_->shared());
-        if (!core->file().state().open) return;  // nothing proves whose the names are by now
-        unlink_names(core->file(), names.first, names.second, false, false);
+        if (core->file().state().open) {
+            unlink_names(core->file(), path, semaphore_path, false, false);
+        } else if (core->file().is_at(path)) {  // others have closed its descriptor
+            const auto anew = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+            if (anew && anew->id() == core->file().id())
+                unlink_names(*anew, path, semaphore_path, false, false);
+        }
+        private_names_.reset();  // not before: who fails may try again
     }
     bool closed() const { return closed_; }
 
@@ -271,18 +267,24 @@ class Handle {
         const Entered entered = with_name_lock(
             core.file(), true, [&] { return look_again(core, path, semaphore_path); });
         if (entered != Entered::kYes) return false;
-        sweep(core);
+        sweep(core, 0);
         return true;
     }
     bool unlink(const std::string& path, const std::string& semaphore_path) {
         core();
         const Core::Use use = Core::for_operation(core_->shared());
+        const bool unlinked = unlink_names(use->file(), path, semaphore_path, false, true);
         private_names_.reset();
-        return unlink_names(use->file(), path, semaphore_path, false, true);
+        return unlinked;
     }
     bool unlinked() const { return load(whole().header().unlinked) != 0; }
 
-    nb::dict config() const { return describe(core().config()); }
+    // Here and in `state` all is read before the first object of Python's is made: that may collect garbage, run
+    // whatever finalizers there are, and let another thread close this handle.
+    nb::dict config() const {
+        const Config config = core().config();
+        return describe(config);
+    }
     uint32_t mode() const { return core().file().status().st_mode & 07777u; }
     uint32_t owner() const { return core().file().status().st_uid; }
 
@@ -290,13 +292,15 @@ class Handle {
     nb::dict state() const {
         Core& core = whole();
         const State state = core.committed().glimpse();
-        nb::dict out = describe(state);
         // An operation runs, or died: rows may differ from the committed ones.
-        out["in_operation"] = core.committed().cut_short(state);
+        const bool in_operation = core.committed().cut_short(state);
         const std::vector<bool> alive = living(core);
-        out["waiting"] = core.line().waiting([&](uint32_t i, uint64_t token) {
+        const uint32_t waiting = core.line().waiting([&](uint32_t i, uint64_t token) {
             return i < alive.size() && alive[i] && load(core.presence().table()[i].token) == token;
         });
+        nb::dict out = describe(state);
+        out["in_operation"] = in_operation;
+        out["waiting"] = waiting;
         out["attached"] = std::count(alive.begin(), alive.end(), true);
         return out;
     }
@@ -346,20 +350,22 @@ class Handle {
         return core.committed().glimpse();
     }
     void claim(Core& core) {
-        auto claimed = core.claim();
-        if (claimed == Presence::Claim::kDone) return;
-        sweep(core);
-        if (claimed == Presence::Claim::kFull) claimed = core.claim();
-        if (claimed == Presence::Claim::kFull)
+        const auto claimed = core.claim();
+        if (claimed == Presence::Claim::kDoneBesideDead) sweep(core, 0);
+        if (claimed != Presence::Claim::kFull) return;
+        const bool swept = sweep(core, kSweepPatience);
+        if (core.claim() == Presence::Claim::kFull)
             throw Error(Failure::kResourceExhausted,
-                        std::to_string(kMaxParticipants) + " processes are attached to the segment already");
+                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                            (swept ? "" : ", and a process that keeps the lock does not let those of the dead be freed"));
     }
-    // Frees what the dead hold, unless somebody keeps the lock.
-    static void sweep(Core& core) {
+    // Frees what the dead hold, unless somebody keeps the lock for so long (nanoseconds); whether it did.
+    bool sweep(Core& core, int64_t patience) {
         WithoutGil released;
-        NoInterruption never;
-        Core::Session session(core, monotonic_ns(), never);
+        Waiting waiting(released, *this);
+        Core::Session session(core, monotonic_ns() + patience, waiting);
         if (session.held()) core.line().sweep();
+        return session.held();
     }
     // Which entries of participants belong to living processes; asks the kernel about each, once.
     static std::vector<bool> living(Core& core) {

@@ -96,14 +96,15 @@ class Lock {
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
-        if (token_at_once() && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
+        // Who comes at once has just looked whose the descriptor is.
+        const bool ours = how == Acquired::kAtOnce || mapping_.file().state().open;
+        if (ours && token_at_once() && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
         const int64_t since = monotonic_ns();
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const SegmentFile::State file = mapping_.file().state();
-            const bool whole = file.whole;
-            if (file.open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
+            const auto [open, whole, named] = mapping_.file().state();
+            if (open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
                 if (whole) store(courtesy_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
@@ -111,7 +112,7 @@ class Lock {
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
-            if (!file.open) mapping_.file().check_open();
+            mapping_.file().check_open();
             if (!whole) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();

@@ -136,7 +136,10 @@ enum class Entered { kYes, kGivenUp, kElsewhere };
 inline Entered look_again(Core& core, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = core.file();
     if (load(core.header().unlinked)) {
-        if (file.is_at(path)) unlink(path.c_str());
+        if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
+            belongs_to_another(file.status(), std::string("; it was given up, and this user cannot remove its "
+                                                          "name: ") +
+                                                  std::strerror(errno));
         unlink(semaphore_path.c_str());
         return Entered::kGivenUp;
     }
@@ -163,8 +166,8 @@ inline void give_up_new(SegmentFile& file, const std::string& path, const std::s
 
 // Whether a living process is attached, this one included.
 inline bool in_use(SegmentFile& file) {
-    const auto core = file.core.lock();
-    return Presence::anybody_else(file.fd()) || (core && core->is_open() && core->presence().claimed());
+    const auto core = Core::of(file);
+    return Presence::anybody_else(file.fd()) || (core && core->presence().claimed());
 }
 
 }  // namespace shmacc

@@ -65,7 +65,7 @@ class Doing {
         store_relaxed(entry_.seen_ns, wall_ns());
     }
     ~Doing() {
-        if (core_.reachable()) now(kIdle);
+        if (origin_.is_here() && core_.reachable()) now(kIdle);
     }
     void now(Activity activity) { store_relaxed(entry_.activity, uint32_t{activity}); }
     Participant& entry() { return entry_; }
@@ -73,6 +73,7 @@ class Doing {
   private:
     Core& core_;
     Participant& entry_;
+    const Origin origin_;
 };
 
 class Operations {

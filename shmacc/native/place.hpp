@@ -8,8 +8,6 @@
 // leaves the place alone.
 #pragma once
 
-#include <unistd.h>
-
 #include "core.hpp"
 
 namespace shmacc {
@@ -23,7 +21,7 @@ class Place {
     }
     ~Place() {
         innermost_ = outer_;
-        if (!joined() || owner_ != getpid() || !core_.reachable()) return;
+        if (!joined() || !origin_.is_here() || !core_.reachable()) return;
         leave();
         line_.wake_head();  // it may be another's turn now
         line_.turn();
@@ -37,14 +35,13 @@ class Place {
     void join(int64_t num_required) {
         entry_ = line_.join(num_required);
         ticket_ = load(line_[entry_].ticket);
-        owner_ = getpid();
     }
     void leave() {
         if (joined()) line_.leave(entry_);
         entry_ = Line::kNobody;
     }
     void check_cancelled() {
-        if (joined() && owner_ != getpid())
+        if (joined() && !origin_.is_here())
             throw Error(Failure::kCancelled, "The operation was cancelled: the process was forked in the middle of it");
         if (joined() && load(line_[entry_].ticket) != ticket_) {
             entry_ = Line::kNobody;
@@ -58,7 +55,7 @@ class Place {
     // Whether an entry of the line is that of a take which this thread is in the middle of.
     static bool of_this_thread(const Core& core, uint32_t entry) {
         for (const Place* place = innermost_; place; place = place->outer_)
-            if (&place->core_ == &core && place->entry_ == entry && place->owner_ == getpid()) return true;
+            if (&place->core_ == &core && place->entry_ == entry && place->origin_.is_here()) return true;
         return false;
     }
 
@@ -68,7 +65,7 @@ class Place {
     const uint64_t cancels_;
     uint32_t entry_ = Line::kNobody;
     uint64_t ticket_ = 0;
-    pid_t owner_ = 0;
+    const Origin origin_;
     Place* const outer_;
     static inline thread_local Place* innermost_ = nullptr;
 };

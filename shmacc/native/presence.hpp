@@ -103,9 +103,10 @@ class Presence {
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            store(entry.token, process.token);
+            // Before the token is there to be judged: a thread of this process may be sweeping.
             index_ = i;
             token_ = process.token;
+            store(entry.token, process.token);
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }
         return Claim::kFull;
@@ -138,8 +139,8 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told which ones first. Entry and token:
-    // a process that closed its descriptors and opened the segment again is there twice, dead and alive.
+    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first. (The token
+    // alone may be that of a living process, which had lost that entry with its descriptor, and has another now.)
     template <class Each>
     void sweep(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {

@@ -22,6 +22,16 @@ namespace shmacc {
 // fork, while it has a single thread.
 inline uint64_t fork_generation = 0;
 
+// Where something was made: a forked child has copies of what its parent's operations hold, and they are not
+// its to put in order.
+class Origin {
+  public:
+    bool is_here() const { return generation_ == fork_generation; }
+
+  private:
+    uint64_t generation_ = fork_generation;
+};
+
 inline void watch_forks() {
     pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
 }

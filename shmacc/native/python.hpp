@@ -46,12 +46,14 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception.
+    // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception. If one
+    // has forked, the child does not go on with its parent's call.
     void check_signals() {
         if (getpid() != gettid()) {
             alone_ = true;  // handlers are not this thread's concern
             return;
         }
+        const Origin origin;
         const bool released = state_ != nullptr;
         if (released) take_gil(state_);
         const bool raised = PyErr_CheckSignals() != 0;
@@ -60,6 +62,9 @@ class WithoutGil {
         alone_ = !PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get()));
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
+        if (!origin.is_here())
+            throw Error(Failure::kCancelled,
+                        "The operation was cancelled: a signal handler forked, and it is the parent's");
     }
 
     // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals to

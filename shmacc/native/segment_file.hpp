@@ -16,8 +16,9 @@
 //
 // A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
 // then lead to another file. Every fstat compares the file's identity, before anything is locked, reserved or
-// mapped, and a descriptor that is not ours any more is neither used nor closed. (If others open the very same
-// file under the old number, that is not told apart; if this library does, the old one is given up first.)
+// mapped, and a descriptor that is not ours any more is neither used nor closed. When such a file is opened anew,
+// its old SegmentFile forgets its numbers: one of them may become the new one's, and would then seem to be still
+// the old one's.
 #pragma once
 
 #include <fcntl.h>
@@ -141,8 +142,7 @@ class SegmentFile {
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
         if (!file || !file->is_open()) {
-            // Its number may be the next one to lead to the same file, and is not its own then.
-            if (file) file->disown();
+            if (file) file->forget();
             file = std::make_shared<SegmentFile>(id);
             list()[id] = file;
         }
@@ -169,8 +169,7 @@ class SegmentFile {
     ~SegmentFile() {
         // The entry may be a successor's: this one's descriptors were closed by others.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
-        for (Descriptor* fd : {&readable_, &writable_})
-            if (*fd && !leads_here(fd->get())) fd->release();
+        forget();
     }
 
     // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
@@ -218,13 +217,18 @@ class SegmentFile {
 
   private:
     bool is_open() const { return leads_here(fd()); }
-    void disown() {
-        readable_.release();
-        writable_.release();
-    }
+    // The number of a descriptor that others have closed may by now be that of `open`'s look at the same file.
     bool leads_here(int fd) const {
         struct stat found {};
-        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ && !(fcntl(fd, F_GETFL) & O_PATH);
+    }
+
+    // Closes its descriptors, but those that others have closed before.
+    void forget() {
+        for (Descriptor* fd : {&readable_, &writable_}) {
+            if (*fd && !leads_here(fd->get())) fd->release();
+            *fd = Descriptor();
+        }
     }
 
     void need(Access access, int look, const struct stat& found) {

@@ -2,8 +2,9 @@
 //
 // Its name carries the segment's token, so nobody can make it first. It is complete, with owner and mode,
 // before it has the name (O_TMPFILE and linkat, as for the segment), and it is opened without following
-// links and looked at through the descriptor: a regular file, long enough, of the segment's owner. What is
-// anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use.
+// links, and not before it is known to be a regular file of a semaphore's length and the segment's owner. What is
+// anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use. Nor is it
+// opened: it may be another link to a segment's file, and closing that drops the process's record locks.
 //
 // What stands in the file is glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and
 // mode by uid and umask, cannot say whom the file belongs to, and would have to be mended afterwards by name.
@@ -46,8 +47,21 @@ class NamedSemaphore {
     // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
     // made it has finished, or has died.
     static bool is_being_made(const std::string& path) {
-        const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        const Descriptor fd = open_file(path, O_RDONLY);
         return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    }
+
+    // What stands there, if it can be a semaphore; else nothing, and errno.
+    static Descriptor open_file(const std::string& path, int access) {
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        struct stat found {};
+        if (!look || fstat(look.get(), &found) != 0) return Descriptor();
+        if (!S_ISREG(found.st_mode) || found.st_size != static_cast<off_t>(sizeof(sem_t))) {
+            errno = EINVAL;
+            return Descriptor();
+        }
+        const std::string same_file = "/proc/self/fd/" + std::to_string(look.get());
+        return Descriptor(::open(same_file.c_str(), access | O_CLOEXEC));
     }
 
     // Gives an open file that has no name this one; false if the name is taken.
@@ -67,7 +81,7 @@ class NamedSemaphore {
 
     // owner: the segment's. A mode that is not the segment's is mended, if this user may.
     Found open(const std::string& path, mode_t mode, uid_t owner) {
-        const Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        const Descriptor fd = open_file(path, O_RDWR);
         if (!fd) {
             if (errno == EMFILE || errno == ENFILE) system_failure("Opening a semaphore", errno);
             if (errno == ENOENT) return Found::kMissing;
@@ -75,8 +89,6 @@ class NamedSemaphore {
         }
         struct stat found {};
         fstat(fd.get(), &found);
-        if (!S_ISREG(found.st_mode) || found.st_size < static_cast<off_t>(sizeof(sem_t)))
-            return Found::kNoSemaphore;
         if (found.st_uid != owner) return Found::kAnothers;
         const mode_t permissions = found.st_mode & 07777u;
         if (permissions != mode && (geteuid() == owner || geteuid() == 0)) fchmod(fd.get(), mode);

@@ -59,10 +59,9 @@ class SegmentView {
     }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
-        const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        struct stat found {};
+        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY);
         sem_t semaphore{};
-        if (!fd || fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode) ||
+        if (!fd ||
             pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
             return std::nullopt;
         int value = 0;
@@ -140,7 +139,7 @@ class SegmentView {
 
     bool alive(uint32_t i, uint64_t token) const {
         if (i >= kMaxParticipants) return false;
-        if (const auto core = file().core.lock(); core && core->is_open() && core->presence().index() == i)
+        if (const auto core = Core::of(file()); core && core->presence().index() == i)
             return token == core->presence().token();
         uint64_t now = 0;
         if (!others_hold(file().fd(), life_byte(i), 1)) return false;

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from support import LONG, until
+from hazards.interpreter import run
+from support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
@@ -19,38 +17,6 @@ from shmacc.inspection import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PREAMBLE: Final = """
-    import atexit, os, sys, threading, time
-    import numpy as np
-    import shmacc
-    def daemon(function):
-        thread = threading.Thread(target=function, daemon=True)
-        thread.start()
-        return thread
-    def until(condition):
-        while not condition():
-            time.sleep(0.0005)
-"""
-
-
-def run(script: str) -> tuple[int, str, str]:
-    """Exit status, output and complaints of a script in an interpreter of its own."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-W",
-            "error",
-            "-c",
-            textwrap.dedent(PREAMBLE) + textwrap.dedent(script),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
-    return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
 def left_behind() -> tuple[str, ...]:

@@ -1,0 +1,38 @@
+"""Scripts that run in an interpreter of their own, from its start to its very end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Final
+
+from support import LONG
+
+_PREAMBLE: Final = """
+    import atexit, os, sys, threading, time
+    import numpy as np
+    import shmacc
+    def daemon(function):
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+        return thread
+    def until(condition):
+        while not condition():
+            time.sleep(0.0005)
+"""
+
+
+def run(
+    script: str, *args: str, seconds: float = LONG, warnings: str = "error"
+) -> tuple[int, str, str]:
+    """Exit status, output and complaints of a script; it must end within so many seconds."""
+    code = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", warnings, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    return done.returncode, done.stdout.strip(), done.stderr.strip()

@@ -1,0 +1,366 @@
+"""A fork in the middle of what other threads, other libraries' hooks and signal handlers do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, run_apart
+from hazards.interpreter import run
+from hazards.lock_holder import held
+from support import LONG, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors, inspection, testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+# In a fresh interpreter, so that hooks can be registered before shmacc is there to register any:
+# those before a fork run in reverse order.
+FORKS: Final = """
+    import gc, signal
+    def fork_300_times(hook=None, beside=()):
+        if hook:
+            os.register_at_fork(before=hook)
+        kept = shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM")
+        def use():
+            assert kept.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
+            with shmacc.attach("forked") as other:
+                assert other.apply_grad(1.0)
+            with shmacc.ConditionalAccumulator("f8", ()) as private:
+                assert private.apply_grad(1.0)
+            assert shmacc.inspection.describe("forked").stats.applied > 0
+        use()
+        # What they import is not to be in the middle of it: that is Python's own hazard.
+        for work in beside:
+            work()
+        sys.setswitchinterval(1e-4)
+        stop = False
+        def repeat(work):
+            while not stop:
+                work()
+        threads = [threading.Thread(target=repeat, args=(work,)) for work in beside]
+        for thread in threads:
+            thread.start()
+        for number in range(300):
+            fork(use if number % 10 == 0 else tuple)
+        stop = True
+        for thread in threads:
+            thread.join()
+        use()
+        assert kept.take(32, timeout=0).count == 32
+    def fork(work):
+        pid = os.fork()
+        if pid == 0:
+            end_after(work)
+        assert os.waitpid(pid, 0)[1] == 0
+    def end_after(work):
+        # Whoever hangs is to be noticed, and not to stay.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+"""
+SECONDS: Final = 45.0
+
+LETS_GO: Final = """
+    # The last use of the segment is now the handle, now the operation that runs when it is closed.
+    current = shmacc.attach("forked")
+    def apply():
+        try:
+            current.apply_grad(1.0)
+        except shmacc.errors.ShmaccError:
+            pass
+    def renew():
+        global current
+        current.close()
+        current = shmacc.attach("forked")
+    # Another library's hook, which lets threads run in the middle of the fork.
+    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(apply, renew))
+"""
+OPENS_AND_CLOSES: Final = """
+    def open_and_close():
+        with shmacc.ConditionalAccumulator("f8", ()) as private:
+            private.apply_grad(1.0)
+        shmacc.attach("forked").close()
+    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(open_and_close, open_and_close))
+"""
+INSPECTS: Final = """
+    def inspect():
+        shmacc.inspection.describe("forked")
+        shmacc.inspection.leftovers("forked")
+    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(inspect,))
+"""
+COLLECTS: Final = """
+    gc.disable()
+    class Cycle:
+        def __init__(self):
+            self.acc = shmacc.attach("forked")
+            self.itself = self
+    fork_300_times(hook=gc.collect, beside=(Cycle,))
+"""
+
+
+@pytest.mark.usefixtures("acc")
+@pytest.mark.parametrize(
+    "script",
+    [LETS_GO, OPENS_AND_CLOSES, INSPECTS, COLLECTS],
+    ids=["lets go", "opens and closes", "inspects", "collects garbage in another hook"],
+)
+def test_while_a_thread(script: str) -> None:
+    """Nothing is locked around a fork, so nothing can be held in it."""
+    assert run(FORKS + script, seconds=SECONDS, warnings="ignore") == (0, "", "")
+
+
+RAISES: Final = """
+    class Alarm(Exception):
+        pass
+    parent, armed, hits = os.getpid(), False, 0
+    def shoot(*_):
+        global armed, hits
+        if armed and os.getpid() == parent:
+            armed = False
+            hits += 1
+            raise Alarm
+    signal.signal(signal.SIGALRM, shoot)
+    def fork(work):
+        global armed
+        try:
+            armed = True
+            os.fork()
+        except Alarm:
+            pass
+        armed = False
+        if os.getpid() != parent:
+            sys.settrace(None)
+            end_after(work)
+        try:
+            assert os.waitpid(-1, 0)[1] == 0
+        except ChildProcessError:
+            work()  # it was hit before there was a child
+    # At each line of the hooks that shmacc may have; each is hit, until there is none left.
+    def fork_at_line(line):
+        def count(frame, event, _):
+            nonlocal line
+            if event == "line":
+                line -= 1
+                if line == 0:
+                    signal.raise_signal(signal.SIGALRM)
+            return count
+        sys.settrace(lambda frame, *_: count if "/shmacc/" in frame.f_code.co_filename else None)
+        fork(tuple)
+        sys.settrace(None)
+        return line > 0
+    shmacc.attach("forked").close()
+    line = 1
+    while not fork_at_line(line):
+        line += 1
+        with shmacc.attach("forked") as acc:
+            assert acc.apply_grad(1.0)
+    # And at any instant.
+    hits = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    fork_300_times()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert hits > 30
+"""
+
+
+@pytest.mark.usefixtures("acc")
+def test_a_handler_raises_in_the_middle_of_it() -> None:
+    status, _, complaints = run(FORKS + RAISES, seconds=SECONDS, warnings="ignore")
+    # Python itself says where its own hooks were hit, those of logging for one.
+    assert status == 0, complaints
+
+
+CHILDS_WAYS: Final[dict[str, Callable[[Any], object]]] = {
+    "returns": lambda _: None,
+    "exits": lambda _: sys.exit(),
+    "uses it": lambda acc: acc.apply_grad(1.0, local_step=shmacc.NEVER_STALE),
+    "closes it": lambda acc: acc.close(),
+}
+
+
+def _fork_in_the_handler(
+    acc: ConditionalAccumulator,
+    wait: Callable[[], Any],
+    in_the_child: Callable[[Any], object],
+    afterwards: Callable[[], object] = tuple,
+    *,
+    pipe: Pipe,
+) -> Any:
+    parent, children = os.getpid(), []
+
+    def fork(*_: object) -> None:
+        pid = os.fork()
+        if pid == 0:
+            in_the_child(acc)
+        else:
+            children.append(pid)
+
+    signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        if os.getpid() == parent:
+            pipe.say("about to wait")
+        result = wait()
+    except (errors.CancelledError, SystemExit) as error:
+        if os.getpid() != parent:
+            # It was the parent's wait. What it left is whole, for the child as well.
+            with suppress(errors.FailedPreconditionError):
+                acc.num_accumulated()
+            afterwards()
+            os._exit(0)
+        raise AssertionError("the parent's wait was cancelled") from error
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    (child,) = children
+    assert os.waitpid(child, 0)[1] == 0
+    return result
+
+
+def _attach_and_apply() -> None:
+    with shmacc.attach("forked") as again:
+        assert isinstance(again, ConditionalAccumulator)
+        assert again.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
+
+
+@pytest.mark.parametrize("way", CHILDS_WAYS)
+def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: str) -> None:
+    """The place in line is the parent's, and stays; the child's copy of the call is cancelled."""
+    call = lambda: acc.take(50).count  # noqa: E731
+    with Apart(_fork_in_the_handler, acc, call, CHILDS_WAYS[way], _attach_and_apply) as waiting:
+        waiting.hear()
+        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child has been
+        assert acc.stats().waiting == 1
+        for _ in range(50 - acc.num_accumulated()):
+            assert acc.apply_grad(1.0)
+        assert waiting.result() == 50
+
+
+@pytest.mark.parametrize("way", CHILDS_WAYS)
+def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator, way: str) -> None:
+    call = lambda: acc.wait_step(0)  # noqa: E731
+    with Apart(_fork_in_the_handler, acc, call, CHILDS_WAYS[way], _attach_and_apply) as waiting:
+        waiting.hear()
+        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))
+        acc.advance_step(3)
+        assert waiting.result() == 3
+
+
+@pytest.mark.parametrize("way", ["returns", "exits", "closes it"])
+@pytest.mark.parametrize("byte", [layout.LOCK_BYTE, layout.NAME_BYTE])
+def test_a_handler_forks_in_a_wait_for_a_lock(
+    acc: ConditionalAccumulator, way: str, byte: int
+) -> None:
+    """The lock of an apply, and the right to the name, of an opener and a remover."""
+    waits: dict[int, tuple[Callable[[], Any], ...]] = {
+        layout.LOCK_BYTE: (lambda: acc.apply_grad(1.0),),
+        layout.NAME_BYTE: (lambda: shmacc.attach("forked").close(), acc.unlink),
+    }
+    for wait in waits[byte]:
+        with (
+            held("forked", byte) as holder,
+            Apart(_fork_in_the_handler, acc, wait, CHILDS_WAYS[way]) as waiting,
+        ):
+            waiting.hear()
+            until(lambda: _has_a_child(waiting.pid))
+            holder.kill()
+            waiting.result()
+    assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == () or byte == layout.LOCK_BYTE
+
+
+def _has_a_child(pid: int) -> bool:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:  # noqa: PTH123
+        return bool(children.read())
+
+
+def _close_beside_a_waiting_thread(acc: ConditionalAccumulator, *, pipe: Pipe) -> Any:
+    taken: list[int] = []
+    thread = threading.Thread(target=lambda: taken.append(acc.take(3).count))
+    thread.start()
+    until(lambda: acc.stats().waiting == 1)
+    with Apart(_apply_and_close, acc) as child:
+        pipe.say(child.hear())
+        pipe.hear()
+        child.say()
+        pipe.say(child.hear())
+        pipe.hear()
+        child.say()
+        child.result()
+    acc.apply_grad(1.0)
+    thread.join(LONG)
+    return taken
+
+
+def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
+    acc.apply_grad(1.0)
+    pipe.say("applied")
+    pipe.hear()
+    acc.close()
+    pipe.say("closed")
+    pipe.hear()
+
+
+def test_a_child_closes_what_a_thread_of_its_parent_waits_for(acc: ConditionalAccumulator) -> None:
+    """The thread's operation is not the child's: with its last handle the child is detached."""
+    with Apart(_close_beside_a_waiting_thread, acc) as parent:
+        assert parent.hear() == "applied"
+        assert acc.stats().attached == 3
+        parent.say()
+        assert parent.hear() == "closed"
+        assert acc.stats().attached == 2  # while the child lives
+        acc.apply_grad(1.0)
+        parent.say()
+        assert parent.result() == [3]
+
+
+def test_a_child_that_only_looks_does_not_take_its_parents_place(
+    acc: ConditionalAccumulator,
+) -> None:
+    """It has its parent's memory, but not its parent's proof of life."""
+    assert acc.stats().attached == 1
+    assert run_apart(_after_the_parents_end) == [True, False]
+
+
+def _after_the_parents_end() -> Any:
+    reading, writing = os.pipe()
+    gate, opening = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        shmacc_handle: Any = shmacc.attach("forked")
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.read(gate, 1)
+        seen = [process.alive for process in inspection.describe("forked").processes]
+        os.write(writing, bytes(seen))
+        del shmacc_handle
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.write(opening, b"!")
+    return [bool(byte) for byte in os.read(reading, 16)]

@@ -1,0 +1,286 @@
+"""Inspection does not let go of the record locks of the process that inspects.
+
+Closing any descriptor of a file drops all record locks that a process has on it: its proof of being
+attached, and of owning the lock. So nothing may open a segment's file but the one place in the
+extension that knows what else relies on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, run_apart
+from hazards.segment_file import SegmentFile
+from support import until
+from typer.testing import CliRunner
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc import _names as names
+from shmacc_inspect.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+ROUNDS: Final = 250
+SHM: Final = Path(names.SHM_DIRECTORY)
+FLOCK: Final = "hhqqi4x"
+
+
+def path(name: str) -> Path:
+    return Path(names.segment_name(name).path)
+
+
+def _damage(name: str) -> None:
+    with SegmentFile(path(name)) as file:
+        file.write(layout.STATES, b"damage" * 300)
+
+
+def make_segments_in_all_states() -> list[Any]:
+    """One in each state, and what else may stand under such names; what is to stay open."""
+    kept: list[Any] = [
+        SparseConditionalAccumulator("f4", None, "sparse"),
+        ConditionalAccumulator("f4", (), "dense"),
+        ConditionalAccumulator("f4", ()),
+        ConditionalAccumulator("f4", (), "removed"),
+        ConditionalAccumulator("f4", (), "damaged"),
+    ]
+    kept[0].apply_grad([1], [1.0])
+    kept[1].apply_grad(1.0)
+    kept[3].unlink()
+    run_apart(_damage, "damaged")
+    ConditionalAccumulator("f4", (), "orphaned").close()
+    path("empty").touch()
+    path("zeros").write_bytes(bytes(8192))
+    path("text").write_text("no segment")
+    path("link").symlink_to(path("dense"))
+    path("directory").mkdir()
+    os.mkfifo(path("pipe"))
+    (SHM / f"sem.{path('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
+    return kept
+
+
+def remove_them() -> None:
+    for file in SHM.glob(f"*{os.environ[names.NAMESPACE_VARIABLE]}:*"):
+        if file.is_dir():
+            file.rmdir()
+        else:
+            file.unlink()
+
+
+def look_at_all() -> None:
+    """Every function of the inspection, on every name; what is damaged says so."""
+    namespace = names.current_namespace()
+    inspection.nameless_uses()
+    inspection.shared_memory_space()
+    found = inspection.list_segments(namespace=namespace)
+    inspection.check_all(namespace=namespace)
+    for summary in found:
+        name = summary.name.system_name
+        for look in (
+            inspection.resolve,
+            inspection.describe,
+            inspection.check,
+            inspection.cancel,
+            inspection.summarise_values,
+            lambda name: inspection.most_touched(name, 3),
+            inspection.remove,
+        ):
+            with contextlib.suppress(errors.ShmaccError):
+                look(name)
+
+
+def remove_all() -> None:
+    for leftover in inspection.leftovers(namespace=names.current_namespace()):
+        with contextlib.suppress(errors.ShmaccError):
+            inspection.clean(leftover)
+    for summary in inspection.list_segments(namespace=names.current_namespace()):
+        with contextlib.suppress(errors.ShmaccError):
+            inspection.remove(summary.name.system_name, force=True)
+
+
+def run_all_verbs() -> None:
+    for arguments in (
+        "list",
+        "list --json",
+        *(f"show {name} --values --rows 3" for name in ("sparse", "dense", "damaged", "empty")),
+        "check",
+        "check dense",
+        "check empty",
+        "metrics",
+        "watch --once dense",
+        "cancel dense --yes",
+        "clean",
+        "clean --yes",
+        "remove text --force --yes",
+        "remove dense --force --yes",
+    ):
+        CliRunner().invoke(app, arguments.split())
+
+
+def _record_opens(what: Callable[[], None]) -> list[str]:
+    kept = make_segments_in_all_states()
+    look_at_all()  # all that is imported late is imported
+    opened: list[str] = []
+    files = {f"{SHM}/{name}" for name in os.listdir(SHM)}  # noqa: PTH208
+    watching = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if watching and event == "open" and isinstance(args[0], str) and args[0] in files:
+            opened.append(args[0])
+
+    sys.addaudithook(hook)
+    try:
+        what()
+    finally:
+        watching = False
+        remove_them()
+        for acc in kept:
+            acc.close()
+    return opened
+
+
+@pytest.mark.parametrize("what", [look_at_all, remove_all, run_all_verbs])
+def test_python_opens_no_file_of_a_segment(what: Callable[[], None]) -> None:
+    assert run_apart(_record_opens, what) == []
+
+
+def is_attached(fd: int) -> bool:
+    """Whether some other process has the file attached: asked of the kernel, byte by byte."""
+    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, layout.PRESENCE_BYTE, 0, 0)
+    kind, *_ = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return bool(kind != fcntl.F_UNLCK)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """A thread that does this over and over."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _inspect(*, pipe: Pipe) -> int:
+    acc = ConditionalAccumulator("f8", (), "watched", reduction_type="SUM")
+    acc.apply_grad(1.0)
+    pipe.say("attached")
+    pipe.hear()
+    with beside(lambda: _apply_to(acc)):
+        for _ in range(ROUNDS):
+            _look_and_clean()
+    pipe.say("looked")
+    pipe.hear()
+    assert acc.stats().applied > 1
+    return int(acc.take_partial(1).count)
+
+
+def _apply_to(acc: ConditionalAccumulator) -> None:
+    # While its name leads to something else it may only say so.
+    with contextlib.suppress(errors.NotFoundError):
+        acc.apply_grad(1.0)
+
+
+def _look_and_clean() -> None:
+    own = names.current_namespace()
+    for look in (
+        lambda: inspection.list_segments(namespace=own),
+        lambda: inspection.check("watched"),
+        lambda: inspection.describe("watched"),
+        lambda: shmacc.attach("watched").close(),
+    ):
+        # Whatever stands there at this moment.
+        with contextlib.suppress(errors.ShmaccError):
+            look()
+    for leftover in inspection.leftovers(namespace=own):
+        with contextlib.suppress(errors.ShmaccError):
+            inspection.clean(leftover)
+    for name in ("other", "unfinished"):
+        with contextlib.suppress(errors.ShmaccError):
+            inspection.remove(name, force=True)
+
+
+def _come_and_go(*, pipe: Pipe) -> None:
+    """The watched name leads to an unfinished file now and then; others are made and removed."""
+    watched, aside = path("watched"), SHM / f"aside-{names.current_namespace()}"
+    pipe.say()
+    while not pipe.poll():
+        watched.rename(aside)
+        watched.touch()
+        aside.rename(watched)
+        path("unfinished").write_bytes(bytes(4096))
+        with (
+            contextlib.suppress(errors.ShmaccError),
+            ConditionalAccumulator("f8", (), "other") as made,
+        ):
+            made.apply_grad(1.0)
+
+
+def test_who_inspects_is_judged_alive_at_every_look() -> None:
+    """Also while names lead now to this, now to that."""
+    with Apart(_inspect) as inspector:
+        inspector.hear()
+        fd = os.open(path("watched"), os.O_RDWR)
+        try:
+            assert is_attached(fd)
+            with Apart(_come_and_go) as other:
+                other.hear()
+                inspector.say()
+                looks = 0
+                while not inspector.pipe.poll():
+                    assert is_attached(fd)
+                    looks += 1
+                assert looks > ROUNDS
+                other.say()
+                other.result()
+            inspector.hear()
+            inspector.say()
+            assert inspector.result() > 1
+        finally:
+            os.close(fd)
+    remove_them()
+
+
+def test_other_links_to_its_file_do_not_lead_inspection_there() -> None:
+    """Under the name of a semaphore, say: what cannot be one is not even opened."""
+    acc = ConditionalAccumulator("f8", (), "linked")
+    (semaphore,) = SHM.glob(f"sem.{path('linked').name}.*")
+    semaphore.unlink()
+    semaphore.hardlink_to(path("linked"))
+    (SHM / f"sem.{path('linked').name}.0123456789abcdef").hardlink_to(path("linked"))
+    (SHM / f"sem.{path('gone').name}.0123456789abcdef").hardlink_to(path("linked"))
+    try:
+        look_at_all()
+        shmacc.attach("linked").close()
+        for leftover in inspection.leftovers(namespace=names.current_namespace()):
+            inspection.clean(leftover)
+        assert run_apart(lambda: inspection.describe("linked").summary.attached_alive) == 1
+        assert run_apart(lambda: shmacc.attach("linked").stats().attached) == 2
+        assert run_apart(lambda: inspection.describe("linked").summary.attached_alive) == 1
+        until(lambda: acc.stats().attached == 1)
+        acc.unlink()
+        acc.close()
+    finally:
+        remove_them()
