@@ -19,6 +19,7 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
         ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
     };
     const int64_t deadline = monotonic_ns() + kNamePatience;
+    file.check_open();  // others may have closed it: no lock would guard anything then, and what follows may write
     while (!set_record_lock(file.fd(), kNameByte, F_WRLCK)) {
         if (monotonic_ns() > deadline)
             throw Error(Failure::kDeadlineExceeded,
@@ -38,6 +39,7 @@ inline bool unlink_names(SegmentFile& file, const std::string& path, const std::
                          bool if_unused, bool with_signals) {
     return with_name_lock(file, with_signals, [&] {
         if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+        if (!if_unused) mark_given_up(file);
         remove_names(file, path, semaphore_path);
         return true;
     });
@@ -110,7 +112,10 @@ class Handle {
         if (!private_names_ || !core_ || maker_ != getpid()) return;
         const auto names = *std::exchange(private_names_, std::nullopt);
         const Core::Use core = Core::for_operation(core_->shared());
-        unlink_names(core->file(), names.first, names.second, false, false);
+        std::shared_ptr<SegmentFile> again;  // if others have closed the descriptor
+        if (!core->file().state().open)
+            again = SegmentFile::open(names.first, SegmentFile::Access::kWrite, std::nullopt);
+        unlink_names(again ? *again : core->file(), names.first, names.second, false, false);
     }
     bool closed() const { return closed_; }
 
@@ -128,7 +133,7 @@ class Handle {
     Core::Use attached() {
         core().check_file();
         Core::Use use = Core::for_operation(core_->shared());
-        if (!use->presence().claimed()) claim(*use);
+        if (!use->attached()) attach_child(*use);
         return use;
     }
 
@@ -224,12 +229,19 @@ class Handle {
         whole();
         const Core::Use use = Core::for_operation(core_->shared());
         Core& core = *use;
-        core.open_semaphore(semaphore_path);
-        claim(core);
-        const Entered entered = with_name_lock(
-            core.file(), true, [&] { return look_again(core, path, semaphore_path); });
-        if (entered != Entered::kYes) return false;
-        sweep(core);
+        try {
+            core.open_semaphore(semaphore_path);
+            claim(core);
+            const Entered entered = with_name_lock(
+                core.file(), true, [&] { return look_again(core, path, semaphore_path); });
+            if (entered != Entered::kYes) return false;
+        } catch (...) {
+            // It may have made the semaphore of a segment that is gone, whose remover was here before.
+            const SegmentFile::State file = core.file().state();
+            if (file.open && !file.named) ::unlink(semaphore_path.c_str());
+            throw;
+        }
+        sweep(core, 0);
         return true;
     }
     bool unlink(const std::string& path, const std::string& semaphore_path) {
@@ -240,19 +252,26 @@ class Handle {
     }
     bool unlinked() const { return load(whole().header().unlinked) != 0; }
 
-    nb::dict config() const { return describe(core().config()); }
+    // While Python's objects are made garbage may be collected, and a finalizer may close this very handle: hence
+    // a use here, and in `state`.
+    nb::dict config() const {
+        core();
+        const Core::Use core = Core::for_operation(core_->shared());
+        return describe(core->config());
+    }
     uint32_t mode() const { return core().file().status().st_mode & 07777u; }
     uint32_t owner() const { return core().file().status().st_uid; }
 
     // Without the lock.
     nb::dict state() const {
-        Core& core = whole();
-        const State state = core.committed().glimpse();
+        whole();
+        const Core::Use core = Core::for_operation(core_->shared());
+        const State state = core->committed().glimpse();
         nb::dict out = describe(state);
         // An operation runs, or died: rows may differ from the committed ones.
-        out["in_operation"] = core.committed().cut_short(state);
-        out["waiting"] = core.line().waiting();
-        out["attached"] = attached_processes(core);
+        out["in_operation"] = core->committed().cut_short(state);
+        out["waiting"] = core->line().waiting();
+        out["attached"] = attached_processes(*core);
         return out;
     }
     // Pids of the living, as they know them themselves.
@@ -313,20 +332,29 @@ class Handle {
         core.check_file();
         return core.committed().glimpse();
     }
-    void claim(Core& core) {
+    // A forked child's first operation: see opening.hpp.
+    static void attach_child(Core& core) {
+        claim(core);
+        with_name_lock(core.file(), true, [&] {
+            core.check_file();
+            core.now_attached();
+        });
+    }
+    static void claim(Core& core) {
         auto claimed = core.claim();
         if (claimed == Presence::Claim::kDone) return;
-        sweep(core);
-        if (claimed == Presence::Claim::kFull) claimed = core.claim();
+        const bool full = claimed == Presence::Claim::kFull;
+        sweep(core, full ? kLockPatience : 0);
+        if (full) claimed = core.claim();
         if (claimed == Presence::Claim::kFull)
             throw Error(Failure::kResourceExhausted,
                         std::to_string(kMaxParticipants) + " processes are attached to the segment already");
     }
-    // Frees what the dead hold, unless somebody keeps the lock.
-    static void sweep(Core& core) {
+    // Frees what the dead hold, unless somebody keeps the lock for longer than that.
+    static void sweep(Core& core, int64_t patience) {
         WithoutGil released;
         NoInterruption never;
-        Core::Session session(core, monotonic_ns(), never);
+        Core::Session session(core, monotonic_ns() + patience, never);
         if (session.held()) core.line().sweep();
     }
     static uint32_t attached_processes(Core& core) {

@@ -26,8 +26,8 @@
 
 namespace shmacc {
 
-// Entries of a table in shared memory, reserved in steps of a page before they are touched. `top` is how
-// many have ever been used; it only grows.
+// Entries of a table in shared memory, reserved in steps of a page before they are touched. Entries from `top`
+// on are free.
 template <class Entry>
 class Table {
   public:
@@ -103,16 +103,17 @@ class Presence {
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            store(entry.token, process.token);
-            index_ = i;
+            // Before the token can be judged: another thread may be sweeping.
             token_ = process.token;
+            index_ = i;
+            store(entry.token, process.token);
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }
         return Claim::kFull;
     }
 
     void leave(const SegmentFile::State& file) {
-        const uint32_t i = std::exchange(index_, kNobody);
+        const uint32_t i = index_.exchange(kNobody);
         if (i == kNobody) return;
         if (file.whole) store(table_[i].token, uint64_t{0});
         if (!file.open) return;  // others have closed the descriptor, and the locks went with it
@@ -137,17 +138,18 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
+    // Under the segment's lock: frees the entries of the dead; `each` is told them and their tokens first.
     template <class Each>
     void sweep(Each each) {
+        const bool placed = claimed();  // before: meanwhile another thread may come to take the process's place
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
-            each(token);
+            each(i, token);
             store(table_[i].token, uint64_t{0});
         }
         // A process that has a place takes no other one: so none of its threads is after the same byte.
-        if (!claimed()) return;
+        if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
             table_.last_use(i);
@@ -158,7 +160,7 @@ class Presence {
   private:
     int fd_;
     Table<Participant> table_;
-    uint32_t index_ = kNobody;
+    std::atomic<uint32_t> index_{kNobody};  // token_ is written before it
     uint64_t token_ = 0;
 };
 

@@ -59,11 +59,10 @@ class SegmentView {
     }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
-        const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
         struct stat found {};
         sem_t semaphore{};
-        if (!fd || fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode) ||
-            pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
+        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
+        if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
             return std::nullopt;
         int value = 0;
         sem_getvalue(&semaphore, &value);
