@@ -38,6 +38,7 @@ inline bool unlink_names(SegmentFile& file, const std::string& path, const std::
                          bool if_unused, bool with_signals) {
     return with_name_lock(file, with_signals, [&] {
         if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+        if (!if_unused) mark_given_up(file);
         remove_names(file, path, semaphore_path);
         return true;
     });
@@ -129,7 +130,7 @@ class Handle {
     Core::Use attached() {
         core().check_file();
         Core::Use use = Core::for_operation(core_->shared());
-        if (!use->presence().claimed()) claim(*use);
+        if (!use->attached()) attach_child(*use);
         return use;
     }
 
@@ -262,11 +263,18 @@ class Handle {
         whole();
         const Core::Use use = Core::for_operation(core_->shared());
         Core& core = *use;
-        core.open_semaphore(semaphore_path);
-        claim(core);
-        const Entered entered = with_name_lock(
-            core.file(), true, [&] { return look_again(core, path, semaphore_path); });
-        if (entered != Entered::kYes) return false;
+        try {
+            core.open_semaphore(semaphore_path);
+            claim(core);
+            const Entered entered = with_name_lock(
+                core.file(), true, [&] { return look_again(core, path, semaphore_path); });
+            if (entered != Entered::kYes) return false;
+        } catch (...) {
+            // It may have made the semaphore of a segment that is gone, whose remover was here before.
+            const SegmentFile::State file = core.file().state();
+            if (file.open && !file.named) ::unlink(semaphore_path.c_str());
+            throw;
+        }
         sweep(core, 0);
         return true;
     }
@@ -348,6 +356,14 @@ class Handle {
         Core& core = this->core();
         core.check_file();
         return core.committed().glimpse();
+    }
+    // A forked child's first operation: see opening.hpp.
+    void attach_child(Core& core) {
+        claim(core);
+        with_name_lock(core.file(), true, [&] {
+            core.check_file();
+            core.now_attached();
+        });
     }
     void claim(Core& core) {
         const auto claimed = core.claim();
