@@ -362,8 +362,8 @@ class Accumulator:
 
     def close(self) -> None:
         """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
-        # Not by calling the finalizer: a KeyboardInterrupt in the middle of that would leave nothing
-        # to call again.
+        # Not by calling the finalizer: a KeyboardInterrupt in the middle of that would leave
+        # nothing to call again.
         _finish(self._handle)
         self._finalizer.detach()
 
