@@ -1,16 +1,38 @@
-# Each target sets up what it needs, in environments inside the checkout. Needed beforehand: Python
-# 3.11 or later, a C++17 compiler, make, and a package index.
+# Each target sets up what it needs, in environments inside the checkout, with the versions pinned in
+# constraints/. Needed beforehand: Python 3.11 or later, a C++17 compiler, make, and a package index.
+#
+# `make TARGET PYTHON=python3.12` does it with another Python, in an environment of its own: .venv is
+# that of python3, .venv-3.12 that of a Python 3.12 which is not python3.
 
 PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(VERSION),$(shell python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 VENV := .venv
+else
+VENV := .venv-$(VERSION)
+endif
 BIN := $(VENV)/bin
+
+PINS := constraints/newest.txt
+BUILD_PINS := $(PINS)
 SOURCES := $(shell find shmacc tools/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
+# What is built for one environment does not touch what is built for another.
+BUILT := build/$(VENV)
+
+# About a hundred tests that use everything once: processes, deaths, dtypes, the command, the README.
+SMOKE := tests/test_processes.py tests/test_line_across_processes.py tests/test_halves.py \
+	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_docs.py \
+	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
+# What the packages that shmacc needs are used for.
+NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py \
+	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test lint model soak asan bench instructions pictures clean
+.PHONY: help demo test test-all smoke test-lowest lint coverage dist model litmus soak asan tsan aarch64 bench \
+	instructions pictures pins clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo.py $(DEMO)
@@ -18,13 +40,42 @@ demo: $(VENV)/.demo ## train word embeddings in several processes, with a live p
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest $(TESTS)
 
-lint: $(VENV)/.test
+test-all: ## the same under every Python from 3.11 on that is found
+	set -e; found=$$($(PYTHON) tools/interpreters.py); for python in $$found; do \
+		$(MAKE) --no-print-directory test PYTHON=$$python; done
+
+smoke: $(VENV)/.tested ## about a hundred of the tests
+	$(BIN)/pytest $(SMOKE)
+
+test-lowest: ## tests with the lowest versions of other packages that pyproject.toml allows
+	$(MAKE) --no-print-directory smoke VENV=$(VENV)-lowest SMOKE='$(NEEDS)' \
+		PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
+
+lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet .github
+
+coverage: ## which lines of Python and C++ the tests reach, into build/coverage
+	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
+		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
+	bash tools/coverage.sh $(TESTS)
+
+dist: $(VENV)/.dist ## build and check what is published, into dist/, and install it as a user would
+	rm -rf dist $(BUILT)/dist
+	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --outdir $(BUILT)/dist
+	$(BIN)/check-wheel-contents $(BUILT)/dist
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist $(BUILT)/dist/*.whl
+	cp $(BUILT)/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/pytest -m installs -o faulthandler_timeout=0
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
+
+litmus: ## hold the protocol's memory order against the memory models (needs herd7)
+	$(PYTHON) tools/model/litmus/check.py
 
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS)
@@ -32,36 +83,60 @@ soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and k
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	bash tools/asan.sh
 
+tsan: ## the tests that have threads once more, under ThreadSanitizer
+	bash tools/tsan.sh
+
+aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
+	bash tools/aarch64.sh
+
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
 	.venv-bench/bin/python tools/bench.py run --output docs/benchmarks $(BENCH)
 
 instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
 	.venv-bench/bin/python tools/bench.py instructions --compare
 
-pictures: $(VENV)/.demo ## make the README's pictures of shmacc-inspect from a real run
+pictures: $(VENV)/.demo ## make the documentation's pictures of shmacc-inspect from a real run
 	$(BIN)/python tools/inspect_pictures.py
 
-clean: ## remove everything that these targets made
-	rm -rf .venv .venv-bench .venv-asan build dist
+pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/
+	$(BIN)/pip install --quiet --constraint $(PINS) uv
+	$(BIN)/python tools/pins.py
 
-$(BIN)/python:
+clean: ## remove everything that these targets made
+	rm -rf .venv .venv-* build dist
+
+$(VENV)/.pip: constraints/newest.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints/newest.txt pip
+	touch $@
 
 # The wheel is what is installed, and so what is tested: not the tree.
-$(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md | $(BIN)/python
-	rm -rf build/wheel
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(BIN)/pip install --quiet --force-reinstall --no-deps build/wheel/shmacc-*.whl
-	$(BIN)/pip install --quiet build/wheel/shmacc-*.whl
+$(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) $(VENV)/.pip
+	rm -rf $(BUILT)/wheel
+	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(BUILT)/wheel \
+		--config-settings build-dir=$(BUILT)/cmake $(BUILD_OPTIONS) .
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	$(BIN)/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.installed
-	$(BIN)/pip install --quiet --group demo
+	$(BIN)/pip install --quiet --constraint $(PINS) --group demo
 	touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	$(BIN)/pip install --quiet --group test --group lint
+$(VENV)/.tested: $(VENV)/.demo
+	$(BIN)/pip install --quiet --constraint $(PINS) --group test
+	touch $@
+
+$(VENV)/.test: $(VENV)/.tested
+	$(BIN)/pip install --quiet --constraint $(PINS) --group lint
+	touch $@
+
+$(VENV)/.coverage: $(VENV)/.tested
+	$(BIN)/pip install --quiet --constraint $(PINS) --group coverage
+	touch $@
+
+$(VENV)/.dist: $(VENV)/.test
+	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
 	touch $@
 
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt

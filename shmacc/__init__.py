@@ -1,65 +1,31 @@
 """Conditional accumulators for separate processes on one machine, without a server.
 
-Layout, from the ground up: `names`, `errors` and `dtypes` know words; `segment` brings a name to
-its shared memory; ``_core`` (C++, shmacc/native) is what happens under the lock; `gradients` checks
-what comes in, `records` is what goes out; `accumulator` is what the two kinds, `sparse` and
-`dense`, have in common, and `lookup` finds one by name. `raw_ops`, `inspection` and `testing` are
-built on these.
+Layout, from the ground up: `_names`, `errors` and `_dtypes` know words; ``_core`` (C++,
+shmacc/native) is what happens under the lock, and the one place that opens segments' files;
+`_segment` brings a name to its shared memory; `_gradients` checks what comes in, `_records` is
+what goes out; `_accumulator` is what the two kinds, `_sparse` and `_dense`, have in common, and
+`_lookup` finds one by name. `raw_ops`, `inspection` and `testing` are built on these.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here
 
-if TYPE_CHECKING:
-    from shmacc import errors, inspection, raw_ops, sparse, testing
-    from shmacc.accumulator import NEVER_STALE
-    from shmacc.dense import ConditionalAccumulator
-    from shmacc.lookup import attach
-    from shmacc.records import IndexedSlices
-    from shmacc.sparse import SparseConditionalAccumulator
-
-    __version__: str
-
-__all__ = [
-    "NEVER_STALE",
-    "ConditionalAccumulator",
-    "IndexedSlices",
-    "SparseConditionalAccumulator",
-    "__version__",
-    "attach",
-    "errors",
-    "inspection",
-    "raw_ops",
-    "sparse",
-    "testing",
-]
-
-# Imported when first asked for: a worker needs no inspection, and a tool that looks at segments no
-# NumPy, and both are to start quickly.
-_SUBMODULES = {"errors", "inspection", "raw_ops", "sparse", "testing"}
-_HOMES = {
-    "NEVER_STALE": "accumulator",
-    "ConditionalAccumulator": "dense",
-    "IndexedSlices": "records",
-    "SparseConditionalAccumulator": "sparse",
-    "attach": "lookup",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"shmacc.{name}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"shmacc.{_HOMES[name]}"), name)
-    elif name == "__version__":
-        from importlib.metadata import version
-
-        value = version("shmacc")
-    else:
-        raise AttributeError(f"module 'shmacc' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = _lazy.attach(
+    __name__,
+    {"errors", "inspection", "raw_ops", "sparse", "testing"},
+    {
+        "shmacc._accumulator": ("NEVER_STALE",),
+        "shmacc._dense": ("ConditionalAccumulator",),
+        "shmacc._lookup": ("attach",),
+        "shmacc._records": (
+            "DensePartial",
+            "DenseTaken",
+            "IndexedSlices",
+            "SparseGradient",
+            "SparsePartial",
+            "SparseTaken",
+        ),
+        "shmacc._sparse": ("SparseConditionalAccumulator",),
+        "shmacc._stats": ("Stats",),
+        "shmacc._version": ("__version__",),
+    },
+)

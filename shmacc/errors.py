@@ -1,9 +1,12 @@
 """The errors of this library: builtin exceptions with TensorFlow's names.
 
 Each class also derives from the builtin that a Python programmer would catch, so
-``except TimeoutError`` works as well as ``except shmacc.errors.DeadlineExceededError``. All of
-them carry just their message, and so pickle back from worker processes.
+``except TimeoutError`` works as well as ``except shmacc.errors.DeadlineExceededError``. The message
+says it in words; what a program may want to act on is in attributes, which are None where an error
+has nothing to say of them. Both pickle, so errors come back whole from worker processes.
 """
+
+from typing import Any, Self
 
 __all__ = [
     "CancelledError",
@@ -20,15 +23,59 @@ __all__ = [
 
 
 class ShmaccError(Exception):
-    """Base of all errors that this library raises on its own account."""
+    """Base of all errors that this library raises on its own account.
+
+    Attributes:
+        segment: The name in /dev/shm of the segment concerned.
+        problem: The message without that name in front of it.
+    """
+
+    # No __init__ in Python: the extension makes errors where no Python code may run.
+    segment: str | None = None
+    problem: str | None = None
+
+    def with_fields(self, **fields: Any) -> Self:
+        """The error with these attributes set; for those who raise it, as ``with_traceback``."""
+        for name, value in fields.items():
+            assert hasattr(type(self), name), f"{type(self).__name__} has no {name}"  # noqa: S101
+            setattr(self, name, value)
+        return self
+
+    def about(self, segment: str) -> Self:
+        """The same error, saying which segment it is about."""
+        named = type(self)(f"{segment}: {self}")
+        return named.with_fields(**self.__dict__).with_fields(segment=segment, problem=str(self))
 
 
 class InvalidArgumentError(ShmaccError, ValueError):
-    """A bad argument. Nothing was changed."""
+    """A bad argument. Nothing was changed.
+
+    Attributes:
+        what: Where an existing accumulator disagrees: in "kind", "dtype", "shape",
+            "reduction_type" or "mode".
+        existing: What the existing one has, in words.
+        asked: What was asked for, in words.
+    """
+
+    what: str | None = None
+    existing: str | None = None
+    asked: str | None = None
 
 
 class DeadlineExceededError(ShmaccError, TimeoutError):
-    """A timeout passed. Nothing was consumed."""
+    """A timeout passed. Nothing was consumed.
+
+    Attributes:
+        accumulated: How many gradients had arrived (a take).
+        required: How many a take waits for.
+        step: The global step that the accumulator was at.
+        pids: The processes that are attached.
+    """
+
+    accumulated: int | None = None
+    required: int | None = None
+    step: int | None = None
+    pids: tuple[int, ...] | None = None
 
 
 class CancelledError(ShmaccError):
@@ -36,19 +83,51 @@ class CancelledError(ShmaccError):
 
 
 class NotFoundError(ShmaccError, FileNotFoundError):
-    """No segment has that name, or the segment was removed under its users."""
+    """No segment has that name, or the segment was removed under its users.
+
+    Attributes:
+        shared_name: The name that was looked for.
+        namespace: The namespace that it was looked for in.
+    """
+
+    shared_name: str | None = None
+    namespace: str | None = None
 
 
 class FailedPreconditionError(ShmaccError, RuntimeError):
-    """The handle is closed."""
+    """The handle is closed, or the segment is in use.
+
+    Attributes:
+        pids: The processes that use it.
+    """
+
+    pids: tuple[int, ...] | None = None
 
 
 class ResourceExhaustedError(ShmaccError, MemoryError):
-    """Shared memory, descriptors or places in a table have run out. Nothing was changed."""
+    """Shared memory, descriptors or places in a table have run out. Nothing was changed.
+
+    Attributes:
+        needed: How many more bytes of shared memory were needed.
+        free: How many bytes of it are free.
+        total: How many bytes of it there are.
+    """
+
+    needed: int | None = None
+    free: int | None = None
+    total: int | None = None
 
 
 class PermissionDeniedError(ShmaccError, PermissionError):
-    """The segment belongs to another user and its mode does not let this one in."""
+    """The segment belongs to another user.
+
+    Attributes:
+        uid: Whom it belongs to.
+        mode: Its permission bits.
+    """
+
+    uid: int | None = None
+    mode: int | None = None
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
@@ -56,4 +135,10 @@ class OutOfRangeError(ShmaccError, OverflowError):
 
 
 class DataLossError(ShmaccError):
-    """What stands under the name is not a valid segment of this version."""
+    """What stands under the name is not a valid segment of this version.
+
+    Attributes:
+        version: The version of its layout, where that is what is wrong.
+    """
+
+    version: int | None = None

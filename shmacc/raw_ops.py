@@ -8,10 +8,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shmacc import dense, dtypes, lookup, sparse
-from shmacc.accumulator import Accumulator, AccumulatorRef
+from shmacc import _dense as dense
+from shmacc import _dtypes as dtypes
+from shmacc import _lookup as lookup
+from shmacc import sparse
+from shmacc._accumulator import Accumulator, AccumulatorRef
+from shmacc._records import SparseGradient, ValueArray
 from shmacc.errors import InvalidArgumentError
-from shmacc.records import SparseGradient, ValueArray
 
 __all__ = [
     "AccumulatorApplyGradient",
@@ -32,11 +35,26 @@ def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
             handle = stack.enter_context(lookup.attach(handle))
-        elif isinstance(handle, AccumulatorRef):
-            handle = handle.accumulator
-        if not isinstance(handle, kind):
-            raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but is {handle!r}")
-        yield handle
+        yield _resolved(handle, kind)
+
+
+def _resolved(handle: Any, kind: type[Any]) -> Any:
+    if isinstance(handle, AccumulatorRef):
+        handle = handle.accumulator
+    if not isinstance(handle, kind):
+        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but is {handle!r}")
+    return handle
+
+
+def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> Any:
+    if isinstance(handle, str):
+        with lookup.attach(handle) as accumulator:
+            return _take_grad(accumulator, kind, num_required, dtype)
+    # No block to leave after the take: what is called there may be cut off by a signal handler,
+    # and the result with it.
+    accumulator = _resolved(handle, kind)
+    _check_dtype(accumulator, dtype)
+    return accumulator.take_grad(num_required)
 
 
 def _check_dtype(accumulator: Accumulator, dtype: Any) -> None:
@@ -79,13 +97,16 @@ def SparseAccumulatorApplyGradient(
 
 
 def SparseAccumulatorTakeGradient(
-    handle: Any, num_required: Any, dtype: Any, name: str | None = None
+    handle: Any,
+    num_required: Any,
+    dtype: Any,
+    name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> SparseGradient:
     """Waits for gradients; ``(indices, values, shape)`` of their reduction."""
-    with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
-        _check_dtype(accumulator, dtype)
-        taken: SparseGradient = accumulator.take_grad(num_required, name)
-        return taken
+    taken: SparseGradient = _take_grad(
+        handle, sparse.SparseConditionalAccumulator, num_required, dtype
+    )
+    return taken
 
 
 def ConditionalAccumulator(
@@ -111,13 +132,14 @@ def AccumulatorApplyGradient(
 
 
 def AccumulatorTakeGradient(
-    handle: Any, num_required: Any, dtype: Any, name: str | None = None
+    handle: Any,
+    num_required: Any,
+    dtype: Any,
+    name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> ValueArray:
     """Waits for gradients; their reduction."""
-    with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
-        _check_dtype(accumulator, dtype)
-        taken: ValueArray = accumulator.take_grad(num_required, name)
-        return taken
+    taken: ValueArray = _take_grad(handle, dense.ConditionalAccumulator, num_required, dtype)
+    return taken
 
 
 def AccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:

@@ -1,15 +1,48 @@
 """For tests of programs that use shmacc: names of their own, and a check that none is left."""
 
 import contextlib
+import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from shmacc import names
+from shmacc import _names as names
+
+_SETTING = "shmacc_namespace"
+
+
+class _Inherited:
+    """A namespace that a child of multiprocessing takes over when it is unpickled there.
+
+    A child of a forkserver has the environment that the server was started with, which may be that
+    of an earlier test. But every child that is not forked from its parent is sent its process
+    object, with the settings that its parent had (the ``_config`` that also carries the
+    authentication key).
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+
+    def __reduce__(self) -> tuple[Callable[[str], "_Inherited"], tuple[str]]:
+        return _inherit, (self.namespace,)
+
+
+def _inherit(namespace: str) -> _Inherited:
+    os.environ[names.NAMESPACE_VARIABLE] = namespace
+    return _Inherited(namespace)
+
+
+def _settings_of_children() -> dict[str, Any]:
+    settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    return settings
 
 
 @contextlib.contextmanager
 def isolated_namespace() -> Iterator[str]:
     """Puts all names of this process, and of children it starts, under a fresh namespace.
+
+    Children of every start method of multiprocessing, those of a forkserver that runs already among
+    them; and whatever inherits the environment.
 
     On leaving, whatever still stands under it is removed, in use or not.
 
@@ -19,9 +52,16 @@ def isolated_namespace() -> Iterator[str]:
     namespace = f"test-{os.getpid()}-{os.urandom(6).hex()}"
     before = os.environ.get(names.NAMESPACE_VARIABLE)
     os.environ[names.NAMESPACE_VARIABLE] = namespace
+    settings = _settings_of_children()
+    outer = settings.get(_SETTING)
+    settings[_SETTING] = _Inherited(namespace)
     try:
         yield namespace
     finally:
+        if outer is None:
+            del settings[_SETTING]
+        else:
+            settings[_SETTING] = outer
         if before is None:
             del os.environ[names.NAMESPACE_VARIABLE]
         else:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
-REGION: Final = 2**40  # every part of a segment's file has so much of it to itself
-INDEX_REGIONS: Final = (3, 4)
-SLOTS_REGION: Final = 5
 # A test runner in the background ignores SIGINT, and its children inherit that.
 HEEDING_CTRL_C: Final = ("env", "--default-signal=INT")
 WITHOUT_ROOTS_POWERS: Final = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -108,10 +107,9 @@ class Child:
         """Start it."""
         context = multiprocessing.get_context(method)
         self.pipe, theirs = context.Pipe()
-        namespace = os.environ["SHMACC_NAMESPACE"]
         # The stubs give get_context(str) a base class without Process.
         self.process = context.Process(  # type: ignore[attr-defined]
-            target=_run, args=(theirs, namespace, function, args)
+            target=_run, args=(theirs, function, args)
         )
         self.process.start()
         theirs.close()
@@ -135,11 +133,7 @@ class Child:
         self.pipe.close()
 
 
-def _run(
-    pipe: Connection, namespace: str, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    # A forkserver was started under the namespace of some earlier test.
-    os.environ["SHMACC_NAMESPACE"] = namespace
+def _run(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         answer = (True, function(*args))
     except BaseException as error:  # noqa: BLE001 - the parent raises it

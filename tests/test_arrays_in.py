@@ -11,7 +11,8 @@ import pytest
 from elements import ELEMENTS
 from support import refused, same_bits
 
-from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator
+from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
+from shmacc._records import DensePartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -396,6 +397,47 @@ def test_anything_with_the_three_attributes() -> None:
         # An ndarray is none; this is not worded by the contract, but it is no silent success.
         with pytest.raises((AttributeError, TypeError, ValueError)):
             acc.apply_indexed_slices_grad(np.ones((1, 1)))
+
+
+# More than any address space has, so that nobody tries.
+VAST: Final = 2**53
+
+
+def vast(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+    """An array that takes no memory as long as it is not copied."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u8", "?"])
+def test_what_does_not_fit_in_memory_is_refused_at_once(dtype: str) -> None:
+    exhausted = pytest.raises(errors.ResourceExhaustedError, match="no memory")
+    with ConditionalAccumulator("f8") as acc, SparseConditionalAccumulator("f8") as rows:
+        for shape in ((VAST,), (2, VAST // 2), (2**58,)):
+            with exhausted:
+                acc.apply_grad(vast(dtype, *shape))
+            with exhausted:
+                rows.apply_grad([0], vast(dtype, *shape))
+        if dtype in {"i1", "u8"}:
+            with exhausted:
+                rows.apply_grad(vast(dtype, VAST), [[1.0]])
+            with exhausted:
+                rows.apply_grad([0], [[1.0]], vast(dtype, VAST))
+        if dtype == "f8":
+            with exhausted:
+                acc.apply_partial(DensePartial(vast(dtype, VAST), 1, 0))
+            one = np.ones(1, np.int64)
+            with exhausted:
+                rows.apply_partial(SparsePartial(one, vast(dtype, 1, VAST), one, one, 1, 0))
+        assert acc.num_accumulated() == rows.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("width", [2**36 + 1, 2**40, 2**59])
+def test_rows_of_more_numbers_than_there_may_be(width: int) -> None:
+    with (
+        SparseConditionalAccumulator("f4") as acc,
+        pytest.raises((errors.InvalidArgumentError, errors.ResourceExhaustedError)),
+    ):
+        acc.apply_grad([], np.empty((0, width), np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])

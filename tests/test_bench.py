@@ -19,6 +19,7 @@ from shmacc_bench.runner import Effort, Measured, ratios, run_cases
 from shmacc_bench.samples import paired_ratio, summarise
 from shmacc_bench.scenarios import Plan
 from shmacc_bench.scenarios.running import run_scenarios
+from shmacc_bench.tables import all_tables
 from shmacc_bench.targets import verdicts
 from shmacc_bench.workload import Workload, make_filling, make_gradient
 
@@ -144,7 +145,7 @@ def test_report_shows_targets_tables_and_who_is_missing(tmp_path: Path) -> None:
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "| torch | missing | ModuleNotFoundError |" in page
     assert "1 [1-1] x2" in page
-    for name in ("apply.png", "apply.svg", "round.png", "wakeup.svg"):
+    for name in ("apply.svg", "round.svg", "wakeup.svg"):
         assert (tmp_path / name).stat().st_size > 1000
 
 
@@ -152,6 +153,12 @@ def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
     results.save({"schema_version": -1}, tmp_path)
     with pytest.raises(ValueError, match="not results of version"):
         results.load(tmp_path)
+
+
+def test_a_report_without_results_is_a_usage_error(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
+    assert outcome.exit_code == 2
+    assert "results.json" in outcome.output
 
 
 def test_an_unknown_peer_is_a_usage_error(tmp_path: Path) -> None:
@@ -193,6 +200,22 @@ def test_waking_is_measured_across_processes(fleet: Fleet) -> None:
         assert found[peer]["from_call"]["count"] == 5
         assert found[peer]["from_call"]["median"] > found[peer]["from_return"]["median"]
     assert found["np.add"] == {"problem": "its take cannot wait"}
+
+
+def test_growth_is_measured_with_several_processes(fleet: Fleet) -> None:
+    plans = {"growing": Plan(("shmacc", "np.add"), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
+    lines = found["growing"]["shmacc"]["measured"]
+    assert [(line["rows"], line["processes"]) for line in lines] == [(100_000, 1), (100_000, 2)]
+    assert all(line["seconds"] > 0 and line["last_over_first"] > 0 for line in lines)
+    assert found["growing"]["np.add"] == {"problem": "not shared between processes"}
+    table = next(
+        t for t in all_tables(fake_results() | {"scenarios": found}) if "new rows" in t.title
+    )
+    assert [row[0] for row in table.rows] == [
+        "100,000 x 64, 1 process",
+        "100,000 x 64, 2 processes",
+    ]
 
 
 def test_a_dead_peer_is_a_result_and_is_started_again() -> None:

@@ -83,11 +83,32 @@ def test_shapes(kind: Any, given: Any, normal: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "bad", [-1, [-1], [3, -2], [1.0], 2.5, "3", ["3"], [2**63], [True], [[1, 2]], [1j]], ids=repr
+    "bad",
+    [
+        *(-1, [-1], [3, -2], [1.0], 2.5, "3", ["3"], [2**63], [True], [[1, 2]], [1j]),
+        *([1] * 65, range(2**62), np.broadcast_to(1, 2**40)),
+    ],
+    ids=lambda bad: f"{type(bad).__name__} {bad!r:.20}",
 )
 def test_shapes_refused(kind: Any, bad: Any) -> None:
     with refused():
         kind(np.float32, bad)
+
+
+@pytest.mark.parametrize("row", [(2**36 + 1,), (2**40,), (2**31, None, 2**31), (0, 2**63 - 1)])
+def test_shapes_of_what_could_never_be_added_are_refused(row: Any) -> None:
+    with refused():
+        ConditionalAccumulator("f4", row)
+    with refused():
+        SparseConditionalAccumulator("f4", (3, *row))
+
+
+@pytest.mark.parametrize("rows", [2**31, 2**40, 2**63 - 1])
+def test_as_many_rows_as_there_are_numbers(rows: int) -> None:
+    with SparseConditionalAccumulator("f4", (rows, 2)) as acc:
+        acc.apply_grad([rows - 1], [[1.0, 2.0]])
+        assert acc.take_grad(1).shape.tolist() == [rows, 2]
+        assert acc.take_partial(0).shape.tolist() == [rows, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

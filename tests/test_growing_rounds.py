@@ -102,3 +102,63 @@ def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
                 assert segment.stat().st_blocks * 512 <= allowed
             assert acc.take_grad(4).values.shape == (most, width)
         acc.unlink()
+
+
+def _occupied(namespace: str) -> int:
+    (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rounds*")
+    return segment.stat().st_blocks * 512
+
+
+SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) -> None:
+    """To reserve it again with every other round would cost more than the rounds."""
+    width, many = 16, 20_000
+    if kind == "sparse":
+        acc: Any = SparseConditionalAccumulator(np.float64, shared_name="rounds")
+    else:
+        acc = ConditionalAccumulator(np.float64, shared_name="rounds")
+
+    def round_of(rows: int) -> None:
+        for _ in range(2):
+            values = np.ones((rows, width))
+            gradient = (np.arange(rows), values) if kind == "sparse" else (values,)
+            assert acc.apply_grad(*gradient, local_step=acc.global_step)
+        acc.take_grad(2, timeout=0)
+
+    with acc:
+        round_of(10)
+        little = _occupied(namespace)
+        round_of(many)
+        much = _occupied(namespace)
+        assert much > many * width * 8
+        for _ in range(3):
+            for _ in range(SMALL_ROUNDS - 1):
+                round_of(10)
+                assert _occupied(namespace) == much
+            round_of(many)
+            assert _occupied(namespace) == much
+        for _ in range(SMALL_ROUNDS):
+            round_of(10)
+        # Half a MiB that a segment may have in any case, in its regions together.
+        assert _occupied(namespace) <= little + 2**19
+        acc.unlink()
+
+
+def test_memory_is_that_of_the_last_rounds(namespace: str) -> None:
+    """At every instant what the largest of this round and the eight before it may have."""
+    width = 16
+    rng = np.random.default_rng(6)
+    sizes = [int(2 ** rng.uniform(0, 15)) for _ in range(60)]
+    with SparseConditionalAccumulator(np.float64, shared_name="rounds") as acc:
+        for step, rows in enumerate(sizes):
+            for _ in range(2):
+                assert acc.apply_grad(np.arange(rows), np.ones((rows, width)), local_step=step)
+            largest = max(sizes[max(0, step - SMALL_ROUNDS) : step + 1])
+            allowed = 1.5 * largest * (width * 8 + 16) + largest * width * 8 + 2**20
+            assert _occupied(namespace) <= allowed
+            acc.take_grad(2, timeout=0)
+            assert _occupied(namespace) <= allowed
+        acc.unlink()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import inspect_tool
 import numpy as np
 import pytest
+from hazards import segment_layout as layout
 from inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
 from support import until
 
@@ -43,18 +44,16 @@ def problems(name: str) -> str:
 
 def test_rows_that_the_index_does_not_lead_to(table: SparseConditionalAccumulator) -> None:
     assert ask("check", "table")["findings"] == []
-    for region in inspect_tool.INDEX_REGIONS:
+    for name in ("index 0", "index 1"):
         used = {r.name: r.used for r in inspection.describe("table").regions}
-        name = f"index {region - inspect_tool.INDEX_REGIONS[0]}"
         if used[name]:
-            scribble(path_of("table"), region * inspect_tool.REGION, bytes(64))
+            scribble(path_of("table"), layout.region(name), bytes(64))
     assert "cannot be found through the index" in problems("table")
     assert table.num_accumulated() == 1
 
 
 def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
-    slots = inspect_tool.SLOTS_REGION * inspect_tool.REGION
-    scribble(path_of("table"), slots, np.array([7, 99], np.int64).tobytes())
+    scribble(path_of("table"), layout.region("slots"), np.array([7, 99], np.int64).tobytes())
     found = problems("table")
     assert "stands in the table twice" in found
     assert "count is not between 1 and the round's 1 gradients" in found
@@ -86,6 +85,25 @@ def test_a_segment_of_another_version(table: SparseConditionalAccumulator) -> No
     assert run("clean", "--yes").returncode == 0
     assert path_of("table").exists()
     del table
+
+
+def test_a_segment_of_version_1() -> None:
+    path = path_of("old")
+    path.write_bytes(layout.header_of_version_1(b"old"))
+    os.truncate(path, layout.FILE_SIZE)
+    words = f"layout version 1; this one reads version {layout.VERSION}"
+    (listed,) = ask("list", "old")["segments"]
+    assert listed["state"] == "other version"
+    assert words in listed["detail"]
+    assert words in problems("old")
+    assert words in ask("show", "old", status=1)["error"]
+    refused = run("remove", "old", "--yes")
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    (left,) = ask("clean", "old")["left"]
+    assert words in left["why"]
+    assert ask("remove", "old", "--yes", "--force")["removed"] == [path.name]
+    assert not path.exists()
 
 
 def test_what_is_no_segment_at_all() -> None:
@@ -172,9 +190,9 @@ def test_another_users_segment(crew: Crew) -> None:
     assert len(ask("clean", "--yes")["removed"]) == 2
 
 
-def test_a_private_one_whose_creator_was_killed(crew: Crew) -> None:
+def test_a_private_one_whose_creator_was_killed(crew: Crew, namespace: str) -> None:
     child = crew.start(_make_private)
-    until(lambda: [s.attached_alive for s in inspection.list_segments("private-*")] == [1])
+    until(lambda: [s.attached_alive for s in inspection.list_segments(namespace=namespace)] == [1])
     child.process.kill()
     child.process.join()
     said = ask("list", "--orphaned")["segments"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +85,39 @@ def test_when_the_head_gives_up_the_next_is_served(
     assert dense.stats().waiting == 0
 
 
-def test_take_partial_of_nothing_stands_in_line(crew: Crew, dense: ConditionalAccumulator) -> None:
+@pytest.mark.parametrize("seal", [False, True])
+def test_take_partial_of_anything_waits_for_nobody(
+    crew: Crew, dense: ConditionalAccumulator, *, seal: bool
+) -> None:
     (first,) = line_up(crew, dense, 2)
     dense.apply_grad(1.0)
-    with pytest.raises(errors.DeadlineExceededError):
-        dense.take_partial(0, timeout=0)
+    partial = dense.take_partial(0, timeout=0, seal=seal)
+    assert (partial.count, partial.value.item(), dense.stats().sealed) == (1, 1.0, seal)
+    assert dense.take_partial(0, timeout=0).count == 0
+    assert dense.stats().waiting == 1
+    dense.unseal()
+    for value in (2.0, 4.0):
+        dense.apply_grad(value)
+    assert first.result() == (6.0, 2, 0)
+
+
+def test_take_partial_of_anything_leaves_the_heads_round_alone(
+    crew: Crew, dense: ConditionalAccumulator
+) -> None:
+    """Its number is reached: it is the head's, also before that has come to take it."""
+    dense.apply_grad(1.0)
+    (first,) = line_up(crew, dense, 2)
+    os.kill(first.process.pid, signal.SIGSTOP)
     dense.apply_grad(2.0)
+    assert dense.take_partial(0, timeout=0).count == 0
+    assert dense.take_partial(0, timeout=0, seal=True).count == 0
+    assert dense.num_accumulated() == 2
+    assert not dense.apply_grad(4.0)
+    os.kill(first.process.pid, signal.SIGCONT)
     assert first.result() == (3.0, 2, 0)
-    assert dense.take_partial(0, timeout=LONG).count == 0
+    dense.unseal()
+    assert dense.apply_grad(8.0, local_step=1)
+    assert dense.take_partial(0, timeout=0).count == 1
 
 
 def test_a_timeout_consumes_nothing(crew: Crew, dense: ConditionalAccumulator) -> None:

@@ -11,10 +11,11 @@ import pytest
 from elements import ELEMENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import LONG, refused, same_bits, until
+from support import LONG, nothing_changes, refused, same_bits, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc._records import DensePartial, SparsePartial
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
@@ -260,6 +261,94 @@ def test_partials_that_do_not_fit() -> None:
             assert other.num_accumulated() == 0
         with ConditionalAccumulator("i4") as whole, refused():
             whole.apply_partial(partial)
+
+
+def row_partial(**changes: Any) -> SparsePartial:
+    """Two gradients' sums in rows 3 and 5, otherwise than they should be."""
+    fields: dict[str, Any] = {
+        "indices": np.array([5, 3]),
+        "values": np.ones((2, 1), np.float32),
+        "shape": np.array([-1, 1]),
+        "row_counts": np.array([1, 2]),
+        "count": 2,
+        "step": 0,
+    }
+    return SparsePartial(**(fields | changes))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_rows_of_a_partial_do_not_repeat(*, stale: bool) -> None:
+    """Their counts would exceed the gradients'; and their order does not matter."""
+    with SparseConditionalAccumulator("f4") as acc:
+        if stale:
+            acc.set_global_step(1)
+        with (
+            nothing_changes(acc),
+            refused("Indices of a partial must not repeat; that of slice 1 does"),
+        ):
+            acc.apply_partial(row_partial(indices=[3, 3]))
+        with nothing_changes(acc), refused():
+            acc.apply_partial(
+                row_partial(
+                    indices=[5, 3, 4, 5], values=np.ones((4, 1), "f4"), row_counts=[1, 1, 1, 1]
+                )
+            )
+        assert acc.apply_partial(row_partial()) is not stale
+
+
+@pytest.mark.parametrize("count", [-1, 2**48 + 1, 2**61, 2**63 - 1])
+def test_counts_that_nobody_reaches_are_refused(count: int) -> None:
+    with SparseConditionalAccumulator("f4") as acc, ConditionalAccumulator("f4") as dense:
+        with nothing_changes(acc), refused():
+            acc.apply_partial(row_partial(count=count, row_counts=[count, 1]))
+        with nothing_changes(dense), refused():
+            dense.apply_partial(DensePartial(np.ones(2, "f4"), count, 0))
+
+
+def test_sums_of_counts_do_not_overflow() -> None:
+    most = row_partial(count=2**48, row_counts=[2**48, 1])
+    with SparseConditionalAccumulator("f4") as acc:
+        for _ in range(2**15 - 1):
+            acc.apply_partial(most)
+        with pytest.raises(errors.OutOfRangeError):
+            acc.apply_partial(most)
+        taken = acc.take(2**62, timeout=0)
+        assert taken.count == 2**63 - 2**48
+        assert taken.row_counts.tolist() == [2**15 - 1, 2**63 - 2**48]
+        stats = acc.stats()
+        assert stats.applied == stats.taken == taken.count
+
+
+def test_ragged_sums_are_refused() -> None:
+    ragged: Any = [[1.0], [2.0, 3.0]]
+    with SparseConditionalAccumulator("f4") as acc, refused():
+        acc.apply_partial(row_partial(values=ragged))
+    with ConditionalAccumulator("f4") as acc, refused():
+        acc.apply_partial(DensePartial(ragged, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("declared", "shape"),
+    [((), ()), (None, (0,)), ((3,), (3,)), ((None, 2), (0, 2)), ((0, 2), (0, 2))],
+)
+def test_a_partial_of_nothing_has_the_declared_shape(declared: Any, shape: Any) -> None:
+    with ConditionalAccumulator("f4", declared) as acc:
+        partial = acc.take_partial(0)
+        assert (partial.count, partial.value.shape) == (0, shape)
+        assert not partial.value.any()
+        assert acc.apply_partial(partial)
+
+
+def test_a_partial_of_nothing_needs_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "zeros", fail)
+    with (
+        ConditionalAccumulator("f4", (2**36,)) as acc,
+        pytest.raises(errors.ResourceExhaustedError, match=r"shape \[68719476736\]"),
+    ):
+        acc.take_partial(0)
 
 
 def test_integers_that_fit_nowhere_travel_as_partials() -> None:

@@ -108,7 +108,7 @@ def test_top_level_names() -> None:
     assert shmacc.NEVER_STALE == 2**63 - 1
     assert isinstance(shmacc.__version__, str)
     assert shmacc.sparse.SparseConditionalAccumulator is SparseConditionalAccumulator
-    assert plain(shmacc.attach) == "(shared_name)"
+    assert plain(shmacc.attach) == "(shared_name, *, owners='mine')"
 
 
 def test_import_is_light() -> None:

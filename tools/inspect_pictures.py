@@ -1,4 +1,4 @@
-"""Makes the README's pictures of `shmacc-inspect` from a real run: docs/inspect/*.svg.
+"""Makes the documentation's pictures of `shmacc-inspect` from a real run: docs/inspect/*.svg.
 
 A chief and some workers train something; after a while one worker is killed and one is stopped, so
 that there is something to see. The installed command runs on a terminal of its own, and what it

@@ -11,112 +11,39 @@ Each part is imported when first asked for, and NumPy only by what looks at rows
 operator's tool is to start at once.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from shmacc import _lazy
 
-if TYPE_CHECKING:
-    from shmacc.inspection.checking import check, check_all
-    from shmacc.inspection.cleanup import cancel, clean, leftovers, remove
-    from shmacc.inspection.examination import most_touched, summarise_values
-    from shmacc.inspection.nameless import NamelessUse, nameless_uses
-    from shmacc.inspection.records import (
-        AttachedProcess,
-        Description,
-        Finding,
-        Leftover,
-        LockState,
-        Region,
-        RowCount,
-        SegmentState,
-        Severity,
-        Space,
-        Summary,
-        ValueSummary,
-        WaitingTake,
-    )
-    from shmacc.inspection.segments import (
-        describe,
-        list_segments,
-        resolve,
-        shared_memory_space,
-        summarise,
-    )
-    from shmacc.names import SegmentName
-    from shmacc.stats import Stats
-
-_HOMES = {
-    "inspection.checking": ("check", "check_all"),
-    "inspection.cleanup": ("cancel", "clean", "leftovers", "remove"),
-    "inspection.examination": ("most_touched", "summarise_values"),
-    "inspection.nameless": ("NamelessUse", "nameless_uses"),
-    "inspection.records": (
-        "AttachedProcess",
-        "Description",
-        "Finding",
-        "Leftover",
-        "LockState",
-        "Region",
-        "RowCount",
-        "SegmentState",
-        "Severity",
-        "Space",
-        "Summary",
-        "ValueSummary",
-        "WaitingTake",
-    ),
-    "inspection.segments": (
-        "describe",
-        "list_segments",
-        "resolve",
-        "shared_memory_space",
-        "summarise",
-    ),
-    "names": ("SegmentName",),
-    "stats": ("Stats",),
-}
-
-__all__ = [
-    "AttachedProcess",
-    "Description",
-    "Finding",
-    "Leftover",
-    "LockState",
-    "NamelessUse",
-    "Region",
-    "RowCount",
-    "SegmentName",
-    "SegmentState",
-    "Severity",
-    "Space",
-    "Stats",
-    "Summary",
-    "ValueSummary",
-    "WaitingTake",
-    "cancel",
-    "check",
-    "check_all",
-    "clean",
-    "describe",
-    "leftovers",
-    "list_segments",
-    "most_touched",
-    "nameless_uses",
-    "remove",
-    "resolve",
-    "shared_memory_space",
-    "summarise",
-    "summarise_values",
-]
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"shmacc.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'shmacc.inspection' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = _lazy.attach(
+    __name__,
+    set(),
+    {
+        "shmacc.inspection._checking": ("check", "check_all"),
+        "shmacc.inspection._cleanup": ("cancel", "clean", "leftovers", "remove"),
+        "shmacc.inspection._examination": ("most_touched", "summarise_values"),
+        "shmacc.inspection._nameless": ("NamelessUse", "nameless_uses"),
+        "shmacc.inspection._records": (
+            "AttachedProcess",
+            "Description",
+            "Finding",
+            "Leftover",
+            "LockState",
+            "Region",
+            "RowCount",
+            "SegmentState",
+            "Severity",
+            "Space",
+            "Summary",
+            "ValueSummary",
+            "WaitingTake",
+        ),
+        "shmacc.inspection._segments": (
+            "describe",
+            "list_segments",
+            "resolve",
+            "shared_memory_space",
+            "summarise",
+        ),
+        "shmacc._names": ("SegmentName",),
+        "shmacc._stats": ("Stats",),
+    },
+)

@@ -19,7 +19,7 @@ class Buffer {
         const uint32_t other = kRows0Region + (state_.buffer ? 0 : 1);
         ensure_reserved(state_, mapping_, other, count * sizeof(T));
         committed_.begin(state_, 0);
-        T* to = mapping_.array<T>(other, count);
+        T* to = mapping_.array<T>(state_, other, count);
         if (first)
             std::copy(values, values + count, to);
         else if (!add_into(to, sums(), values, count))
@@ -33,7 +33,7 @@ class Buffer {
 
   private:
     const T* sums() {
-        return mapping_.array<T>(kRows0Region + static_cast<uint32_t>(state_.buffer),
+        return mapping_.array<T>(state_, kRows0Region + static_cast<uint32_t>(state_.buffer),
                                  state_.row_elements);
     }
 

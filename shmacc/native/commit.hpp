@@ -9,7 +9,8 @@
 //   * new rows go to slots >= State::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
-//   * a grown reservation that the State does not know yet is reserved again by whoever needs it.
+//   * a grown reservation that the State does not know yet is reserved again by whoever needs it. (Only the undo
+//     log's is committed beforehand, by itself: `undo` reads no further than what State says is reserved.)
 // One thing is changed in place, rows that are added to. For them there is an undo log: `begin` stamps
 // the journal with the generation that the operation would become, `publish` says how many old rows are
 // completely saved, and only then are these rows changed.
@@ -17,19 +18,49 @@
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
 //              If it is equal, they are after the first journal.records undo records are put back.
 //
-// `recover` runs first thing under every newly acquired lock, so the order is everywhere the same:
-// acquire, recover, operate. Each instant of death:
+// `undo` runs first thing under every newly acquired lock if such an operation is found (`cut_short`), so the order
+// is everywhere the same: acquire, undo, operate. Each instant of death:
 //   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
 //   after the stamp                the records counted belong to this operation: `records` was set to 0 before
 //                                  the stamp, and is raised only after a record is complete.
 //   amid changing a row            its record is published: the whole row is put back.
 //   amid writing the other State   it is not current, and is written anew by the next commit.
 //   after the commit               journal.generation == generation: nothing to undo.
-//   amid recover                   putting back again puts back the same; the stamp still says so.
-//                                  recover's own commit is what ends it.
+//   amid undo                      putting back again puts back the same; the stamp still says so.
+//                                  undo's own commit is what ends it.
 // Index entries that an undone operation left behind point to slots >= rows, or later to a slot that another
 // row owns; a lookup compares the row number in the slot, so they are only occupied places: State::index_filled
 // counts them until the next rebuild drops them.
+//
+// Memory order. Three kinds of readers see these stores, and each needs something else.
+//
+// The next owner of the lock needs no order: the kernel, through which the lock passes, puts everything that
+// the last owner stored before everything that the next one loads (lock.hpp).
+//
+// After a death the order of instructions decides which of the instants above it was. A signal is taken
+// between two instructions: those before it have been executed, those after it have not. Hardware that makes
+// stores visible in another order does so for other processors, and only until the kernel has released the
+// dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `undo`;
+// `publish`, which runs once for every few rows, costs no machine any fence. For the same reason an index
+// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: rows.hpp.)
+//
+// Readers without the lock need fences. They are `glimpse`, and inspection, which reads rows through the
+// descriptor and checks afterwards whether an operation ran.
+//   State, then generation   The generation is stored with release and loaded with acquire: a reader that sees
+//                 it sees the whole copy of the State that it stands for.
+//   generation, then the next State   A copy is overwritten once the generation has moved on; a reader that
+//                 loads one of the new words must find the new generation at its second look. A store with
+//                 release does not order later stores, and one session may commit twice (an undo and then
+//                 its own operation; a longer undo log before its use). So `commit` begins with a
+//                 store_barrier, which pairs with the load_barrier of `glimpse`. It stands before the words
+//                 and not after the generation because the last commit may be another process's: its stores
+//                 come before this barrier by way of the lock, and so, for every reader, before the words
+//                 that follow.
+//   stamp, then rows in place   `begin` ends with a store_barrier: a reader that saw a changed row and then
+//                 passed a load_barrier sees the stamp, or a later generation.
+//   shape of a round   start_round has a barrier for the reason that `commit` has one.
+// A torn copy that slipped through all this would fail its checksum or bear another generation's number: an
+// error, never a wrong result.
 //
 // Not done: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
 // copies of rows at other places (free rows get scattered, and the pointers need an undo of their own);
@@ -50,6 +81,8 @@ class Committed {
     Committed(Header* header, Mapping& mapping, const Config& config)
         : header_(header), mapping_(mapping), config_(config) {}
 
+    const Config& config() const { return config_; }
+
     // The committed state, for the lock's owner.
     State current() const {
         uint64_t generation = load(header_->generation);
@@ -62,8 +95,8 @@ class Committed {
     State glimpse() const {
         for (int attempt = 0;; ++attempt) {
             uint64_t generation = load(header_->generation);
-            State state = header_->state[generation & 1];
-            std::atomic_thread_fence(std::memory_order_acquire);
+            State state = load_words(header_->state[generation & 1]);
+            load_barrier();
             // The copy is overwritten only on the way to generation + 2.
             if (load(header_->generation) == generation || attempt == kGlimpses) {
                 verify(state, generation, config_);
@@ -73,23 +106,25 @@ class Committed {
     }
 
     void begin(const State& state, uint64_t new_rows) {
-        store(header_->journal.records, uint64_t{0});
-        store(header_->journal.new_rows, new_rows);
-        store(header_->journal.generation, state.generation + 1);
+        store_relaxed(header_->journal.records, uint64_t{0});
+        store_relaxed(header_->journal.new_rows, new_rows);
+        compiler_barrier();
+        store_relaxed(header_->journal.generation, state.generation + 1);
         store_barrier();
     }
 
     // The first `records` records are complete.
     void publish(uint64_t records) {
-        store_barrier();
-        store(header_->journal.records, records);
-        store_barrier();
+        compiler_barrier();
+        store_relaxed(header_->journal.records, records);
+        compiler_barrier();
     }
 
     void commit(State& state) {
         ++state.generation;
         state.checksum = checksum_of(state);
-        header_->state[state.generation & 1] = state;
+        store_barrier();
+        store_words(header_->state[state.generation & 1], state);
         store(header_->generation, state.generation);
     }
 
@@ -133,8 +168,8 @@ class Committed {
 
   private:
     void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
-        auto* table = mapping_.array<Slot>(kSlotsRegion, state.rows);
-        unsigned char* rows = mapping_.at_least(kRows0Region, state.rows * row_bytes);
+        auto* table = mapping_.array<Slot>(state, kSlotsRegion, state.rows);
+        unsigned char* rows = mapping_.array<unsigned char>(state, kRows0Region, state.rows * row_bytes);
         uint64_t log_left = state.reserved[kUndoLogRegion];
         uint64_t rows_left = state.reserved[kUndoRowsRegion];
         const unsigned char* log = mapping_.at_least(kUndoLogRegion, log_left);

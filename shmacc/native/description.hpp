@@ -15,6 +15,7 @@ inline nb::dict describe(const Config& config) {
     out["reduction"] = config.reduction;
     out["is_private"] = config.is_private != 0;
     out["token"] = config.token;
+    out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
     out["created_ns"] = config.created_ns;
     out["mode"] = config.mode;
     if (config.declared_rank == kUnknownRank)

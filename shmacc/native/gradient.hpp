@@ -72,6 +72,14 @@ inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
     return check;
 }
 
+// Place of a row number that another one equals; -1: there is none.
+inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
+    const std::vector<uint32_t> order = ascending_order(keys, static_cast<uint32_t>(count));
+    for (uint64_t i = 1; i < count; ++i)
+        if (keys[order[i]] == keys[order[i - 1]]) return order[i];
+    return -1;
+}
+
 template <class T>
 class Gradient {
   public:
@@ -84,7 +92,6 @@ class Gradient {
     }
 
     uint32_t count() const { return count_; }
-    uint64_t width() const { return width_; }
     const int64_t* keys() const { return keys_; }
     // Whether consecutive rows' values stand one after the other.
     bool in_place() const { return order_ == nullptr; }
@@ -113,11 +120,10 @@ class Gradient {
         keys_ = sorted_keys_.data();
     }
 
-    // Repeats are summed in the order in which they stand; a row counts once however often it repeats
-    // (in a partial: as often as its parts say).
+    // Repeats are summed in the order in which they stand; a row counts once however often it repeats. (The rows
+    // of a partial do not repeat: gradients.py.)
     void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
         merged_.reset(new T[distinct * width_]);
-        if (counts_) merged_counts_.assign(distinct, 0);
         uint32_t at = 0;
         for (uint32_t i = 0; i < count_; ++i) {
             const T* value = values_ + order[i] * width_;
@@ -130,11 +136,9 @@ class Gradient {
                 sum_overflows();
             }
             sorted_keys_[at] = sorted_keys_[i];
-            if (counts_ && !add_numbers(&merged_counts_[at], &counts_[order[i]], 1)) sum_overflows();
         }
         sorted_keys_.resize(distinct);
         values_ = merged_.get();
-        if (counts_) counts_ = merged_counts_.data();
         count_ = distinct;
     }
 
@@ -153,7 +157,6 @@ class Gradient {
     const uint32_t* order_ = nullptr;
     std::vector<uint32_t> sorted_order_;
     std::vector<int64_t> sorted_keys_;
-    std::vector<int64_t> merged_counts_;
     std::unique_ptr<T[]> merged_;
 };
 

@@ -1,5 +1,5 @@
 // What one accumulator object of Python's holds: a use of the process's Core of the segment, and whether this
-// handle is closed. Arguments come checked (gradients.py); sizes are checked again here, since memory depends
+// handle is closed. Arguments come checked (_gradients.py); sizes are checked again here, since memory depends
 // on them.
 #pragma once
 
@@ -38,6 +38,7 @@ inline bool unlink_names(SegmentFile& file, const std::string& path, const std::
                          bool if_unused, bool with_signals) {
     return with_name_lock(file, with_signals, [&] {
         if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+        if (!if_unused) mark_given_up(file);
         remove_names(file, path, semaphore_path);
         return true;
     });
@@ -54,6 +55,7 @@ class Handle {
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
+        bool ends_sleep() const override { return released_.signals_come_here(); }  // a close wakes
 
       private:
         WithoutGil& released_;
@@ -90,6 +92,7 @@ class Handle {
         unlink_private();
         if (!core_) return;  // another thread was faster
         closed_ = true;
+        kept_.clear();
         Core::Use core = std::move(*core_);
         core_.reset();
         if (!core->file().state().whole) return;
@@ -127,7 +130,7 @@ class Handle {
     Core::Use attached() {
         core().check_file();
         Core::Use use = Core::for_operation(core_->shared());
-        if (!use->presence().claimed()) claim(*use);
+        if (!use->attached()) attach_child(*use);
         return use;
     }
 
@@ -159,11 +162,22 @@ class Handle {
             [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // (count, step, indices, values, shape, contributions); values in the sums' type; sparse: shape begins with
-    // the declared first dimension or -1. No values and no shape if nothing was accumulated.
-    nb::tuple take(int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
-                   bool seal, int64_t lowest, uint64_t highest) {
+    // Puts what it took into the list's one place: (count, step, indices, values, shape, contributions, the
+    // process); values in the sums' type; sparse: shape begins with the declared first dimension or -1. No values
+    // and no shape if nothing was accumulated.
+    //
+    // Into a list, because what a function returns is lost if a signal handler raises right after the call: handlers
+    // run between bytecodes, and by then the round is in the list. Who made the list gives the round to `keep` if
+    // it does not get to the caller.
+    void take(nb::list place, int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
+              bool seal, int64_t lowest, uint64_t highest) {
         const Core::Use core = attached();
+        if (!kept_.empty()) {
+            if (nb::object round = kept_round(advance, seal); round.is_valid()) {
+                place[0] = round;
+                return;
+            }
+        }
         need_numpy();  // what may fail for want of memory had better do so before something is taken
         TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
         Taken taken = run([&](Operations& operations) { return operations.take(request); });
@@ -187,8 +201,14 @@ class Handle {
             }
         }
         const Dims rows{static_cast<int64_t>(taken.rows)};
-        return nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
-                              array_of<int64_t>(taken.contributions, rows));
+        place[0] = nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
+                                  array_of<int64_t>(taken.contributions, rows), this_process().token);
+    }
+    // A round that was taken but did not get to its caller: the next take of this handle with the same
+    // `advance` and `seal` gets it.
+    void keep(nb::tuple round, bool advance, bool seal) {
+        if (closed_ || nb::cast<int64_t>(round[0]) == 0) return;
+        kept_.push_back({advance, seal, std::move(round)});
     }
 
     int64_t set_step(int64_t step) {
@@ -214,20 +234,47 @@ class Handle {
         core->line().turn();
     }
 
+    // (the pids of some living processes that are attached, how many more there are at most): asks the kernel
+    // about kAsked of them, since a question costs the more the more there are.
+    nb::tuple some_attached() const {
+        Presence& presence = whole().presence();
+        std::vector<uint32_t> pids;
+        if (presence.claimed()) pids.push_back(presence.own().pid);
+        uint32_t more = 0;
+        for (uint32_t i = 0, asked = 0, top = presence.table().size(); i < top; ++i) {
+            const uint64_t token = load(presence.table()[i].token);
+            if (token == 0 || i == presence.index()) continue;
+            if (asked == kAsked) {
+                ++more;
+                continue;
+            }
+            ++asked;
+            if (presence.alive(i, token)) pids.push_back(load_relaxed(presence.table()[i].pid));
+        }
+        return nb::make_tuple(pids, more);
+    }
+
     int64_t step() const { return glimpse().step; }
     int64_t count() const { return glimpse().count; }
 
-    // -- for segment.py -------------------------------------------------------------------------
+    // -- for _segment.py ------------------------------------------------------------------------
     // Attaches. False: the segment has been given up, or the name leads elsewhere by now; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         whole();
         const Core::Use use = Core::for_operation(core_->shared());
         Core& core = *use;
-        core.open_semaphore(semaphore_path);
-        claim(core);
-        const Entered entered = with_name_lock(
-            core.file(), true, [&] { return look_again(core, path, semaphore_path); });
-        if (entered != Entered::kYes) return false;
+        try {
+            core.open_semaphore(semaphore_path);
+            claim(core);
+            const Entered entered = with_name_lock(
+                core.file(), true, [&] { return look_again(core, path, semaphore_path); });
+            if (entered != Entered::kYes) return false;
+        } catch (...) {
+            // It may have made the semaphore of a segment that is gone, whose remover was here before.
+            const SegmentFile::State file = core.file().state();
+            if (file.open && !file.named) ::unlink(semaphore_path.c_str());
+            throw;
+        }
         sweep(core, 0);
         return true;
     }
@@ -255,27 +302,16 @@ class Handle {
         const State state = core.committed().glimpse();
         // An operation runs, or died: rows may differ from the committed ones.
         const bool in_operation = core.committed().cut_short(state);
-        const uint32_t waiting = core.line().waiting();
-        const uint32_t attached = attached_processes(core);
+        const std::vector<bool> alive = living(core);
+        const uint32_t waiting = core.line().waiting([&](uint32_t i, uint64_t token) {
+            return i < alive.size() && alive[i] && load(core.presence().table()[i].token) == token;
+        });
         nb::dict out = describe(state);
         out["in_operation"] = in_operation;
         out["waiting"] = waiting;
-        out["attached"] = attached;
+        out["attached"] = std::count(alive.begin(), alive.end(), true);
         return out;
     }
-    // Pids of the living, as they know them themselves.
-    std::vector<uint32_t> attached_pids() const {
-        Core& core = whole();
-        Presence& presence = core.presence();
-        std::vector<uint32_t> pids;
-        for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
-            const Participant entry = presence.table()[i];
-            if (entry.token != 0 && presence.alive(i, entry.token)) pids.push_back(entry.pid);
-        }
-        return pids;
-    }
-
-  private:
     template <class T>
     bool add_rows(Core& core, nb::handle indices, nb::handle values,
                   std::optional<nb::object>& contributions, const Dims& dims, int64_t local_step,
@@ -321,6 +357,14 @@ class Handle {
         core.check_file();
         return core.committed().glimpse();
     }
+    // A forked child's first operation: see opening.hpp.
+    void attach_child(Core& core) {
+        claim(core);
+        with_name_lock(core.file(), true, [&] {
+            core.check_file();
+            core.now_attached();
+        });
+    }
     void claim(Core& core) {
         const auto claimed = core.claim();
         if (claimed == Presence::Claim::kDoneBesideDead) sweep(core, 0);
@@ -339,16 +383,40 @@ class Handle {
         if (session.held()) core.line().sweep();
         return session.held();
     }
-    static uint32_t attached_processes(Core& core) {
+    // Which entries of participants belong to living processes; asks the kernel about each, once.
+    static std::vector<bool> living(Core& core) {
         Presence& presence = core.presence();
-        uint32_t alive = 0;
-        for (uint32_t i = 0, top = presence.table().size(); i < top; ++i) {
+        std::vector<bool> living(presence.table().size());
+        for (uint32_t i = 0; i < living.size(); ++i) {
             uint64_t token = load(presence.table()[i].token);
-            alive += token != 0 && presence.alive(i, token);
+            living[i] = token != 0 && presence.alive(i, token);
         }
-        return alive;
+        return living;
+    }
+    // What an earlier take left here, oldest first; of this process: a forked child has a copy of its parent's.
+    nb::object kept_round(bool advance, bool seal) {
+        for (auto kept = kept_.begin(); kept != kept_.end();) {
+            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == this_process().token;
+            if (own && (kept->advance != advance || kept->seal != seal)) {
+                ++kept;
+                continue;
+            }
+            nb::object round = std::move(kept->round);
+            kept = kept_.erase(kept);
+            if (own) return round;
+        }
+        return {};
     }
 
+    static constexpr uint32_t kAsked = 16;
+    static constexpr size_t kProcess = 6;
+
+    struct Kept {
+        bool advance, seal;
+        nb::tuple round;
+    };
+
+    std::vector<Kept> kept_;  // the GIL guards it
     std::optional<Core::Use> core_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> private_names_;

@@ -8,6 +8,33 @@
 // 6.4 bytes a place and a load of 0.72 to 0.9 keep the index near 8 bytes a row; growing by a quarter costs
 // each row four moves in its life.
 //
+// Row numbers may come from somebody who wants applies to be slow. Under a hash that is known, thirty thousand rows
+// of one bucket are a short calculation away, and each lookup walks past all of them, under the lock. So the hash has
+// a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers a and b.
+//
+//   y(row) = the upper 64 bits of (a * row + b) mod 2^128     (Dietzfelbinger's multiply-add-shift)
+//   hash   = mix(y), a fixed and invertible mix
+//
+//   Claim: over the keys, the hashes of two different rows are independent and uniform, whatever the rows.
+//   Let u = a * row + b, v = a * other + b and other - row = 2^s * (an odd number); s <= 63. As b is uniform and
+//   independent of a, u is, too. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
+//   from s on are uniform, and its upper 64 are among them. An invertible mix of each changes nothing about that.
+//
+// So no two rows share a home, or a tag, under more keys than chance has it, and any set of rows that is chosen
+// without the key has as many collisions as random rows are expected to have. For linear probing that bounds the
+// expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup), where a known hash
+// allows n^2. The mix is for the rows that people have: without it the homes of 0, 1, 2, ... lie at equal steps
+// around the table, which crowd together under one key in a few hundred; with it they are spread like random ones.
+//
+// Not kept out: whoever may read the segment can read the key. (The token would be a worse one: it stands in the
+// semaphore's name, which everybody on the machine can list.) And nothing is claimed against somebody who times
+// applies of single rows and chooses the next by the result.
+//
+// Not done: a folded multiplication ("mum", wyhash): no proof; pairs are known that collide under far too many
+// seeds, and rows 2^31 apart crowd. The row xored with a seed before a fixed mix: differences that pass the mix far
+// more often than by chance can be searched for at leisure, whatever the seed. SipHash: takes longer than all the
+// rest of a lookup in the caches, and only the last of the limits above would be gone.
+//
 // Nothing here is trusted: probes are bounded, and a slot number is used only if it is below the rows in use.
 #pragma once
 
@@ -29,15 +56,27 @@ struct Run {
     uint32_t length;
 };
 
-inline uint64_t hash_row(int64_t row) {
-    uint64_t x = static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93u;
-    return x ^ (x >> 32);
-}
+// The hash of row numbers under a segment's key; shmacc/inspection/_table.py has it a second time.
+class RowHash {
+  public:
+    explicit RowHash(const uint64_t (&key)[4])
+        : factor_(Wide{key[0]} << 64 | key[1]), addend_(Wide{key[2]} << 64 | key[3]) {}
+
+    uint64_t operator()(int64_t row) const {
+        const auto y = static_cast<uint64_t>((factor_ * static_cast<uint64_t>(row) + addend_) >> 64);
+        return (y ^ (y >> 32)) * 0xd6e8feb86659fd93u;  // what is used are the upper 32 and the lower 16 bits
+    }
+
+  private:
+    __extension__ using Wide = unsigned __int128;
+    Wide factor_;
+    Wide addend_;
+};
 
 class Index {
   public:
-    Index(Bucket* buckets, uint64_t count, uint32_t stamp) : buckets_(buckets), count_(count), stamp_(stamp) {}
+    Index(Bucket* buckets, uint64_t count, uint32_t stamp, const RowHash& hash)
+        : buckets_(buckets), count_(count), stamp_(stamp), hash_(hash) {}
 
     // Buckets for so many rows, with room to grow by a quarter before the next rebuild.
     static uint64_t buckets_for(uint64_t rows) { return rows * 10 / (kBucketEntries * 72 / 10) + 1; }
@@ -62,10 +101,21 @@ class Index {
         return static_cast<uint32_t>(list.end - list.begin);
     }
 
-    // The row must be absent, and there must be a free place.
-    void insert(int64_t row, uint32_t slot) {
-        uint64_t hash = hash_row(row);
-        uint64_t at = home(hash);
+    // Where the search for a row begins, and what marks it there.
+    struct Place {
+        uint32_t home;
+        uint16_t tag;
+    };
+    // Fetches the bucket as well.
+    Place place_of(int64_t row) const {
+        const uint64_t hash = hash_(row);
+        const uint64_t at = home(hash);
+        __builtin_prefetch(&buckets_[at], 1);
+        return {static_cast<uint32_t>(at), tag(hash)};
+    }
+    // The row of this place must be absent, and there must be a free entry.
+    void insert(const Place& place, uint32_t slot) {
+        uint64_t at = place.home;
         for (uint64_t probe = 0; probe < count_; ++probe) {
             Bucket& bucket = buckets_[at];
             if (bucket.stamp != stamp_) {
@@ -74,17 +124,15 @@ class Index {
             }
             uint32_t free = matching(bucket, 0);
             if (free) {
-                int place = __builtin_ctz(free);
-                bucket.slots[place] = slot;
-                store(bucket.tags[place], tag(hash));  // killed before this: still free
+                int entry = __builtin_ctz(free);
+                bucket.slots[entry] = slot;
+                store(bucket.tags[entry], place.tag);  // killed before this: still free
                 return;
             }
             if (++at == count_) at = 0;
         }
         data_loss("its index is full");
     }
-
-    void prefetch(int64_t row) const { __builtin_prefetch(&buckets_[home(hash_row(row))], 1); }
 
   private:
     static constexpr uint32_t kBlock = 64;
@@ -104,18 +152,23 @@ class Index {
             }
             *end++ = {slot, length};
         }
+        // The slot behind the last key's.
+        uint64_t next() const {
+            return end > begin && end[-1].slot != kAbsent ? uint64_t{end[-1].slot} + end[-1].length : kAbsent;
+        }
     };
 
     // Slots are given out in order of first touch, so rows that came in together stand together: a gradient
     // like an earlier one finds its rows one after the other, and a stretch of neighbouring rows at the
-    // same distance from each other. Where the block's ends lie so, its inner keys are looked for there
-    // first, without the index. Right or wrong, the row number in the slot decides. Where the `later` keys
-    // after the block would stand is fetched meanwhile.
+    // same distance from each other. So a block is looked for behind the one before it, and where its ends lie
+    // so, its inner keys are looked for there first, without the index. Right or wrong, the row number in the slot
+    // decides. Where the `later` keys after the block would stand is fetched meanwhile.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
                          uint64_t rows, RunList& list) const {
-        const uint64_t first = search(hash_row(keys[0]), keys[0], table, rows);
-        if (first == kAbsent) return false;
         auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
+        uint64_t first = list.next();
+        if (!leads(first, keys[0])) first = search(hash_(keys[0]), keys[0], table, rows);
+        if (first == kAbsent) return false;
         const uint64_t span = static_cast<uint64_t>(keys[count - 1]) - static_cast<uint64_t>(keys[0]);
         if (leads(first + count - 1, keys[count - 1])) {
             if (stand_at(table + first, keys, count)) {
@@ -125,7 +178,7 @@ class Index {
             for (uint32_t i = 0; i < count; ++i) {
                 bool found = table[first + i].row == keys[i];
                 list.add(found ? static_cast<uint32_t>(first + i)
-                               : search(hash_row(keys[i]), keys[i], table, rows),
+                               : search(hash_(keys[i]), keys[i], table, rows),
                          1);
             }
             return true;
@@ -141,7 +194,7 @@ class Index {
             for (uint32_t i = 0; i < count; ++i) {
                 const uint64_t slot = expected(i);
                 list.add(leads(slot, keys[i]) ? static_cast<uint32_t>(slot)
-                                              : search(hash_row(keys[i]), keys[i], table, rows),
+                                              : search(hash_(keys[i]), keys[i], table, rows),
                          1);
             }
             return true;
@@ -155,7 +208,7 @@ class Index {
         uint64_t hashes[kBlock];
         uint32_t slots[kBlock];
         for (uint32_t i = 0; i < count; ++i) {
-            hashes[i] = hash_row(keys[i]);
+            hashes[i] = hash_(keys[i]);
             __builtin_prefetch(&buckets_[home(hashes[i])]);
         }
         for (uint32_t i = 0; i < count; ++i) {
@@ -183,9 +236,9 @@ class Index {
         return kAbsent;
     }
 
-    uint64_t home(uint64_t hash) const { return ((hash & 0xffffffffu) * count_) >> 32; }
+    uint64_t home(uint64_t hash) const { return ((hash >> 32) * count_) >> 32; }
     static uint16_t tag(uint64_t hash) {
-        const uint64_t bits = hash >> 48;
+        const uint64_t bits = hash & 0xffffu;
         return static_cast<uint16_t>(bits + (bits == 0));
     }
 
@@ -225,6 +278,32 @@ class Index {
     Bucket* buckets_;
     uint64_t count_;
     uint32_t stamp_;
+    RowHash hash_;
+};
+
+// Puts absent rows into consecutive slots. Each waits for kAhead others while its bucket is fetched.
+class Inserts {
+  public:
+    Inserts(const Index& index, uint64_t first_slot) : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
+
+    void add(int64_t row) {
+        Index::Place& place = waiting_[added_ % kAhead];
+        if (added_ >= kAhead) index_.insert(place, slot_++);
+        place = index_.place_of(row);
+        ++added_;
+    }
+    void finish() {
+        for (uint64_t i = added_ < kAhead ? 0 : added_ - kAhead; i < added_; ++i)
+            index_.insert(waiting_[i % kAhead], slot_++);
+    }
+
+  private:
+    static constexpr uint64_t kAhead = 32;
+
+    Index index_;
+    uint32_t slot_;
+    uint64_t added_ = 0;
+    Index::Place waiting_[kAhead];
 };
 
 }  // namespace shmacc

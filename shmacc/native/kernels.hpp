@@ -15,7 +15,7 @@
 
 #include "layout.hpp"
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SHMACC_TWO_WIDTHS __attribute__((target_clones("avx2", "default")))
 #else
 #define SHMACC_TWO_WIDTHS
@@ -86,7 +86,7 @@ bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count
 }
 
 template <class T>
-void copy_numbers(T* to, const T* from, uint64_t count) {
+void copy_numbers(T* __restrict__ to, const T* __restrict__ from, uint64_t count) {
     for (uint64_t j = 0; j < count; ++j) to[j] = from[j];
 }
 

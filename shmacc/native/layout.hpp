@@ -24,11 +24,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 namespace shmacc {
 
 constexpr char kMagic[8] = {'s', 'h', 'm', 'a', 'c', 'c', '\r', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
 constexpr uint32_t kUnknownRank = 0xffffffffu;
 constexpr uint32_t kMaxName = 200;
@@ -47,6 +48,20 @@ enum Region : uint32_t {
     kRegions
 };
 
+// What people call the numbers of an enumeration here. Python gets these tables (module.cpp) and has no others.
+struct Named {
+    uint32_t number;
+    const char* name;
+};
+constexpr Named kRegionNames[] = {
+    {kHeaderRegion, "header"},   {kParticipantsRegion, "participants"},
+    {kWaitersRegion, "waiters"}, {kIndex0Region, "index 0"},
+    {kIndex1Region, "index 1"},  {kSlotsRegion, "slots"},
+    {kRows0Region, "rows 0"},    {kRows1Region, "rows 1"},
+    {kUndoLogRegion, "undo log"}, {kUndoRowsRegion, "undo rows"},
+};
+static_assert(std::size(kRegionNames) == kRegions, "every region has a name");
+
 constexpr uint64_t kRegionSpan = uint64_t{1} << 40;
 constexpr uint64_t kFileSize = kRegionSpan * kRegions;
 constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region; }
@@ -63,9 +78,13 @@ constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // pro
 constexpr uint32_t kMaxWaiters = 4096;
 
 enum Kind : uint32_t { kSparse = 1, kDense = 2 };
+constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"}};
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
+constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // What sums are kept in. Half types sum in float, integers in 64 bits, complex ones as pairs.
 enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
+constexpr Named kSumNames[] = {
+    {kFloat32, "float32"}, {kFloat64, "float64"}, {kInt64, "int64"}, {kUint64, "uint64"}};
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
 
@@ -101,6 +120,7 @@ struct Config {
     uint32_t is_private;
     int64_t declared_dims[kMaxRank];  // -1: unknown
     uint64_t token;                   // tells this incarnation of the name from all others
+    uint64_t hash_key[4];             // random; of the index's hash, see index.hpp
     int64_t created_ns;               // CLOCK_REALTIME
     uint32_t mode;
     uint32_t name_length;
@@ -130,6 +150,7 @@ struct State {
     uint64_t takes;      // takes that handed out, ever
     uint64_t recoveries; // operations cut short by a death and undone, ever
     uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
+    uint64_t small_rounds;   // so many rounds in a row have left much of what is reserved unused
     uint64_t checksum;
 };
 
@@ -167,7 +188,7 @@ struct Header {
     alignas(64) Shape shapes[2];
     alignas(64) Journal journal;
     alignas(64) LineHead line;
-    alignas(64) uint32_t participants_top;  // participant entries from here on have never been used
+    alignas(64) uint32_t participants_top;  // participant entries from here on are free
     alignas(64) Courtesy courtesy;
 };
 
@@ -181,8 +202,19 @@ enum Activity : uint32_t {
     kTakes,
     kWaitsInLine,
     kWaitsForTurn,
-    kWaitsForStep
+    kWaitsForStep,
+    kActivities
 };
+constexpr Named kActivityNames[] = {
+    {kIdle, "idle"},
+    {kWaitsForLock, "waits for the lock"},
+    {kApplies, "applies"},
+    {kTakes, "takes"},
+    {kWaitsInLine, "waits in line"},
+    {kWaitsForTurn, "waits for the head of the line"},
+    {kWaitsForStep, "waits for the step"},
+};
+static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
 // Written by its process alone; read by others for display, and `token` as proof of identity.
 struct Participant {

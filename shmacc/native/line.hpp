@@ -10,15 +10,39 @@
 //   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
 //           for the lock and have none yet); the waiters see it when woken,
 //           or when their slice ends if the canceller died before waking them.
-//   wake    each waiter sleeps on a futex word of its own entry, and looks around at least every kSlice, so a
+//   wake    each waiter sleeps on a futex word of its own entry, and looks around when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that leaves,
+//           a cancel and a close store that, then look for tickets to wake. One of the two must see the other's
+//           store, or a waiter sleeps through a slice that should have been cut short: so both have a
+//           full_barrier in between (every processor lets a load pass an earlier store). Everything else is a
+//           word that is stored last and loaded first: a ticket after the fields of its entry, a futex word
+//           after the change that it announces.
 //   death   whoever finds an entry in front of its own whose process is proved dead sweeps it, under the lock.
+//
+// Entries from `top` on are free. `top` is raised by `join` and lowered by `known_head`, both under the lock,
+// where no ticket appears but the owner's own: so an entry with a ticket is always below it. Who reads it
+// without the lock may read an older one: entries above the newer one are free then, and whoever joins one
+// looks at the round and at the cancels once more afterwards, as the second pass of Operations::take. One store;
+// whoever dies before it leaves `top` too high, which costs a longer scan.
+//
+// A take is ready at once if nobody is in front of it; num_required 0 (a partial of whatever is there) never
+// joins. It does not wait for the head's number, but a round whose number is reached is the head's: then there is
+// nothing for anybody else, and that is what it gets.
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
-// first, so such a gradient waits for it (Core::apply). If the head lives but does not come (it is stopped),
-// after kPatience the apply goes on and the gradient joins the round, which is what a take allows too: "at
-// least num_required".
+// first, so such a gradient waits for it (Patience in place.hpp). If the head lives but does not come (it is
+// stopped), after Patience::kPatience the apply goes on and the gradient joins the round, which is what a take allows
+// too: "at least num_required".
+//
+// Slices. What a sleeper finds out only when its slice ends: that somebody in front of it died, that who should
+// have woken it died, that the file was truncated or its name removed, and a signal that did not end its sleep. The
+// first few in line look every kWaitSlice, for the dead hold up nobody for longer than that; those further back, and
+// who waits for a step, sleep up to kLongSlice, since hundreds of idle sleepers would keep a processor busy
+// otherwise. Slices grow from short ones: a signal that comes in the instant before the sleep begins, as one does
+// that is sent because of what was just seen, is noticed after the first. Where a signal need not end the
+// sleep (Interruption::ends_sleep) slices stay short.
 //
 // Futexes rather than one semaphore a waiter: nothing more to create, to leak or to clean up, and the kernel
 // keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
@@ -32,11 +56,11 @@
 namespace shmacc {
 
 constexpr int64_t kWaitSlice = 50 * kMillisecond;
-constexpr int64_t kPatience = 1000 * kMillisecond;
+constexpr int64_t kLongSlice = 10 * kWaitSlice;
 
-// Sleeps until the word is woken, is not `seen` any more, the deadline passes, a slice ends or a signal comes.
-inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline) {
-    int64_t left = kWaitSlice;
+// Sleeps until the word is woken, is not `seen` any more, the deadline passes, the slice ends or a signal comes.
+inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
+    int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
     timespec timeout{static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)};
     syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
@@ -59,14 +83,15 @@ class Line {
         for (uint32_t i = 0; i < kMaxWaiters; ++i) {
             Waiter& entry = table_.first_use(i);
             if (load(entry.ticket) != 0) continue;
-            entry.participant = presence_.index();
-            entry.participant_token = presence_.token();
+            store_relaxed(entry.participant, presence_.index());
+            store_relaxed(entry.participant_token, presence_.token());
             entry.num_required = num_required;
             entry.since_ns = wall_ns();
             entry.overdue = 0;
             uint64_t ticket = load(head_.next_ticket) + 1;
             store(head_.next_ticket, ticket);
             store(entry.ticket, ticket);
+            full_barrier();
             return i;
         }
         throw Error(Failure::kResourceExhausted,
@@ -84,24 +109,24 @@ class Line {
     bool cancelled(uint32_t i) { return is_cancelled(load(table_[i].ticket)); }
 
     // The entry that is served next; kNobody if nobody waits. Does not ask who lives.
-    uint32_t head() {
-        uint32_t found = kNobody;
-        uint64_t lowest = UINT64_MAX;
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
-            uint64_t ticket = load(table_[i].ticket);
-            if (ticket == 0 || is_cancelled(ticket) || ticket >= lowest) continue;
-            lowest = ticket;
-            found = i;
+    uint32_t head() { return scan().head; }
+    // Whether few enough are in front of entry i for it to look after them.
+    bool is_near(uint32_t i) {
+        const uint64_t ticket = load(table_[i].ticket);
+        uint32_t before = 0;
+        for (uint32_t j = 0, top = table_.size(); j < top && before < kNear; ++j) {
+            const uint64_t other = load(table_[j].ticket);
+            before += other != 0 && other < ticket;
         }
-        return found;
+        return before < kNear;
     }
     bool alive(uint32_t i) {
-        return presence_.alive(table_[i].participant, load(table_[i].participant_token));
+        return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
     // Under the lock: the living head; the dead in front of it are taken out.
     uint32_t living_head() {
         for (;;) {
-            uint32_t i = head();
+            uint32_t i = known_head();
             if (i == kNobody || alive(i)) return i;
             sweep();
             leave(i);
@@ -111,18 +136,20 @@ class Line {
     void sweep() {
         presence_.sweep([this](uint32_t participant, uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
-                if (load(table_[i].ticket) != 0 && table_[i].participant == participant &&
+                if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
                     load(table_[i].participant_token) == token)
                     leave(i);
         });
     }
 
     void wake_head() {
+        full_barrier();
         uint32_t i = head();
         if (i != kNobody) wake(i);
     }
     void wake(uint32_t i) { futex_wake(table_[i].wake); }
     void wake_all() {
+        full_barrier();
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
@@ -132,21 +159,57 @@ class Line {
     uint32_t& turn_word() { return head_.turn; }
     Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    uint32_t waiting() {
+    // How many wait of those processes that `lives(participant, token)`.
+    template <class Lives>
+    uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
-            uint64_t ticket = load(table_[i].ticket);
-            waiting += ticket != 0 && !is_cancelled(ticket) && alive(i);
+            const Waiter& entry = table_[i];
+            uint64_t ticket = load(entry.ticket);
+            waiting += ticket != 0 && !is_cancelled(ticket) &&
+                       lives(load_relaxed(entry.participant), load(entry.participant_token));
         }
         return waiting;
     }
 
   private:
+    static constexpr uint32_t kNear = 8;
+
+    struct Scan {
+        uint32_t head;
+        uint64_t ticket;  // the head's
+        uint32_t top;     // one past the last entry in use
+    };
+    Scan scan() {
+        Scan found{kNobody, UINT64_MAX, 0};
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
+            uint64_t ticket = load(table_[i].ticket);
+            if (ticket == 0) continue;
+            found.top = i + 1;
+            if (is_cancelled(ticket) || ticket >= found.ticket) continue;
+            found.ticket = ticket;
+            found.head = i;
+        }
+        return found;
+    }
+    // Under the lock: `head`, without looking at every entry each time. What was found holds until the head has
+    // left; if nobody waited, until a ticket is given. For tickets only grow, and are given under the lock.
+    uint32_t known_head() {
+        const bool holds = known_.head == kNobody
+                               ? load(head_.next_ticket) == known_.ticket
+                               : load(table_[known_.head].ticket) == known_.ticket && !is_cancelled(known_.ticket);
+        if (holds) return known_.head;
+        known_ = scan();
+        if (known_.top < load(head_.top)) store(head_.top, known_.top);
+        if (known_.head == kNobody) known_.ticket = load(head_.next_ticket);
+        return known_.head;
+    }
     bool is_cancelled(uint64_t ticket) const { return ticket <= load(head_.cancelled_through); }
 
     LineHead& head_;
     Presence& presence_;
     Table<Waiter> table_;
+    Scan known_{kNobody, UINT64_MAX, 0};
 };
 
 }  // namespace shmacc

@@ -24,6 +24,13 @@
 // Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is eaten by the
 // next process that passes and fails to get the record lock.
 //
+// Memory order. On every machine an owner sees all that the last owner stored: dropping a record lock and
+// setting one both change the kernel's list of the file's locks under a spinlock, whose release follows the
+// one's stores and whose acquire precedes the other's loads. The same holds if the kernel drops the lock of a
+// killed process, which it does after every thread of the process has executed its last instruction and given
+// up the open files in the kernel. Between the threads of one process the mutex does it. The semaphore and
+// the words of courtesy are hints and need no order.
+//
 // An owner is mostly gone within microseconds, while to sleep and be woken takes tens of them: so who finds
 // no token looks for one for a moment before it sleeps. But then a process that applies in a loop would always
 // be there before one that must wake up first. Who was passed over for a millisecond therefore asks, and the
@@ -81,7 +88,7 @@ class Lock {
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
     Lock(const Mapping& mapping, sem_t* queue, Courtesy& courtesy)
-        : mapping_(mapping), fd_(mapping.fd()), queue_(queue), courtesy_(courtesy) {}
+        : mapping_(mapping), fd_(mapping.file().fd()), queue_(queue), courtesy_(courtesy) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 

@@ -1,19 +1,42 @@
-// A segment's file in a process's memory: one mapping a region.
+// A process's view of the segment's file: one descriptor, one mapping for each region.
 //
-// Two rules keep SIGBUS out. Nothing is touched before posix_fallocate has reserved it (a full /dev/shm
-// is an error with the state intact), also by a process that maps what another one has reserved. And the
-// file's size is checked at every entry (Core::check_file), since somebody else might truncate it.
+// Two rules keep SIGBUS out. Nothing is touched before this process has had posix_fallocate reserve it (a
+// full /dev/shm is an error with the state intact), not even if another process has recorded it as reserved:
+// the record may lie, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
+// the file's size is checked at every entry (Core::check_file), since another process might truncate it.
+//
+//   Invariant: under the lock, [0, proved_[r]) of region r is mapped, has been reserved by this process, and
+//              is no more than what the state records as reserved.
+//
+// A hole is made only above what is recorded: by a take that has given memory back, at the start of an index
+// rebuild, after a reservation that failed. `punch` lowers proved_ here, and `limit` does in the other
+// processes, with the next state that they read. If by then the record has risen again, the process that
+// raised it has reserved the pages first.
+//
+// So a process reserves what is new to it, however large the table is: if the record exceeds what it has
+// proved, it reserves and maps the difference, all at once. The record grows by a sixteenth at a time
+// (round.hpp), hence following another process's growth is as rare as growing.
+//
+// The fields of a region change in a thread without the GIL and without any lock that a fork waits for, so a
+// child may be forked between an mremap and the change of base_, with a base_ that leads nowhere. Therefore
+// `resizing_` names the region from before the system call until all its fields are changed. A child has a
+// prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
+// over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty, the
+// fields and the mapping agree; if not, it forgets the region and maps it again when it needs it. All that
+// costs is the address range, which stays mapped in that child.
 #pragma once
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "layout.hpp"
+#include <algorithm>
+
 #include "segment_file.hpp"
-#include "support.hpp"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -24,17 +47,56 @@ namespace shmacc {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t page_up(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+// Keeps all signals off this thread.
+class WithoutSignals {
+  public:
+    WithoutSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    WithoutSignals(const WithoutSignals&) = delete;
+    WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+  private:
+    sigset_t before_;
+};
+
+constexpr uint64_t kPiece = 1 << 21;  // a huge page, where tmpfs has them
+
+// Reserves a part of the file. Returns 0, or the error; then the front part may be reserved and the rest not.
+//
+// In pieces: kernels before 6.11 give a call up at any signal and undo all its pages, so a timer that
+// fires more often than one large call takes would keep it from ever ending, under the lock. A piece that was
+// interrupted is tried again with signals off; what still interrupts then (SIGSTOP, a debugger, a frozen
+// control group) does so once each time. Handlers run between the pieces.
+inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
+    auto reserve = [fd](uint64_t from, uint64_t to) {
+        return posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(to - from));
+    };
+    const uint64_t end = offset + bytes;
+    for (uint64_t from = offset, to; from < end; from = to) {
+        to = std::min(end, (from / kPiece + 1) * kPiece);
+        int failed = reserve(from, to);
+        if (failed == EINTR) {
+            WithoutSignals off;
+            while (failed == EINTR) failed = reserve(from, to);
+        }
+        if (failed != 0) return failed;
+    }
+    return 0;
+}
+
+// What was reserved before an error stays: for what is recorded as reserved already, for tables that all
+// processes use without the lock, and for files that are thrown away then.
 inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
-    int failed;
-    do {
-        failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-    } while (failed == EINTR);
-    if (failed != 0) system_failure("Reserving", failed, bytes);
+    if (int failed = reserve_pieces(fd, offset, bytes)) system_failure("Reserving", failed, bytes);
 }
 
 class Mapping {
   public:
-    explicit Mapping(std::shared_ptr<SegmentFile> file) : file_(std::move(file)), fd_(file_->fd()) {}
+    explicit Mapping(std::shared_ptr<SegmentFile> file) : file_(std::move(file)) {}
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
     ~Mapping() {
@@ -42,19 +104,19 @@ class Mapping {
             if (base_[region]) munmap(base_[region], mapped_[region]);
     }
 
-    int fd() const { return fd_; }
     SegmentFile& file() const { return *file_; }
 
-    // The first `bytes` of a region, mapped and reserved. Pointers into it are good until the next call
-    // for the same region with more bytes.
-    unsigned char* at_least(uint32_t region, uint64_t bytes) {
-        if (bytes > mapped_[region]) extend(region, page_up(bytes));
+    // The first `bytes` of a region of which `recorded` bytes are recorded as reserved, mapped and proved
+    // reserved. Pointers into it are good until the next call for the same region
+    // with more bytes.
+    unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
+        if (bytes > proved_[region]) follow(region, page_up(std::max(bytes, recorded)));
         return base_[region];
     }
     template <class T>
-    T* array(uint32_t region, uint64_t count) {
+    T* array(const State& state, uint32_t region, uint64_t count) {
         if (count > kRegionSpan / sizeof(T)) data_loss("a size does not fit its region");
-        return reinterpret_cast<T*>(at_least(region, count * sizeof(T)));
+        return reinterpret_cast<T*>(at_least(region, count * sizeof(T), state.reserved[region]));
     }
 
     // A small table, mapped whole and for good, so that it can be read without the lock; its entries are
@@ -64,55 +126,90 @@ class Mapping {
         return base_[region];
     }
     void reserve(uint32_t region, uint64_t from, uint64_t bytes) {
-        reserve_in_file(fd_, region_offset(region) + from, bytes);
+        reserve_in_file(file_->fd(), region_offset(region) + from, bytes);
     }
 
-    // Reserves [from, to) of a region, and has the kernel make the pages in one go: a third of the cost
-    // of a fault for each.
+    // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
+    // the kernel make the pages in one go: a third of the cost of a fault for each. If it throws, the pages
+    // are given back: nobody can have anything in them, since nobody has recorded them.
     void grow(uint32_t region, uint64_t from, uint64_t to) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
-        reserve(region, from, to - from);
-        unsigned char* base = at_least(region, to);
-        madvise(base + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
+        at_least(region, from);
+        if (int failed = reserve_pieces(file_->fd(), region_offset(region) + from, to - from)) {
+            punch(region, from);
+            system_failure("Reserving", failed, to - from);
+        }
+        try {
+            map(region, to);
+        } catch (...) {
+            punch(region, from);
+            throw;
+        }
+        proved_[region] = to;
+        madvise(base_[region] + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
     }
 
-    // Gives the pages of a region from `from` on back to the system; the file keeps its size.
+    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size.
     void punch(uint32_t region, uint64_t from) {
         from = page_up(from);
-        fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+        proved_[region] = std::min(proved_[region], from);
+        fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(region_offset(region) + from),
                   static_cast<off_t>(kRegionSpan - from));
+    }
+
+    // Under the lock: other processes may have made holes above the sizes that the state records.
+    void limit(const State& state) {
+        for (uint32_t region = kIndex0Region; region < kRegions; ++region)
+            proved_[region] = std::min(proved_[region], state.reserved[region]);
+    }
+
+    // In a forked child: forgets the region that a thread of the parent was in the middle of resizing.
+    void after_fork_in_child() {
+        const uint32_t region = load(resizing_);
+        if (region == kRegions) return;
+        base_[region] = nullptr;
+        mapped_[region] = proved_[region] = 0;
+        store(resizing_, uint32_t{kRegions});
     }
 
   private:
     // Somebody has reserved this already, or so it is recorded. If the record lies, it is found out here: by
     // what the whole file occupies, or by reserving it.
-    void extend(uint32_t region, uint64_t bytes) {
-        struct stat found {};
-        fstat(fd_, &found);
+    void follow(uint32_t region, uint64_t bytes) {
+        const struct stat found = file_->status();
         if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
             data_loss("a recorded size is larger than what the segment occupies");
-        reserve(region, 0, bytes);
+        reserve(region, proved_[region], bytes - proved_[region]);
         map(region, bytes);
+        proved_[region] = bytes;
     }
     void map(uint32_t region, uint64_t bytes) {
+        if (bytes <= mapped_[region]) return;
+        store(resizing_, region);
+        store_barrier();
         void* base = base_[region]
                          ? mremap(base_[region], mapped_[region], bytes, MREMAP_MAYMOVE)
-                         : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
+                         : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
                                 static_cast<off_t>(region_offset(region)));
-        if (base == MAP_FAILED)
+        const int failed = base == MAP_FAILED ? errno : 0;
+        if (!failed) {
+            base_[region] = static_cast<unsigned char*>(base);
+            mapped_[region] = bytes;
+        }
+        store(resizing_, uint32_t{kRegions});
+        if (failed)
             throw Error(Failure::kResourceExhausted,
                         "Mapping " + std::to_string(bytes) +
-                            " bytes of the segment failed: " + std::strerror(errno));
-        base_[region] = static_cast<unsigned char*>(base);
-        mapped_[region] = bytes;
+                            " bytes of the segment failed: " + std::strerror(failed));
     }
 
     std::shared_ptr<SegmentFile> file_;
-    const int fd_;
     unsigned char* base_[kRegions] = {};
     uint64_t mapped_[kRegions] = {};
+    uint64_t proved_[kRegions] = {};
+    uint32_t resizing_ = kRegions;  // none
 };
 
 }  // namespace shmacc

@@ -5,11 +5,15 @@
 namespace shmacc {
 namespace {
 
-// A handle on a new segment, attached; none if the name is taken.
+// A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
-                  std::optional<Dims> declared, bool is_private, uint64_t token, uint32_t mode) {
+                  std::optional<Dims> declared, bool is_private, uint64_t token, const nb::bytes& hash_key,
+                  uint32_t mode) {
     Config config{};
+    if (hash_key.size() != sizeof config.hash_key)
+        throw Error(Failure::kInvalidArgument, "The hash's key has another length");
+    std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
     config.dtype = dtype;
     config.sum = sum;
@@ -33,7 +37,15 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     if (!core) return nb::none();
     std::optional<std::pair<std::string, std::string>> private_names;
     if (is_private) private_names.emplace(path, semaphore_path);
-    return nb::cast(new Handle(std::move(core), std::move(private_names)), nb::rv_policy::take_ownership);
+    auto handle = std::make_unique<Handle>(core, std::move(private_names));
+    try {
+        if (!handle->enter(path, semaphore_path)) return nb::none();
+    } catch (...) {
+        // What cannot be attached, for want of space say, is not left behind.
+        with_name_lock(core->file(), false, [&] { give_up_new(core->file(), path, semaphore_path); });
+        throw;
+    }
+    return nb::cast(handle.release(), nb::rv_policy::take_ownership);
 }
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
@@ -60,6 +72,37 @@ nb::tuple view_segment(const std::string& path) {
     });
 }
 
+template <size_t kCount>
+nb::dict by_name(const Named (&table)[kCount]) {
+    nb::dict numbers;
+    for (const Named& entry : table) numbers[entry.name] = entry.number;
+    return numbers;
+}
+
+// What Python knows of the layout; shmacc/_layout.py gives it out.
+void export_layout(nb::module_& m) {
+    m.attr("VERSION") = kVersion;
+    m.attr("MAX_RANK") = kMaxRank;
+    m.attr("REGIONS") = by_name(kRegionNames);
+    m.attr("KINDS") = by_name(kKindNames);
+    m.attr("REDUCTIONS") = by_name(kReductionNames);
+    m.attr("SUMS") = by_name(kSumNames);
+    m.attr("ACTIVITIES") = by_name(kActivityNames);
+    nb::dict sizes;
+    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
+    m.attr("SUM_BYTES") = sizes;
+    m.attr("REGION_SPAN") = kRegionSpan;
+    m.attr("PAGE_BYTES") = kPage;
+    m.attr("HEADER_BYTES") = kHeaderBytes;
+    m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
+    m.attr("WAITER_BYTES") = sizeof(Waiter);
+    m.attr("BUCKET_BYTES") = sizeof(Bucket);
+    m.attr("BUCKET_ENTRIES") = kBucketEntries;
+    m.attr("SLOT_BYTES") = sizeof(Slot);
+    m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
+    m.attr("NAME_BYTE") = kNameByte;
+}
+
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
 // the interpreter's end.
 constexpr const char* kErrorNames[] = {
@@ -69,8 +112,15 @@ constexpr const char* kErrorNames[] = {
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
-void set_error(Failure failure, const char* message) {
-    PyErr_SetString(error_classes[static_cast<int>(failure)], message);
+void set_error(const Error& error) {
+    PyObject* type = error_classes[static_cast<int>(error.failure())];
+    nb::object made = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+    if (!made) return;
+    for (const auto& [name, value] : error.fields()) {
+        const nb::object number = nb::steal(PyLong_FromLongLong(value));
+        if (!number || PyObject_SetAttrString(made.ptr(), name, number.ptr()) != 0) return;
+    }
+    PyErr_SetObject(type, made.ptr());
 }
 
 }  // namespace
@@ -86,10 +136,10 @@ NB_MODULE(_core, m) {
         try {
             std::rethrow_exception(pointer);
         } catch (const Error& error) {
-            set_error(error.failure(), error.what());
+            set_error(error);
         } catch (const std::bad_alloc&) {
-            set_error(Failure::kResourceExhausted,
-                      "This process has no memory left for the result or its sorting");
+            set_error(Error(Failure::kResourceExhausted,
+                            "This process has no memory left for the result or its sorting"));
         }
     });
 
@@ -102,8 +152,10 @@ NB_MODULE(_core, m) {
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"),
              nb::arg("local_step"), nb::arg("gradients"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
-        .def("take", &Handle::take, nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("divide"),
-             nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
+        .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
+             nb::arg("divide"), nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
+        .def("keep", &Handle::keep, nb::arg("round"), nb::arg("advance"), nb::arg("seal"))
+        .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))
         .def("unseal", &Handle::unseal)
@@ -119,7 +171,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("owner", &Handle::owner)
         .def("config", &Handle::config)
         .def("state", &Handle::state)
-        .def("attached_pids", &Handle::attached_pids);
+;
 
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
@@ -141,7 +193,8 @@ NB_MODULE(_core, m) {
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("dtype"), nb::arg("sum"), nb::arg("components"), nb::arg("reduction"),
-          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("mode"));
+          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("hash_key"),
+          nb::arg("mode"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();
@@ -155,8 +208,13 @@ NB_MODULE(_core, m) {
               return nb::make_tuple(check.ascending, check.over, check.negative);
           },
           nb::arg("indices"), nb::arg("limit"));
+    m.def("repeated_row",
+          [](nb::handle indices) {
+              View<int64_t> keys(indices, 1);
+              if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
+              return repeated_row(keys.data(), keys.size());
+          },
+          nb::arg("indices"));
     watch_forks();
-    m.attr("VERSION") = kVersion;
-    m.attr("BUCKET_BYTES") = sizeof(Bucket);
-    m.attr("SLOT_BYTES") = sizeof(Slot);
+    export_layout(m);
 }

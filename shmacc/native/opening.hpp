@@ -1,19 +1,22 @@
 // How a name comes to its segment, and how it leaves it.
 //
-// **Making.** A segment is built complete in a file without a name, with its semaphore, and its maker is
-// attached to it; then linkat gives it the name, which fails if the name is taken. So no name ever leads to a
-// half-made segment, nobody else can make its semaphore first, and a maker that dies before the link leaves
-// nothing but, at most, a semaphore that nobody can meet, and that the cleaner finds by its token.
+// **Making.** A segment is built complete in a file without a name, and its semaphore with it; then linkat
+// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, nobody
+// else can make its semaphore first, and a maker that dies before the link leaves nothing but, at most, a
+// semaphore that nobody can meet, and that the cleaner finds by its token. The maker then opens the file by its
+// name, since of a file opened without one /proc never says the name, and attaches like everybody else.
 //
 // **Attaching.** Open, check, open the semaphore, take a presence (presence.hpp), and then look again,
 // holding the name lock: is the segment still not given up, and does the name still lead to it? If not, let go
-// and start over.
+// and start over. A forked child has its parent's segment open, but no presence: its first operation takes
+// one and looks again likewise, and is an error if the segment was removed meanwhile as nobody's.
 //
-// **Removing** (`unlink`, the cleaner, an attacher that finishes what a dead remover began) happens under
-// the name lock only: mark the segment as given up, remove the name if it leads to this very segment, remove
-// the semaphore. The cleaner looks for presences first, under the same lock. So either the cleaner sees the
-// attacher's presence, or the attacher sees the mark; a mark is never taken back, and a name is never
-// removed that leads elsewhere by now.
+// **Removing** happens under the name lock only. Who gives a segment up (`unlink`) marks it, removes the name
+// if it leads to this very segment, and then the semaphore; those who have it open go on using it. The
+// cleaner removes name and semaphore likewise, but only if there is no presence, and without the mark: nobody
+// is to go on using it. So either the cleaner sees an attacher's presence, or the attacher sees that the name
+// does not lead there any more; a mark is never taken back, and a name is never removed that leads elsewhere
+// by now. Who attaches and finds the mark finishes what a remover that died has begun.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
 // not the lock that applies take, which a stopped process may hold for long. Between its lock and its unlock
@@ -21,9 +24,9 @@
 // which its record locks do not keep apart, cannot come between either.
 //
 // Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
-// without a segment; after the second the segment is complete and its maker's presence goes with it; between
+// without a segment; after the second there is a segment, complete, that nobody has attached; between
 // mark and removal of the name the next attacher finishes the removal; between the removals of name and
-// semaphore a semaphore is left, as above.
+// semaphore, or between making a lost semaphore and the second look, a semaphore is left, as above.
 //
 // Not done: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
 // segment); unlinking by name alone (it may have been made anew); sem_open (semaphore.hpp).
@@ -92,7 +95,7 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// A new segment, attached to, under these names; null if the segment's name is taken.
+// A new segment under these names, not attached to yet; null if the segment's name is taken.
 inline std::shared_ptr<Core> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config) {
     auto file = SegmentFile::create();
@@ -112,20 +115,20 @@ inline std::shared_ptr<Core> create_segment(const std::string& path, const std::
         fchmod(fd, config.mode) != 0)
         system_failure("Making a segment", errno);
 
-    auto core = Core::on(file, config);
     const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.mode, file->status().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
     bool named = false;
     try {
-        core->open_semaphore(semaphore_path);
-        core->claim();
         named = NamedSemaphore::link_to(fd, path);
+        // Nothing of this process relies on a record lock on the new file yet.
+        named = named && file->open_by_name(path);
     } catch (...) {
+        if (named && file->is_at(path)) unlink(path.c_str());
         unlink(semaphore_path.c_str());
         throw;
     }
     if (!named) unlink(semaphore_path.c_str());
-    return named ? core : nullptr;
+    return named ? Core::on(file, config) : nullptr;
 }
 
 enum class Entered { kYes, kGivenUp, kElsewhere };
@@ -136,25 +139,36 @@ inline Entered look_again(Core& core, const std::string& path, const std::string
     SegmentFile& file = core.file();
     if (load(core.header().unlinked)) {
         if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
-            throw Error(Failure::kPermissionDenied,
-                        belongs_to(file.status()) +
-                            "; it was given up, and this user cannot remove its name: " + std::strerror(errno));
+            belongs_to_another(file.status(), std::string("; it was given up, and this user cannot remove its "
+                                                          "name: ") +
+                                                  std::strerror(errno));
         unlink(semaphore_path.c_str());
         return Entered::kGivenUp;
     }
-    if (file.is_at(path)) return Entered::kYes;
+    if (file.is_at(path)) {
+        core.now_attached();
+        return Entered::kYes;
+    }
     unlink(semaphore_path.c_str());  // made by this process for a segment that was removed meanwhile
     return Entered::kElsewhere;
 }
 
 // With the name lock held. A mark is a word of the header, written through the descriptor, since who removes
 // need not have the segment mapped.
-inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
     if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
         system_failure("Removing it", errno);
+}
+inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) system_failure("Removing it", errno);
     unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
+}
+
+// With the name lock held. Nobody but this process's thread that could not attach knows of the segment, or
+// somebody has attached by now and keeps it.
+inline void give_up_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    if (!Presence::anybody_else(file.fd()) && file.is_at(path)) remove_names(file, path, semaphore_path);
 }
 
 // Whether a living process is attached, this one included.

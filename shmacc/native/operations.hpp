@@ -1,11 +1,11 @@
 // What can be done to an accumulator: each operation is one stay under the lock, without any Python in it
-// (no signal handler, finaliser or thread switch can come between), ended by one commit.
+// (no signal handler, finaliser or thread switch can come between), ended by a commit.
 #pragma once
 
 #include <cstdlib>
 #include <optional>
 
-#include "core.hpp"
+#include "place.hpp"
 
 namespace shmacc {
 
@@ -61,13 +61,13 @@ struct TakeRequest {
 class Doing {
   public:
     Doing(Core& core, Activity activity) : core_(core), entry_(core.presence().own()) {
-        entry_.activity = activity;
-        entry_.seen_ns = wall_ns();
+        now(activity);
+        store_relaxed(entry_.seen_ns, wall_ns());
     }
     ~Doing() {
-        if (origin_.is_here() && core_.reachable()) entry_.activity = kIdle;
+        if (origin_.is_here() && core_.reachable()) now(kIdle);
     }
-    void now(Activity activity) { entry_.activity = activity; }
+    void now(Activity activity) { store_relaxed(entry_.activity, uint32_t{activity}); }
     Participant& entry() { return entry_; }
 
   private:
@@ -85,7 +85,7 @@ class Operations {
     template <class Add>
     bool apply(const Dims& dims, int64_t local_step, int64_t gradients, uint64_t bytes, Add add) {
         Doing doing(core_, kWaitsForLock);
-        for (Stall stall;;) {
+        for (Patience patience;;) {
             Core::Session session(core_, kForever, interruption_);
             doing.now(kApplies);
             State& state = session.state;
@@ -97,17 +97,19 @@ class Operations {
             }
             Line& line = core_.line();
             uint32_t head = line.living_head();
-            if (head != Line::kNobody && stall.must_wait(line[head], state)) {
+            if (head != Line::kNobody && !Place::of_this_thread(core_, head) &&
+                patience.must_wait(line[head], state)) {
                 session.release();
                 doing.now(kWaitsForTurn);
-                futex_wait(line.turn_word(), seen, stall.until());
+                futex_wait(line.turn_word(), seen, patience.until());
                 core_.check_file();
                 interruption_.check();
                 continue;
             }
             check_shape(state, dims);
-            if (__builtin_add_overflow(state.count, gradients, &state.count))
-                throw Error(Failure::kOutOfRange, "The number of gradients would exceed 2**63 - 1");
+            if (__builtin_add_overflow(state.count, gradients, &state.count) ||
+                __builtin_add_overflow(state.applied, gradients, &state.applied))
+                throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
             try {
                 if (session.before.count == 0) start_round(core_.header(), core_.config(), state, dims);
                 add(state);
@@ -115,7 +117,6 @@ class Operations {
                 session.roll_back();
                 throw;
             }
-            state.applied += static_cast<uint64_t>(gradients);
             state.applied_bytes += bytes;
             session.commit();
             Participant& entry = doing.entry();
@@ -138,39 +139,62 @@ class Operations {
         return true;
     }
 
+    // Waits for its turn and num_required gradients; hands out all that are there.
+    //
+    // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
+    // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
+    // handlers are Python's, but with the place in line, so that nobody else takes the round and no gradient
+    // joins it meanwhile (the head's number is reached: applies wait). Something may have changed it all the
+    // same: a cancelled step, a partial, an apply out of patience, the handler itself. Then the copy is made again; after
+    // kLooks looks, without another one. Who dies between copy and commit has taken nothing.
     Taken take(const TakeRequest& request) {
         Doing doing(core_, kWaitsForLock);
         Place place(core_);
         Cancellable interruption(interruption_, place);
-        for (;;) {
+        std::optional<Copy> copy;
+        for (int looks = 0;;) {
             uint32_t seen = 0;
+            bool look = false;
             {
                 Core::Session session(core_, lock_deadline(request.deadline), interruption);
                 if (!session.held()) deadline_exceeded(request);
                 doing.now(kTakes);
-                if (place.joined()) seen = place.wake_word();  // before anything is looked at
+                if (place.joined()) seen = load(place.wake_word());  // before anything is looked at
                 place.check_cancelled();
-                uint32_t head = core_.line().living_head();
-                bool first = head == Line::kNobody || head == place.entry();
-                if (first && session.state.count >= request.num_required) {
-                    Taken taken = collect(session, request);
-                    doing.entry().taken += static_cast<uint64_t>(taken.count);
-                    place.leave();
-                    session.release();
-                    core_.line().turn();
-                    core_.line().wake_head();
-                    return taken;
-                }
-                if (past(request.deadline)) deadline_exceeded(request);
-                // Perhaps just freed of a dead one in front of it.
-                if (!first && session.state.count >= core_.line()[head].num_required)
-                    core_.line().wake(head);
-                if (!place.joined()) {
-                    place.join(request.num_required);
-                    continue;  // once more, now in line: nothing that happens from here on is missed
+                State& state = session.state;
+                Line& line = core_.line();
+                const uint32_t head = line.living_head();
+                const bool first = head == Line::kNobody || Place::of_this_thread(core_, head);
+                const bool heads = !first && state.count >= line[head].num_required;
+                if (request.num_required == 0 || (first && state.count >= request.num_required)) {
+                    if (!copy || !copy->is_of(state, heads)) {
+                        copy.reset();  // two at a time might not fit
+                        copy.emplace(copy_of(state, request, heads));
+                        look = copy->bytes > kQuickCopy && looks++ < kLooks;
+                    }
+                    if (!look) {
+                        consume(session, request, *copy);
+                        doing.entry().taken += static_cast<uint64_t>(copy->taken.count);
+                        place.leave();
+                        session.release();
+                        line.turn();
+                        line.wake_head();
+                        return std::move(copy->taken);
+                    }
+                    if (!place.joined() && request.num_required > 0) place.join(request.num_required);
+                } else {
+                    copy.reset();
+                    if (past(request.deadline)) deadline_exceeded(request);
+                    // Perhaps just freed of a dead one in front of it.
+                    if (heads) line.wake(head);
+                    if (!place.joined()) {
+                        place.join(request.num_required);
+                        continue;  // once more, now in line: nothing that happens from here on is missed
+                    }
                 }
             }
-            interruption.check();  // woken, but not served: perhaps by a close
+            interruption.check();  // before the commit; or woken, but not served: perhaps by a close
+            if (look) continue;
             doing.now(kWaitsInLine);
             wait_turn(place, seen, request);
         }
@@ -214,105 +238,30 @@ class Operations {
 
     int64_t wait_step(int64_t after, int64_t deadline) {
         Doing doing(core_, kWaitsForStep);
-        for (;;) {
+        for (Slices slices;; slices.next(interruption_.ends_sleep())) {
             uint32_t seen = load(core_.line().turn_word());
             int64_t step = core_.committed().glimpse().step;
             if (step > after) return step;
             if (past(deadline))
                 throw Error(Failure::kDeadlineExceeded,
                             "The global step is still " + std::to_string(step) + ", not past " +
-                                std::to_string(after));
-            futex_wait(core_.line().turn_word(), seen, deadline);
+                                std::to_string(after),
+                            {{"step", step}});
+            futex_wait(core_.line().turn_word(), seen, deadline, slices.now());
             core_.check_file();
             interruption_.check();
         }
     }
 
   private:
-    // An apply that comes when the head's number is reached already: see line.hpp.
-    class Stall {
-      public:
-        bool must_wait(Waiter& head, const State& state) {
-            if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
-            const uint64_t ticket = load(head.ticket);
-            if (ticket == 0) return true;  // it left this moment, and turned: look again
-            const int64_t now = monotonic_ns();
-            if (ticket != ticket_) {
-                ticket_ = ticket;
-                until_ = now + kPatience;
-            }
-            if (now < until_) return true;
-            head.overdue = 1;
-            return false;
-        }
-        int64_t until() const { return until_; }
-
-      private:
-        uint64_t ticket_ = 0;
-        int64_t until_ = kForever;
-    };
-
-    // A waiting take's place in line; given up however the take ends, but not by a forked child, whose parent
-    // goes on waiting.
-    class Place {
-      public:
-        explicit Place(Core& core) : core_(core), line_(core.line()), cancels_(line_.cancels()) {}
-        ~Place() {
-            if (entry_ == Line::kNobody || !origin_.is_here() || !core_.reachable()) return;
-            leave();
-            line_.wake_head();  // it may be another's turn now
-            line_.turn();
-        }
-        bool joined() const { return entry_ != Line::kNobody; }
-        uint32_t entry() const { return entry_; }
-        uint32_t wake_word() const { return load(line_[entry_].wake); }
-        void join(int64_t num_required) {
-            entry_ = line_.join(num_required);
-            ticket_ = load(line_[entry_].ticket);
-        }
-        void leave() {
-            if (entry_ != Line::kNobody) line_.leave(entry_);
-            entry_ = Line::kNobody;
-        }
-        void check_cancelled() {
-            if (joined() && load(line_[entry_].ticket) != ticket_) {
-                entry_ = Line::kNobody;
-                data_loss("a waiting take lost its place in line");
-            }
-            // Both: a cancel may have fallen between the last look and the ticket.
-            if (line_.cancels() != cancels_ || (joined() && line_.cancelled(entry_)))
-                throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
-        }
-
-      private:
-        Core& core_;
-        Line& line_;
-        const uint64_t cancels_;
-        const Origin origin_;
-        uint32_t entry_ = Line::kNobody;
-        uint64_t ticket_ = 0;
-    };
-
-    // A take that waits for the lock is not deaf: a stopped process may have it.
-    class Cancellable : public Interruption {
-      public:
-        Cancellable(Interruption& inner, Place& place) : inner_(inner), place_(place) {}
-        void check() override {
-            inner_.check();
-            place_.check_cancelled();
-        }
-
-      private:
-        Interruption& inner_;
-        Place& place_;
-    };
-
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
     [[noreturn]] void deadline_exceeded(const TakeRequest& request) {
+        const State state = core_.committed().glimpse();
         throw Error(Failure::kDeadlineExceeded,
-                    std::to_string(core_.committed().glimpse().count) + " of the " +
-                        std::to_string(request.num_required) + " required gradients had arrived");
+                    std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
+                        " required gradients had arrived",
+                    {{"accumulated", state.count}, {"required", request.num_required}, {"step", state.step}});
     }
 
     void drop(Core::Session& session, Doing& doing, int64_t gradients) {
@@ -324,7 +273,7 @@ class Operations {
     // TensorFlow's checks against the round (semantics: rows 8a, 8b; dense: 3).
     void check_shape(const State& state, const Dims& dims) {
         if (state.count == 0) return;
-        Dims round = round_dims(core_.header(), core_.config(), state);
+        Dims round = round_dims(core_.header().shapes[state.shape], core_.config(), state);
         if (core_.config().kind == kDense) {
             if (dims != round)
                 throw Error(Failure::kInvalidArgument, "Shape mismatch: expected " + in_brackets(round) +
@@ -344,21 +293,21 @@ class Operations {
 
     void wait_turn(Place& place, uint32_t seen, const TakeRequest& request) {
         Line& line = core_.line();
-        for (;;) {
-            uint32_t& word = line[place.entry()].wake;
-            futex_wait(word, seen, request.deadline);
+        uint32_t& word = place.wake_word();
+        for (Slices slices;;) {
+            futex_wait(word, seen, request.deadline, slices.now());
             core_.check_file();
             if (load(word) != seen) return;  // woken: every moment counts
             interruption_.check();
             place.check_cancelled();
             if (past(request.deadline)) return;
-            // Nobody woke us: is it our turn all the same, or does a dead one stand before us?
-            uint32_t head = line.head();
-            if (head == place.entry()) {
-                if (core_.committed().glimpse().count >= request.num_required) return;
-            } else if (head != Line::kNobody && !line.alive(head)) {
-                return;
+            // Nobody woke us: is it our turn all the same, or does a dead one stand before us? Not worth asking as
+            // long as we could not take: the apply that changes that takes the dead out, and wakes the head.
+            if (core_.committed().glimpse().count >= request.num_required) {
+                const uint32_t head = line.head();
+                if (head != Line::kNobody && (Place::of_this_thread(core_, head) || !line.alive(head))) return;
             }
+            slices.next(interruption_.ends_sleep() && !line.is_near(place.entry()));
         }
     }
 
@@ -366,45 +315,65 @@ class Operations {
         end_round(state, core_.row_bytes(state), Index::buckets_for(state.rows));
     }
 
-    Taken collect(Core::Session& session, const TakeRequest& request) {
-        State& state = session.state;
-        if (request.advance_step && state.step == INT64_MAX)
-            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
-        const bool any = state.count > 0;
-        const uint64_t elements = any ? state.row_elements : 0;
+    // A copy takes less than a signal could wait for, about 0.1 ms.
+    static constexpr uint64_t kQuickCopy = 1 << 20;
+    static constexpr int kLooks = 2;
+
+    // What a take is going to hand out, and whose copy it is.
+    struct Copy {
+        Taken taken;
+        uint64_t bytes;
+        bool nothing;  // the round is the head's
+        uint64_t applied, discarded, takes;
+        // Whatever changes a round counts one of these up.
+        bool is_of(const State& state, bool heads) const {
+            return nothing == heads && applied == state.applied && discarded == state.discarded &&
+                   takes == state.takes;
+        }
+    };
+
+    // heads: the round is another take's, so this one gets nothing.
+    Copy copy_of(State& state, const TakeRequest& request, bool heads) {
+        const bool any = state.count > 0 && !heads;
         const bool sparse = core_.config().kind == kSparse;
-        const uint64_t number = sum_bytes(core_.config().sum);
+        const uint64_t rows = any ? state.rows : 0;
+        const uint64_t elements = any ? state.row_elements : 0;
+        const uint64_t values = (sparse ? rows : 1) * elements * sum_bytes(core_.config().sum);
+        const uint64_t numbers = rows * sizeof(int64_t);
         std::optional<Dims> dims;
-        if (any) dims = round_dims(core_.header(), core_.config(), state);
-        Taken taken{state.count,
-                    state.step,
-                    std::move(dims),
-                    state.rows,
-                    elements,
-                    Output(state.rows * sizeof(int64_t)),
-                    Output((sparse ? state.rows : 1) * elements * number),
-                    Output(state.rows * sizeof(int64_t))};
+        if (any) dims = round_dims(core_.header().shapes[state.shape], core_.config(), state);
+        Copy copy{Taken{any ? state.count : 0, state.step, std::move(dims), rows, elements, Output(numbers),
+                        Output(values), Output(numbers)},
+                  values + 2 * numbers, heads, state.applied, state.discarded, state.takes};
         Reduce reduce{request.divide, !sparse || core_.config().reduction == kCmean, state.count,
                       request.lowest, request.highest};
         bool fits = true;
         if (any) switch (core_.config().sum) {
-            case kFloat32: fits = read<float>(state, taken, reduce); break;
-            case kFloat64: fits = read<double>(state, taken, reduce); break;
-            case kInt64: fits = read<int64_t>(state, taken, reduce); break;
-            case kUint64: fits = read<uint64_t>(state, taken, reduce); break;
+            case kFloat32: fits = read<float>(state, copy.taken, reduce); break;
+            case kFloat64: fits = read<double>(state, copy.taken, reduce); break;
+            case kInt64: fits = read<int64_t>(state, copy.taken, reduce); break;
+            case kUint64: fits = read<uint64_t>(state, copy.taken, reduce); break;
         }
         if (!fits)
             throw Error(Failure::kOutOfRange,
                         "A result does not fit the accumulator's dtype; the round stays as it is, and "
                         "take_partial hands out its 64-bit sums");
+        return copy;
+    }
+
+    // The take becomes true: the round is what was copied.
+    void consume(Core::Session& session, const TakeRequest& request, Copy& copy) {
+        State& state = session.state;
+        if (request.advance_step && state.step == INT64_MAX)
+            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
+        copy.taken.step = state.step;
         core_.committed().begin(state, 0);
-        reset_round(state);
-        state.taken += static_cast<uint64_t>(taken.count);
+        if (!copy.nothing) reset_round(state);
+        state.taken += static_cast<uint64_t>(copy.taken.count);
         state.takes += 1;
         if (request.advance_step) ++state.step;
         if (request.seal) state.sealed = 1;
         session.commit();
-        return taken;
     }
 
     template <class T>

@@ -26,8 +26,8 @@
 
 namespace shmacc {
 
-// Entries of a table in shared memory, reserved in steps of a page before they are touched. `top` is how
-// many have ever been used; it only grows.
+// Entries of a table in shared memory, reserved in steps of a page before they are touched. Entries from `top`
+// on are free.
 template <class Entry>
 class Table {
   public:
@@ -78,7 +78,7 @@ class Table {
 class Presence {
   public:
     Presence(Mapping& mapping, Header* header)
-        : fd_(mapping.fd()),
+        : fd_(mapping.file().fd()),
           table_(mapping, kParticipantsRegion, kMaxParticipants, header->participants_top) {}
 
     static constexpr uint32_t kNobody = UINT32_MAX;
@@ -113,7 +113,7 @@ class Presence {
     }
 
     void leave(const SegmentFile::State& file) {
-        const uint32_t i = std::exchange(index_, kNobody);
+        const uint32_t i = index_.exchange(kNobody);
         if (i == kNobody) return;
         if (file.whole) store(table_[i].token, uint64_t{0});
         if (!file.open) return;  // others have closed the descriptor, and the locks went with it
@@ -130,7 +130,8 @@ class Presence {
     Participant& own() { return table_[index_]; }
     Table<Participant>& table() { return table_; }
 
-    // Whether the process that had entry i under this token lives. (A process's own locks do not show.)
+    // Whether the process that had entry i under this token lives. (A process's own locks do not show.) The
+    // token was stored with release after the lock was taken: a reader that sees the token finds the lock.
     bool alive(uint32_t i, uint64_t token) {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token &&
@@ -142,6 +143,7 @@ class Presence {
     // alone may be that of a living process, which had lost that entry with its descriptor, and has another now.)
     template <class Each>
     void sweep(Each each) {
+        const bool placed = claimed();  // before: meanwhile another thread may come to take the process's place
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
@@ -149,7 +151,7 @@ class Presence {
             store(table_[i].token, uint64_t{0});
         }
         // A process that has a place takes no other one: so none of its threads is after the same byte.
-        if (!claimed()) return;
+        if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
             table_.last_use(i);
@@ -160,7 +162,7 @@ class Presence {
   private:
     int fd_;
     Table<Participant> table_;
-    uint32_t index_ = kNobody;
+    std::atomic<uint32_t> index_{kNobody};  // token_ is written before it
     uint64_t token_ = 0;
 };
 

@@ -49,13 +49,17 @@ class WithoutGil {
     // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception. If one
     // has forked, the child does not go on with its parent's call.
     void check_signals() {
-        if (getpid() != gettid()) return;
+        if (getpid() != gettid()) {
+            alone_ = true;  // handlers are not this thread's concern
+            return;
+        }
         const Origin origin;
         const bool released = state_ != nullptr;
         if (released) take_gil(state_);
         const bool raised = PyErr_CheckSignals() != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
+        alone_ = !PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get()));
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())
@@ -63,8 +67,13 @@ class WithoutGil {
                         "The operation was cancelled: a signal handler forked, and it is the parent's");
     }
 
+    // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals to
+    // its main thread; but another of Python's threads may send one to itself, or have a handler called without any.
+    bool signals_come_here() const { return alone_; }
+
   private:
     PyThreadState* state_;
+    bool alone_ = false;  // not known yet
 };
 
 inline int64_t deadline_after(std::optional<double> seconds) {

@@ -39,12 +39,13 @@ inline std::string in_brackets(const Dims& dims) {
     return text + "]";
 }
 
-inline Dims round_dims(const Header& header, const Config& config, const State& state) {
+// shape: the state's.
+inline Dims round_dims(const Shape& shape, const Config& config, const State& state) {
     const uint64_t components = config.components;
-    const Shape& shape = header.shapes[state.shape];
     uint64_t rank = load(shape.rank);
     if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
-    Dims dims(shape.dims, shape.dims + rank);
+    Dims dims(rank);
+    for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape.dims[i]);
     uint64_t elements;
     if (!count_elements(dims, &elements)) data_loss("a dimension out of range");
     if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
@@ -58,7 +59,8 @@ inline void start_round(Header& header, const Config& config, State& state, cons
     if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
     state.shape ^= 1;
     Shape& shape = header.shapes[state.shape];
-    std::copy(dims.begin(), dims.end(), shape.dims);
+    store_barrier();  // before it, the commits since which nobody needs the old shape (commit.hpp)
+    for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);
     store(shape.rank, uint64_t{dims.size()});
 }
 
@@ -67,8 +69,6 @@ inline uint64_t with_room(uint64_t bytes) {
     return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536));
 }
 
-constexpr uint64_t kSpare = 1 << 17;  // a region: small enough to keep a segment within 1 MiB of what it needs
-
 inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uint64_t bytes) {
     if (bytes <= state.reserved[region]) return;
     uint64_t grown = with_room(bytes);
@@ -76,20 +76,43 @@ inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uin
     state.reserved[region] = grown;
 }
 
-// Empties the round; becomes true with the commit. Space is kept for a next round of this one's size, and
-// what is beyond that given back by `give_back` after the commit.
+// What is kept of a region beyond a round's need: small enough to keep a segment within 1 MiB of it.
+constexpr uint64_t kSpare = 1 << 17;
+constexpr uint64_t kSmallRounds = 8;
+
+// Empties the round; becomes true with the commit, and `give_back` follows that.
+//
+// A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once: to
+// reserve it again costs the next large round several times its apply, so memory that comes and goes with every
+// other round would be the most of their cost. It goes when kSmallRounds rounds in a row have left much of it
+// unused; so large rounds cost that at most once in so many rounds, and a segment holds
+//
+//   in each region at most 5/4 of the bytes, and kSpare, that the largest of this round and the kSmallRounds
+//   rounds before it needed there (the index: twice).
+//
+// Rounds without gradients count, so an accumulator whose step alone is advanced keeps nothing for long.
 inline void end_round(State& state, uint64_t row_bytes, uint64_t index_buckets_needed) {
-    auto keep = [&](uint32_t region, uint64_t used) {
-        if (state.reserved[region] > used / 4 * 5 + kSpare) state.reserved[region] = with_room(used);
-    };
     const uint64_t rows = state.rows;
-    keep(kSlotsRegion, rows * sizeof(Slot));
-    keep(kRows0Region, std::max<uint64_t>(rows, 1) * row_bytes);
-    keep(kRows1Region, rows ? 0 : row_bytes);
-    keep(kUndoLogRegion, rows * kUndoLogBytes);
-    keep(kUndoRowsRegion, rows * row_bytes);
-    if (state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket) ||
-        state.index_stamp == UINT32_MAX) {
+    uint64_t needed[kRegions] = {};
+    needed[kSlotsRegion] = rows * sizeof(Slot);
+    needed[kRows0Region] = std::max<uint64_t>(rows, 1) * row_bytes;
+    needed[kRows1Region] = rows ? 0 : row_bytes;
+    needed[kUndoLogRegion] = rows * kUndoLogBytes;
+    needed[kUndoRowsRegion] = rows * row_bytes;
+    const bool large_index = state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket);
+    auto large = [&](uint32_t region) {
+        return state.reserved[region] > needed[region] / 4 * 5 + kSpare;
+    };
+    bool small = large_index;
+    for (uint32_t region = kSlotsRegion; region < kRegions; ++region) small |= large(region);
+    state.small_rounds = small ? state.small_rounds + 1 : 0;
+    const bool enough = state.small_rounds >= kSmallRounds;
+    if (enough) {
+        for (uint32_t region = kSlotsRegion; region < kRegions; ++region)
+            if (large(region)) state.reserved[region] = with_room(needed[region]);
+        state.small_rounds = 0;
+    }
+    if ((enough && large_index) || state.index_stamp == UINT32_MAX) {
         state.reserved[kIndex0Region + state.index] = 0;
         state.index_buckets = state.index_stamp = 0;
     }

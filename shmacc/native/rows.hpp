@@ -12,7 +12,7 @@ template <class T>
 class Rows {
   public:
     Rows(State& state, Mapping& mapping, Committed& committed)
-        : state_(state), mapping_(mapping), committed_(committed) {}
+        : state_(state), mapping_(mapping), committed_(committed), hash_(committed.config().hash_key) {}
 
     // Adds the gradient's rows. The caller commits; throws with nothing changed that a commit would show.
     void add_gradient(const Gradient<T>& gradient) {
@@ -69,8 +69,8 @@ class Rows {
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
-        const Slot* table = mapping_.array<Slot>(kSlotsRegion, count);
-        const T* sums = mapping_.array<T>(kRows0Region, count * width);
+        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, count);
+        const T* sums = mapping_.array<T>(state_, kRows0Region, count * width);
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
@@ -94,9 +94,10 @@ class Rows {
     template <uint64_t kWidth>
     void add_rows(const Gradient<T>& gradient, const Runs& runs, uint64_t fresh) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows + fresh);
-        T* sums = mapping_.array<T>(kRows0Region, (state_.rows + fresh) * width);
+        Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows + fresh);
+        T* sums = mapping_.array<T>(state_, kRows0Region, (state_.rows + fresh) * width);
         Undo undo(mapping_, state_, (gradient.count() - fresh) * width * sizeof(T));
+        Inserts inserts(current_index(), state_.rows);
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
         // in the first-level cache. Single rows are fetched kAhead runs before their turn, a few lines at
@@ -113,7 +114,7 @@ class Rows {
                 }
             }
             if (run.slot == kAbsent) {
-                append<kWidth>(gradient, at, run.length, table, sums);
+                append<kWidth>(gradient, at, run.length, table, sums, inserts);
                 at += run.length;
                 continue;
             }
@@ -125,21 +126,22 @@ class Rows {
                 add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
             }
         }
+        inserts.finish();
     }
 
     // Rows that the table does not have yet.
     template <uint64_t kWidth>
-    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums) {
+    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums, Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Index index = current_index();
         const int64_t* keys = gradient.keys();
         const uint32_t end = at + count;
         uint64_t slot = state_.rows;
         for (uint32_t i = at; i < end; ++i, ++slot) {
-            if (i + kAhead < gradient.count()) index.prefetch(keys[i + kAhead]);
-            table[slot] = {keys[i], gradient.contributions(i)};
+            const int64_t key = keys[i];
+            table[slot].row = key;
+            table[slot].contributions = gradient.contributions(i);
             copy_numbers(sums + slot * width, gradient.row(i, width), width);
-            index.insert(keys[i], static_cast<uint32_t>(slot));
+            inserts.add(key);
         }
         state_.rows = slot;
     }
@@ -171,11 +173,13 @@ class Rows {
 
     // Where rows are saved before they are added to.
     //
-    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches, which the
-    // table and the gradient need. Streamed stores are the only ones that may become visible later than
-    // those after them, and so `records` might count one that is not there: to another processor, and until
-    // this one's next interrupt or locked instruction. Who puts rows back has got the lock through the
-    // kernel, after this process was ended there, or is this thread itself, which sees its own stores.
+    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches,
+    // which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
+    // overtake, so another processor may see `records` count one that is not there yet, until this one's next
+    // interrupt or locked instruction: both write streamed stores out (Intel's manual, volume 3, on write
+    // combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after an interrupt ended
+    // this process and locked instructions in the kernel released its lock; or by this thread itself, which
+    // sees its own stores. end_of_stream orders them before all that a living process does next.
     class Undo {
       public:
         Undo(Mapping& mapping, const State& state, uint64_t bytes)
@@ -218,14 +222,15 @@ class Rows {
     };
 
     Index current_index() {
-        return Index(mapping_.array<Bucket>(kIndex0Region + static_cast<uint32_t>(state_.index),
+        return Index(mapping_.array<Bucket>(state_, kIndex0Region + static_cast<uint32_t>(state_.index),
                                             state_.index_buckets),
-                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp));
+                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
     }
 
     uint32_t find(const Gradient<T>& gradient, Run* runs) {
         return current_index().find(gradient.keys(), gradient.count(),
-                                    mapping_.array<Slot>(kSlotsRegion, state_.rows), state_.rows, runs);
+                                    mapping_.array<Slot>(state_, kSlotsRegion, state_.rows), state_.rows,
+                                    runs);
     }
 
     // Room for `fresh` new rows and the undo of `added` old ones.
@@ -264,12 +269,10 @@ class Rows {
         state_.index_buckets = buckets;
         state_.index_stamp = 1;
         state_.index_filled = state_.rows;
-        Index index = current_index();
-        const Slot* table = mapping_.array<Slot>(kSlotsRegion, state_.rows);
-        for (uint64_t slot = 0; slot < state_.rows; ++slot) {
-            if (slot + kAhead < state_.rows) index.prefetch(table[slot + kAhead].row);
-            index.insert(table[slot].row, static_cast<uint32_t>(slot));
-        }
+        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows);
+        Inserts inserts(current_index(), 0);
+        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
+        inserts.finish();
     }
 
     static void prefetch_row(const T* row, uint64_t width) {
@@ -281,6 +284,7 @@ class Rows {
     State& state_;
     Mapping& mapping_;
     Committed& committed_;
+    const RowHash hash_;
 };
 
 }  // namespace shmacc

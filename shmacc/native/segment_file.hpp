@@ -15,9 +15,11 @@
 // memory, and what is not a regular file is refused before it is opened.
 //
 // A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
-// then lead to another file. Every fstat compares the file's identity, and a descriptor that is not ours any
-// more is neither used nor closed. When such a file is opened anew, its old SegmentFile forgets its numbers:
-// one of them may become the new one's, and would then seem to be still the old one's.
+// then lead to another file. Every fstat compares the file's identity, before anything is locked, reserved or
+// mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again, such a file has a
+// new SegmentFile. The number of the old descriptor may come back with the new one, and leads to the very same
+// file: so the old SegmentFile forgets it first, and hands over what it has left, since to close that would drop
+// the new one's locks.
 #pragma once
 
 #include <fcntl.h>
@@ -94,20 +96,26 @@ inline std::string four_octal(mode_t mode) {
                     what + " failed: all " + std::to_string(space.f_files) +
                         " inodes of /dev/shm are in use (its memory is not); remove files there, or `mount "
                         "-o remount,nr_inodes=... /dev/shm`");
+    const uint64_t free = uint64_t{space.f_bavail} * space.f_frsize;
+    const uint64_t total = uint64_t{space.f_blocks} * space.f_frsize;
+    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
+    if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
     const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
     throw Error(Failure::kResourceExhausted,
-                "Shared memory is full: " + needed + std::to_string(uint64_t{space.f_bavail} * space.f_frsize) +
-                    " of " + std::to_string(uint64_t{space.f_blocks} * space.f_frsize) +
+                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
                     " are free in /dev/shm (" + what + why +
                     "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
-                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`");
+                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
+                std::move(fields));
 }
 
 // Whose segments may be attached; no list: anybody's.
 using Owners = std::optional<std::vector<uint32_t>>;
 
-inline std::string belongs_to(const struct stat& found) {
-    return "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode);
+[[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
+    throw Error(Failure::kPermissionDenied,
+                "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) + why,
+                {{"uid", found.st_uid}, {"mode", found.st_mode & 07777u}});
 }
 
 class Core;
@@ -129,15 +137,16 @@ class SegmentFile {
         fstat(look.get(), &found);
         if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
         if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
-            throw Error(Failure::kPermissionDenied,
-                        belongs_to(found) + "; only segments of this process's user and of root are attached, "
-                                            "unless owners= allows others (\"any\", or their uids)");
+            belongs_to_another(found,
+                               "; only segments of this process's user and of root are attached, unless "
+                               "owners= allows others (\"any\", or their uids)");
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
-        if (!file || !file->is_open()) {
-            if (file) file->forget();
-            file = std::make_shared<SegmentFile>(id);
-            list()[id] = file;
+        if (!file || !file->is_open(look.get())) {
+            auto successor = std::make_shared<SegmentFile>(id);
+            list()[id] = successor;
+            if (file) file->hand_over(*successor, look.get());
+            file = std::move(successor);
         }
         file->need(access, look.get(), found);
         return file;
@@ -162,7 +171,17 @@ class SegmentFile {
     ~SegmentFile() {
         // The entry may be a successor's: this one's descriptors were closed by others.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
-        forget();
+        forget_lost();
+    }
+
+    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
+    // False: the name leads elsewhere by now.
+    bool open_by_name(const std::string& path) {
+        Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (!fd && errno != ENOENT && errno != ELOOP) system_failure("Opening it", errno);
+        if (!fd || !leads_here(fd.get())) return false;
+        writable_ = std::move(fd);
+        return true;
     }
 
     int fd() const { return writable_ ? writable_.get() : readable_.get(); }
@@ -199,19 +218,20 @@ class SegmentFile {
     std::weak_ptr<Core> core;
 
   private:
-    bool is_open() const { return leads_here(fd()); }
-    // The number of a descriptor that others have closed may by now be that of `open`'s look at the same file.
+    // look: a descriptor that was opened this moment. It cannot have the number of one that is still open.
+    bool is_open(int look) const { return fd() != look && leads_here(fd()); }
+    void forget_lost(int look = -1) {
+        for (Descriptor* fd : {&readable_, &writable_})
+            if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
+    }
+    // After this it is not open any more, whatever numbers come back.
+    void hand_over(SegmentFile& successor, int look) {
+        forget_lost(look);
+        successor.readable_ = std::move(readable_);
+    }
     bool leads_here(int fd) const {
         struct stat found {};
         return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ && !(fcntl(fd, F_GETFL) & O_PATH);
-    }
-
-    // Closes its descriptors, but those that others have closed before.
-    void forget() {
-        for (Descriptor* fd : {&readable_, &writable_}) {
-            if (*fd && !leads_here(fd->get())) fd->release();
-            *fd = Descriptor();
-        }
     }
 
     void need(Access access, int look, const struct stat& found) {
@@ -220,7 +240,7 @@ class SegmentFile {
         const bool write = access == Access::kWrite;
         Descriptor fd(::open(same_file.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC));
         if (!fd && (errno == EACCES || errno == EPERM))
-            throw Error(Failure::kPermissionDenied, belongs_to(found) + ": " + std::strerror(errno));
+            belongs_to_another(found, std::string(": ") + std::strerror(errno));
         if (!fd) system_failure("Opening it", errno);
         (write ? writable_ : readable_) = std::move(fd);
     }

@@ -8,7 +8,9 @@
 #include <ctime>
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace shmacc {
 
@@ -27,21 +29,35 @@ enum class Failure {
 
 class Error : public std::exception {
   public:
-    Error(Failure failure, std::string message) : failure_(failure), message_(std::move(message)) {}
+    // Attributes of the class in shmacc.errors.
+    using Fields = std::vector<std::pair<const char*, int64_t>>;
+
+    Error(Failure failure, std::string message, Fields fields = {})
+        : failure_(failure), message_(std::move(message)), fields_(std::move(fields)) {}
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
+    const Fields& fields() const { return fields_; }
 
   private:
     Failure failure_;
     std::string message_;
+    Fields fields_;
 };
 
 [[noreturn]] inline void data_loss(const std::string& what) {
     throw Error(Failure::kDataLoss, "The segment is damaged: " + what);
 }
 
-// Shared words are read and written by several processes; a process may be killed between any two of
-// its instructions, so the order in which stores become visible is the order of these calls.
+// Memory order. What must be ordered, and why, is said where it is stored: commit.hpp for all that an
+// operation writes, lock.hpp, presence.hpp, line.hpp. In short:
+//
+//   * Readers without the lock use atomic words, with the orders below; plain ones would be a data race.
+//   * The lock's next owner needs no order: the lock passes through the kernel, which orders everything.
+//   * A process is killed between two instructions. What its death leaves is decided by their order alone, which
+//     `compiler_barrier` keeps.
+//
+// tools/model/litmus checks these orders against the memory models of C++, AArch64 and x86-64. On x86-64 all but
+// full_barrier are ordinary instructions, or none.
 template <class T>
 T load(const T& word) {
     return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
@@ -50,8 +66,48 @@ template <class T>
 void store(T& word, T value) {
     __atomic_store_n(&word, value, __ATOMIC_RELEASE);
 }
-// Stores before this stay before stores after it (compiler and machine).
+// Without order: for what is only displayed, and next to barriers.
+template <class T>
+T load_relaxed(const T& word) {
+    return __atomic_load_n(&word, __ATOMIC_RELAXED);
+}
+template <class T>
+void store_relaxed(T& word, T value) {
+    __atomic_store_n(&word, value, __ATOMIC_RELAXED);
+}
+// Loads and stores before this stay before stores after it. (A store with release orders what precedes it,
+// not what follows.)
 inline void store_barrier() { std::atomic_thread_fence(std::memory_order_release); }
+// Loads before this, including the kernel's in a system call, stay before loads and stores after it.
+inline void load_barrier() { std::atomic_thread_fence(std::memory_order_acquire); }
+// Both, and also stores before this stay before loads after it, which even x86-64 reorders.
+inline void full_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// Instructions before this stay before those after it: the order that a signal sees, and so a death.
+inline void compiler_barrier() { std::atomic_signal_fence(std::memory_order_acq_rel); }
+
+// Records of 8-byte words in shared memory, copied word by word without order: the copy may mix several stores,
+// but no word is torn.
+using AnyWord = uint64_t __attribute__((may_alias));
+template <class Record>
+constexpr bool kIsWords =
+    std::is_trivially_copyable_v<Record> && sizeof(Record) % 8 == 0 && alignof(Record) % 8 == 0;
+
+template <class Record>
+Record load_words(const Record& shared) {
+    static_assert(kIsWords<Record>);
+    Record copy;
+    const auto* from = reinterpret_cast<const AnyWord*>(&shared);
+    auto* to = reinterpret_cast<AnyWord*>(&copy);
+    for (size_t i = 0; i < sizeof(Record) / 8; ++i) to[i] = load_relaxed(from[i]);
+    return copy;
+}
+template <class Record>
+void store_words(Record& shared, const Record& record) {
+    static_assert(kIsWords<Record>);
+    const auto* from = reinterpret_cast<const AnyWord*>(&record);
+    auto* to = reinterpret_cast<AnyWord*>(&shared);
+    for (size_t i = 0; i < sizeof(Record) / 8; ++i) store_relaxed(to[i], from[i]);
+}
 
 inline int64_t clock_ns(clockid_t clock) {
     timespec now;
@@ -64,12 +120,14 @@ inline int64_t wall_ns() { return clock_ns(CLOCK_REALTIME_COARSE); }
 constexpr int64_t kForever = INT64_MAX;
 constexpr int64_t kMillisecond = 1000000;
 
-// What a wait asks for at least every 50 ms: may throw (a signal handler raised, the handle was closed,
-// the name was removed). Called without the lock.
+// What a wait asks for again and again: may throw (a signal handler raised, the handle was closed). Called
+// without the lock.
 class Interruption {
   public:
     virtual ~Interruption() = default;
     virtual void check() = 0;
+    // Whether all that `check` looks for also ends a futex wait, as a signal to this very thread does.
+    virtual bool ends_sleep() const = 0;
 };
 
 }  // namespace shmacc

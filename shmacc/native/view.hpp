@@ -59,10 +59,10 @@ class SegmentView {
     }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
-        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY);
+        struct stat found {};
         sem_t semaphore{};
-        if (!fd ||
-            pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
+        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
+        if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
             return std::nullopt;
         int value = 0;
         sem_getvalue(&semaphore, &value);
@@ -115,7 +115,7 @@ class SegmentView {
             uint64_t claimed = 0;
             for (uint64_t bytes : out.state.reserved) claimed += bytes;
             check_occupied(claimed);
-            if (out.state.count > 0) out.round = round_dims(*seen, config_, out.state);
+            if (out.state.count > 0) out.round = round_dims(seen->shapes[out.state.shape], config_, out.state);
             return out;
         }
     }

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import traceback
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -63,6 +64,11 @@ class Apart:
         if kind == "raised":
             raise value
         return value
+
+    def hear_descriptor(self) -> int:
+        """Wait for a descriptor that it passes on."""
+        assert self.pipe.poll(LONG), f"process {self.pid} passed nothing on for {LONG} s"
+        return reduction.recv_handle(self.pipe)
 
     def say(self, what: Any = None) -> None:
         """Say something to it."""
@@ -145,8 +151,13 @@ def _result(
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    return call(function, args, Pipe(pipe))
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any:
+    """Call a function, with the pipe if it takes one."""
     talks = "pipe" in inspect.signature(function).parameters
-    return function(*args, **({"pipe": Pipe(pipe)} if talks else {}))
+    return function(*args, **({"pipe": pipe} if talks else {}))
 
 
 def _pickles(error: BaseException) -> bool:
@@ -163,6 +174,14 @@ class Pipe:
     def __init__(self, connection: Connection) -> None:
         """Wrap it."""
         self._connection = connection
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._connection.fileno()
+
+    def say_descriptor(self, fd: int) -> None:
+        """Pass a descriptor on to the test."""
+        reduction.send_handle(self._connection, fd, os.getppid())
 
     def say(self, what: Any = None) -> None:
         """Say something to the test."""

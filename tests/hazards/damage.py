@@ -245,9 +245,10 @@ _data: Final = st.one_of(
         lambda byte, n: bytes([byte]) * n, st.sampled_from((0, 255, 1)), st.integers(1, 4096)
     ),
 )
+_CONFIG_BYTES: Final = ctypes.sizeof(layout.Config)
 _file_sizes: Final = st.one_of(
     st.sampled_from(
-        [0, 1, 783, 784, 4095, 4096, 8191, 8192]
+        [0, 1, _CONFIG_BYTES - 1, _CONFIG_BYTES, 4095, 4096, 8191, 8192]
         + [
             i * layout.REGION_SPAN + d
             for i in range(1, len(layout.REGIONS) + 1)

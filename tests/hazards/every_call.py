@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import shmacc
-from shmacc import inspection, names, testing
+from shmacc import _names as names
+from shmacc import inspection, testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,14 @@ value is only a hint, and real deaths with its real value are other tests' busin
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shmacc.inspection.segments import REGION_SPAN, REGIONS
+from hazards import segment_layout as layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,8 @@ class Image:
             pieces = tuple(_pieces(fd))
             return cls(
                 os.fstat(fd).st_size,
-                frozenset((offset, len(content)) for offset, content in pieces),
+                frozenset((offset, len(content)) for offset, content in pieces)
+                | frozenset(_reserved(fd)),
                 tuple((offset, used) for offset, content in pieces if (used := _used(content))),
             )
         finally:
@@ -86,6 +88,21 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
         yield start, os.pread(fd, end - start, start)
 
 
+def _reserved(fd: int) -> Iterator[tuple[int, int]]:
+    """What is recorded as reserved; untouched, the kernel takes it for a hole."""
+    generation = int.from_bytes(os.pread(fd, 8, layout.GENERATION), "little")
+    state = layout.State.from_buffer_copy(
+        os.pread(
+            fd,
+            ctypes.sizeof(layout.State),
+            layout.STATES + (generation & 1) * ctypes.sizeof(layout.State),
+        )
+    )
+    for name, length in zip(layout.REGIONS, state.reserved, strict=True):
+        if length:
+            yield layout.region(name), length
+
+
 def _used(content: bytes) -> bytes:
     return content[: -(-len(content.rstrip(b"\0")) // _PAGE) * _PAGE]
 
@@ -101,7 +118,7 @@ class Windows:
 
     def __init__(self, path: str, *images: Image) -> None:
         """Map them."""
-        lengths = {region * REGION_SPAN: _PAGE for region in range(len(REGIONS))}
+        lengths = {layout.region(name): _PAGE for name in layout.REGIONS}
         for image in images:
             for offset, content in image.pieces:
                 lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)

@@ -17,7 +17,8 @@ from hazards.apart import run_apart
 from hazards.killing_images import Image
 
 import shmacc
-from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, names
+from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from numpy_model import Array

@@ -14,7 +14,8 @@ from hazards.apart import Apart
 from support import until
 
 import shmacc
-from shmacc import inspection, names
+from shmacc import _names as names
+from shmacc import inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

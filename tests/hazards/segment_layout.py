@@ -11,7 +11,7 @@ import ctypes
 import struct
 from typing import Any, Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_RANK: Final = 64
 REGION_SPAN: Final = 1 << 40
 REGIONS: Final = (
@@ -49,6 +49,7 @@ class Config(ctypes.Structure):
         ("is_private", ctypes.c_uint32),
         ("declared_dims", ctypes.c_int64 * MAX_RANK),
         ("token", ctypes.c_uint64),
+        ("hash_key", ctypes.c_uint64 * 4),
         ("created_ns", ctypes.c_int64),
         ("mode", ctypes.c_uint32),
         ("name_length", ctypes.c_uint32),
@@ -79,6 +80,7 @@ class State(ctypes.Structure):
         ("takes", ctypes.c_uint64),
         ("recoveries", ctypes.c_uint64),
         ("applied_bytes", ctypes.c_uint64),
+        ("small_rounds", ctypes.c_uint64),
         ("checksum", ctypes.c_uint64),
     )
 
@@ -211,6 +213,35 @@ def mix_words(data: bytes) -> int:
         value = ((value ^ word) * 0xFF51AFD7ED558CCD) & _U64
         value ^= value >> 32
     return value
+
+
+def header_of_version_1(name: bytes) -> bytes:
+    """What an empty sparse segment of that name began with when it was made by shmacc 1.0.0."""
+
+    class OldConfig(ctypes.Structure):
+        _fields_ = tuple(field for field in Config._fields_ if field[0] != "hash_key")
+
+    config = OldConfig(
+        magic=b"shmacc\r\n",
+        version=1,
+        kind=1,
+        dtype=1,
+        sum=1,
+        reduction=1,
+        components=1,
+        declared_rank=(1 << 32) - 1,
+        token=1,
+        mode=0o600,
+        name_length=len(name),
+        name=name,
+    )
+    config.checksum = checksum_of(config)
+    header = bytearray(HEADER_BYTES)
+    header[: ctypes.sizeof(config)] = bytes(config)
+    state = State()
+    state.checksum = checksum_of(state)
+    header[STATES : STATES + ctypes.sizeof(state)] = bytes(state)
+    return bytes(header)
 
 
 def checksum_of(record: Any) -> int:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     Mark = Callable[[], None]
 
 _TRACEME: Final = 0
-_CONT: Final = 7
-_SINGLESTEP: Final = 9
-_DETACH: Final = 17
-_SYSCALL: Final = 24
+CONT: Final = 7
+SINGLESTEP: Final = 9
+DETACH: Final = 17
+SYSCALL: Final = 24
 _SETOPTIONS: Final = 0x4200
 _EXITKILL: Final = 0x100000  # the child ends with its tracer
 _MARK: Final = signal.SIGUSR1
@@ -37,7 +37,8 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long] * 4
 
 
-def _ptrace(request: int, pid: int, data: int = 0) -> None:
+def ptrace(request: int, pid: int, data: int = 0) -> None:
+    """Make the system call, which must succeed."""
     if _libc.ptrace(request, pid, 0, data) == -1:
         code = ctypes.get_errno()
         raise OSError(code, f"ptrace({request}): {os.strerror(code)}")
@@ -60,22 +61,22 @@ class Traced:
         if self.pid == 0:
             _run(function)
         self._wait()
-        _ptrace(_SETOPTIONS, self.pid, _EXITKILL)
+        ptrace(_SETOPTIONS, self.pid, _EXITKILL)
 
     def run_to_mark(self) -> None:
         """Go on to the next mark."""
-        self._go(_CONT)
+        self._go(CONT)
         while self.stopped_by != _MARK:
-            self._go(_CONT, self.stopped_by)
+            self._go(CONT, self.stopped_by)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
         """Go on, looking after each system call, until the condition holds."""
         while not condition():
-            self._go(_SYSCALL)
+            self._go(SYSCALL)
 
     def step(self) -> None:
         """Go on by one instruction."""
-        self._go(_SINGLESTEP)
+        self._go(SINGLESTEP)
 
     def steps(self, condition: Callable[[], bool]) -> Iterator[int]:
         """Go on by one instruction, and then for as long as the condition holds; number them."""
@@ -93,7 +94,7 @@ class Traced:
         """Let it run to its end, which must be a good one."""
         try:
             while True:
-                self._go(_CONT, 0 if self.stopped_by == _MARK else self.stopped_by)
+                self._go(CONT, 0 if self.stopped_by == _MARK else self.stopped_by)
         except EndedError:
             assert self.status == 0, f"the traced child ended with status {self.status}"
 
@@ -105,7 +106,7 @@ class Traced:
 
     def stop(self) -> None:
         """Leave it where it stands, no longer traced, stopped as by SIGSTOP."""
-        _ptrace(_DETACH, self.pid, signal.SIGSTOP)
+        ptrace(DETACH, self.pid, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
     def resume(self) -> None:
@@ -129,7 +130,7 @@ class Traced:
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:
-        _ptrace(request, self.pid, 0 if number == signal.SIGTRAP else number)
+        ptrace(request, self.pid, 0 if number == signal.SIGTRAP else number)
         self._wait()
 
     def _wait(self) -> None:
@@ -150,7 +151,7 @@ def _run(function: Callable[[Mark], object]) -> None:
     try:
         # A tracer is told all the same; without one, marks are to mean nothing.
         signal.signal(_MARK, signal.SIG_IGN)
-        _ptrace(_TRACEME, 0)
+        ptrace(_TRACEME, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         function(lambda: os.kill(os.getpid(), _MARK))
         status = 0
@@ -178,7 +179,7 @@ def refusal() -> str | None:
     pid = os.fork()
     if pid == 0:
         try:
-            _ptrace(_TRACEME, 0)
+            ptrace(_TRACEME, 0)
             os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(0)
         except OSError as error:
@@ -187,7 +188,7 @@ def refusal() -> str | None:
     if not os.WIFSTOPPED(status):
         return f"ptrace is refused here: {os.strerror(os.waitstatus_to_exitcode(status))}"
     try:
-        _ptrace(_SINGLESTEP, pid)
+        ptrace(SINGLESTEP, pid)
         os.waitpid(pid, 0)
     except OSError as error:
         return f"single steps are refused here: {error}"

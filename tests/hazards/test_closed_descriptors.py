@@ -1,231 +1,223 @@
-"""A process closes all its descriptors, as daemons do, and their numbers get to lead elsewhere."""
+"""A process that closes all its descriptors, as daemons do, is told so by what it had open.
+
+The number of a closed descriptor goes to the next file that is opened: another accumulator's, or
+the same one's again. Nothing that was opened before may then lock, reserve, map or close it.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
-from hazards import segment_layout as layout
 from hazards.apart import Apart, forks, run_apart
-from hazards.interpreter import run
-from hazards.segment_file import SegmentFile
-from support import until
+from support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, inspection, names, testing
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-# What the scripts have in common: each has `first` open, and loses its descriptor.
-BEGIN: Final = """
-    import gc
-    first = shmacc.attach("first")
-    first.apply_grad(1.0)
-    def descriptors():
-        found = set()
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/shm/"):
-                    found.add(int(number))
-            except FileNotFoundError:
-                pass
-        return found
-    def refused(call):
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+MOST: Final = 256  # no test has a descriptor beyond
+
+
+@pytest.fixture(autouse=True)
+def both() -> Iterator[None]:
+    """The two accumulators, which this process attaches to for no longer than it takes."""
+    for name in ("a", "b"):
+        ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
+    yield
+    for name in ("a", "b"):
+        with shmacc.attach(name) as acc:
+            acc.unlink()
+
+
+def _add(acc: Any) -> None:
+    assert acc.apply_grad(np.ones(3), local_step=NEVER_STALE)
+
+
+def _descriptor(name: str) -> int:
+    for fd in range(3, MOST):
         try:
-            result = call()
-        except shmacc.errors.FailedPreconditionError:
-            return
-        raise AssertionError(f"a call returned {result!r}")
-    def try_everything(acc):
-        for call in (
-            lambda: acc.apply_grad(100.0, local_step=shmacc.NEVER_STALE),
-            lambda: acc.take(1, timeout=0),
-            lambda: acc.take_partial(0, timeout=0, seal=True),
-            lambda: acc.apply_partial(partial, local_step=shmacc.NEVER_STALE),
-            lambda: acc.set_global_step(100),
-            lambda: acc.advance_step(100),
-            lambda: acc.wait_step(-1, timeout=0),
-            acc.unseal,
-            acc.cancel,
-            acc.num_accumulated,
-            acc.stats,
-            acc.unlink,
-            lambda: acc.global_step,
-        ):
-            refused(call)
-    with shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM") as other:
-        other.apply_grad(5.0)
-        partial = other.take_partial(1)
-    (number,) = descriptors()
-    def in_a_child(call):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if call() else 1)
-        return os.waitpid(pid, 0)[1] == 0
-    def lives_in(name):
-        # Another process is asked.
-        def sees():
-            return [process.alive for process in shmacc.inspection.describe(name).processes
-                    if process.pid == os.getppid()][-1:] == [True]
-        return in_a_child(sees)
-"""
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(f":{name}"):  # noqa: PTH115
+                return fd
+        except OSError:
+            continue
+    raise AssertionError(f"no descriptor of {name}")
 
 
-@pytest.fixture
-def first() -> Iterator[ConditionalAccumulator]:
-    """As the test has it."""
-    with ConditionalAccumulator("f8", (), "first", reduction_type="SUM") as made:
-        yield made
-        made.unlink()
+def _close_all_but(pipe: Pipe) -> None:
+    os.closerange(3, pipe.fileno())
+    os.closerange(pipe.fileno() + 1, MOST)
 
 
-@pytest.fixture
-def second() -> Iterator[ConditionalAccumulator]:
-    """Another one, with something in it."""
-    with ConditionalAccumulator("f8", (), "second", reduction_type="SUM") as made:
-        made.apply_grad(2.0)
-        yield made
-        made.unlink()
+def _refuses(acc: Any) -> None:
+    operations = [
+        lambda: _add(acc),
+        lambda: acc.take(1, timeout=0),
+        lambda: acc.take_partial(0, timeout=0),
+        lambda: acc.set_global_step(7),
+        lambda: acc.advance_step(7),
+        lambda: acc.wait_step(-1, timeout=0),
+        lambda: acc.global_step,
+        acc.num_accumulated,
+        acc.unseal,
+        acc.stats,
+        acc.cancel,
+        acc.unlink,
+    ]
+    for operation in operations:
+        with pytest.raises(errors.FailedPreconditionError, match="open the accumulator again"):
+            operation()
 
 
-def untouched(acc: ConditionalAccumulator, value: float) -> bool:
-    """Whether it has these gradients and nothing else."""
-    stats = acc.stats()
-    assert (stats.global_step, stats.sealed, stats.takes, stats.recoveries) == (0, False, 0, 0)
-    assert not acc._handle.unlinked
-    assert all(finding.severity == "note" for finding in inspection.check(acc.shared_name))
-    return bool(acc.take_grad(1, timeout=0) == value)
-
-
-ANOTHER_ACCUMULATOR: Final = """
-    os.closerange(3, 65536)
-    second = shmacc.attach("second")
-    assert descriptors() == {number}
-    assert second.apply_grad(3.0)
-    try_everything(first)
-    first.close()
-    del first
+def _becomes_another(*, pipe: Pipe) -> None:
+    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    stale = shmacc.attach("a")
+    _add(stale)
+    number = _descriptor("a")
+    _close_all_but(pipe)
+    _refuses(stale)
+    other = shmacc.attach("b")
+    assert _descriptor("b") == number
+    _add(other)
+    pipe.say("before")
+    pipe.hear()
+    _refuses(stale)
+    pipe.say("refused")
+    pipe.hear()
+    stale.close()
+    del stale
     gc.collect()
-    assert lives_in("second")
-    assert second.apply_grad(4.0)
-"""
+    assert _descriptor("b") == number
+    pipe.say("closed")
+    pipe.hear()
+    _add(other)
+    other.close()
 
 
-def test_another_accumulator_under_its_number(
-    first: ConditionalAccumulator, second: ConditionalAccumulator
-) -> None:
-    assert run(BEGIN + ANOTHER_ACCUMULATOR) == (0, "", "")
-    assert untouched(first, 1.0)
-    assert untouched(second, 9.0)
+def test_the_number_is_another_accumulators() -> None:
+    """The other one is not changed, not locked, and its process stays attached to it."""
+    with Apart(_becomes_another) as process, shmacc.attach("b") as other:
+        process.hear()
+        before = inspection.describe("b")
+        for _ in range(2):
+            process.say()
+            process.hear()
+            now = inspection.describe("b")
+            assert now.generation == before.generation
+            assert now.summary.bytes_reserved == before.summary.bytes_reserved
+            assert other.stats().attached == 2
+        # The first one is as it was, and its lock is free.
+        with shmacc.attach("a") as first:
+            assert first.stats().attached == 1
+            assert first.num_accumulated() == 1
+        process.say()
+        process.result()
+        assert other.num_accumulated() == 2
 
 
-OPENED_ANEW: Final = """
-    os.closerange(3, 65536)
-    again = shmacc.attach("first")
-    assert again.apply_grad(3.0)
-    assert descriptors() == {number}
-    try_everything(first)
-    del first
+def _becomes_itself(*, pipe: Pipe) -> None:
+    pipe.hear()
+    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    stale = shmacc.attach("a")
+    _add(stale)
+    number = _descriptor("a")
+    pipe.say("attached")
+    pipe.hear()
+    _close_all_but(pipe)
+    again = shmacc.attach("a")
+    assert _descriptor("a") == number
+    _add(again)
+    _refuses(stale)
+    stale.close()
+    del stale
     gc.collect()
-    assert lives_in("first")
-    assert again.apply_grad(4.0)
-    taken = []
-    taking = threading.Thread(target=lambda: taken.append(again.take_grad(4)))
+    pipe.say("closed")
+    pipe.hear()
+    taken: list[Any] = []
+    taking = threading.Thread(target=lambda: taken.append(again.take(4, timeout=LONG)))
     taking.start()
-    until(lambda: again.stats().waiting == 1)
-    # Whoever attaches frees the place that this process has lost, and not its take.
-    assert in_a_child(lambda: shmacc.attach("first").apply_grad(5.0))
-    taking.join()
-    assert taken == [13.0]
-"""
+    taking.join(LONG)
+    assert taken[0].count == 4
+    again.close()
 
 
-def test_the_same_opened_anew(first: ConditionalAccumulator) -> None:
-    """Under the very number that the closed descriptor had."""
-    assert run(BEGIN + OPENED_ANEW) == (0, "", "")
-    assert first.global_step == 1
-    assert first.stats().attached == 1
+def test_the_number_is_the_same_accumulators_again() -> None:
+    """What was opened again lives, and waits in line, though its process's first entry is dead."""
+    with Apart(_becomes_itself) as process:
+        with shmacc.attach("a") as first:
+            _add(first)
+            process.say()
+            process.hear()
+        # The entry that is free now is in front of the one that will be dead.
+        process.say()
+        process.hear()
+        process.say()
+        until(lambda: inspection.describe("a").summary.waiting_for == (4,))
+        # Whoever attaches sweeps out the dead.
+        assert run_apart(_attached) == 2
+        assert inspection.describe("a").summary.waiting_for == (4,)
+        with shmacc.attach("a") as acc:
+            _add(acc)
+        process.result()
 
 
-def _take() -> float:
-    with shmacc.attach("first") as acc:
-        assert isinstance(acc, ConditionalAccumulator)
-        return float(acc.take_grad(1))
+def _attached() -> int:
+    with shmacc.attach("a") as acc:
+        return acc.stats().attached
 
 
-def _leave_a_lost_place() -> None:
-    """As after a closed descriptor, if nobody could free the place when it was opened anew."""
-    with SegmentFile(names.segment_name("first").path) as file:
-        file.put("participant", file.record("participant", 1), 2)
-        file.put("participants_top", layout.ShortWord(3))
+def _waits_without(*, pipe: Pipe) -> None:
+    acc = shmacc.attach("a")
+    ends: list[BaseException] = []
 
-
-@forks
-def test_a_lost_place_is_not_the_new_one(first: ConditionalAccumulator) -> None:
-    """Both bear the token of the same process; the take that waits belongs to one of them."""
-    with Apart(_take) as taking:
-        until(lambda: first.stats().waiting == 1)
-        run_apart(_leave_a_lost_place)
-        run_apart(lambda: shmacc.attach("first").close())
-        assert first.stats().waiting == 1
-        assert first.apply_grad(7.0)
-        assert taking.result() == 7.0
-
-
-PLAIN_FILE: Final = """
-    private = shmacc.ConditionalAccumulator("f8", ())
-    private.apply_grad(1.0)
-    numbers = descriptors()
-    os.closerange(3, 65536)
-    files = [os.open(sys.argv[1], os.O_RDWR) for _ in range(64)]
-    assert numbers < set(files)
-    assert len(numbers) == 2
-    try_everything(first)
-    first.close()
-    private.close()
-    del first, private
-    gc.collect()
-    for file in files:
-        assert os.pread(file, 6, 0) == b"intact"
-    with open("/proc/locks") as locks:
-        assert f":{os.stat(sys.argv[1]).st_ino} " not in locks.read()
-"""
-
-
-@pytest.mark.usefixtures("first")
-def test_a_plain_file_under_its_number(tmp_path: Path) -> None:
-    """It is neither written to, nor locked, nor closed; and a private one's name still goes."""
-    file = tmp_path / "plain"
-    file.write_bytes(b"intact" * 1000)
-    assert run(BEGIN + PLAIN_FILE, str(file)) == (0, "", "")
-    assert file.read_bytes() == b"intact" * 1000
-    assert all(":first" in name for name in testing.leaked_names(os.environ["SHMACC_NAMESPACE"]))
-
-
-WAITING: Final = """
-    ends = []
-    def wait():
+    def wait() -> None:
         try:
-            first.take(5)
-        except shmacc.errors.FailedPreconditionError:
-            ends.append("refused")
-    thread = threading.Thread(target=wait)
-    thread.start()
-    until(lambda: first.stats().waiting == 1)
-    os.closerange(3, 65536)
-    second = shmacc.attach("second")
-    thread.join()
-    assert ends == ["refused"]
-    assert lives_in("second")
-"""
+            acc.take(1, timeout=LONG)
+        except errors.ShmaccError as error:
+            ends.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: acc.stats().waiting == 1)
+    _close_all_but(pipe)
+    other = shmacc.attach("b")
+    waiting.join(LONG)
+    assert isinstance(ends[0], errors.FailedPreconditionError)
+    _add(other)
+    acc.close()
+    assert other.stats().attached == 1
+    other.close()
 
 
-def test_a_thread_waits_in_line_meanwhile(
-    first: ConditionalAccumulator, second: ConditionalAccumulator
-) -> None:
-    assert run(BEGIN + WAITING) == (0, "", "")
-    assert untouched(second, 2.0)
-    assert first.take_grad(1, timeout=0) == 1.0
+def test_a_take_that_waits_is_told() -> None:
+    """And what it leaves in line is a dead process's."""
+    run_apart(_waits_without)
+    with shmacc.attach("a") as acc:
+        assert acc.stats().waiting == 0
+        _add(acc)
+        assert acc.take(1, timeout=0).count == 1
+
+
+def _ends_with_a_private_one(*, pipe: Pipe) -> None:
+    private = ConditionalAccumulator("f4", ())
+    private.apply_grad(1.0)
+    name = private.shared_name
+    _close_all_but(pipe)
+    private.close()
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach(name)
+
+
+def test_a_private_one_closes_all_the_same() -> None:
+    """And its name goes: its maker opens the file once more for that."""
+    run_apart(_ends_with_a_private_one)

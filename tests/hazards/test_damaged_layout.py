@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import numpy as np
@@ -10,7 +11,8 @@ from hazards.apart import forks, run_apart
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import _core, names
+from shmacc import _core
+from shmacc import _names as names
 
 pytestmark = forks
 
@@ -52,7 +54,17 @@ def _look(path: str) -> dict[str, object]:
 
 
 def test_records_stand_where_the_tests_think() -> None:
-    assert layout.VERSION == _core.VERSION
+    assert (layout.VERSION, layout.MAX_RANK) == (_core.VERSION, _core.MAX_RANK)
+    assert tuple(sorted(_core.REGIONS, key=_core.REGIONS.__getitem__)) == layout.REGIONS
+    assert (layout.REGION_SPAN, layout.HEADER_BYTES, layout.NAME_BYTE) == (
+        _core.REGION_SPAN,
+        _core.HEADER_BYTES,
+        _core.NAME_BYTE,
+    )
+    assert [
+        ctypes.sizeof(entry)
+        for entry in (layout.Participant, layout.Waiter, layout.Bucket, layout.Slot)
+    ] == [_core.PARTICIPANT_BYTES, _core.WAITER_BYTES, _core.BUCKET_BYTES, _core.SLOT_BYTES]
     with shmacc.SparseConditionalAccumulator("f4", (9, 2), "known") as acc:
         acc.set_global_step(7)
         assert acc.apply_grad([3, 5], [[1, 2], [3, 4]], local_step=7)
@@ -64,7 +76,7 @@ def test_records_stand_where_the_tests_think() -> None:
         assert seen.pop("participant") == os.getpid()
         assert seen == {
             "magic": b"shmacc\r\n",
-            "version": 1,
+            "version": layout.VERSION,
             "kind": 1,
             "declared": [9, 2],
             "name": b"known",
@@ -79,7 +91,7 @@ def test_records_stand_where_the_tests_think() -> None:
             "dropped": 1,
             "slots": [(3, 1), (5, 2)],
             "sums": [1, 2, 13, 24],
-            "participants": 1,  # the forked process only looks
+            "participants": 1,  # this process; the forked one that looks takes no place
             "undo": (1, 1),
             "unlinked": 0,
             "places": 2,

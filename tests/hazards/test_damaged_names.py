@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import socket
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,8 @@ from hazards.apart import Apart, forks
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:
@@ -236,21 +238,39 @@ def test_what_a_living_process_is_making_is_left_alone(
             assert acc.apply_grad(1.0)
 
 
-def test_another_version_says_so() -> None:
-    acc = ConditionalAccumulator("f4", (), "old")
-    acc.close()
-    with SegmentFile(_path("old")) as file:
+def _of_version_1(path: Path) -> None:
+    path.write_bytes(layout.header_of_version_1(b"odd"))
+    os.truncate(path, layout.FILE_SIZE)
+
+
+def _of_the_next_version(path: Path) -> None:
+    ConditionalAccumulator("f4", (), "odd").close()
+    with SegmentFile(path) as file:
         config = file.record("config")
         config.version += 1
         file.put("config", config)
+
+
+@pytest.mark.parametrize(
+    ("make", "version"),
+    [(_of_version_1, 1), (_of_the_next_version, layout.VERSION + 1)],
+)
+def test_another_version_says_so(make: Callable[[Path], None], version: int) -> None:
+    make(_path("odd"))
+    words = f"layout version {version}; this one reads version {layout.VERSION}"
     opened: tuple[Callable[[str], Any], ...] = (
         shmacc.attach,
         lambda name: ConditionalAccumulator("f4", (), name),
         inspection.describe,
     )
     for opener in opened:
-        with pytest.raises(errors.DataLossError, match="another version"):
-            opener("old")
-    (summary,) = inspection.list_segments("old")
+        with pytest.raises(errors.DataLossError, match=words) as caught:
+            opener("odd")
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (again.version, str(again)) == (version, str(caught.value))
+    (summary,) = inspection.list_segments("odd")
     assert summary.state is SegmentState.OTHER_VERSION
-    inspection.remove("old", force=True)
+    assert words in summary.detail
+    with pytest.raises(errors.DataLossError, match=words):
+        inspection.remove("odd")
+    inspection.remove("odd", force=True)

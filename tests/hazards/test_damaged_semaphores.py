@@ -16,7 +16,8 @@ import pytest
 from hazards.apart import Apart, forks, run_apart
 
 import shmacc
-from shmacc import SparseConditionalAccumulator, names
+from shmacc import SparseConditionalAccumulator
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ from hazards.every_call import SHM_BYTES, VICTIM, Scenario
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import names
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from hazards.apart import Pipe

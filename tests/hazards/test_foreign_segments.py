@@ -12,7 +12,8 @@ from hazards.apart import Apart, forks, needs_root, run_apart
 from support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from hazards.lock_holder import held
 from hazards.segment_file import SegmentFile
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

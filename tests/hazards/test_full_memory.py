@@ -157,6 +157,26 @@ def test_growth_of_rows_index_and_undo() -> None:
     run_apart(_growth, shm=SIZE)
 
 
+def _large_growth() -> None:
+    for room in range(MIB, 10 * MIB, 3 * MIB + PAGE):
+        acc = _filled(1, 64)
+        leave(room)
+        with pytest.raises(errors.ResourceExhaustedError) as caught:
+            _apply_rows(acc, range(40_000), 64)
+        says_it_all(caught.value)
+        assert free_bytes() == room
+        assert acc.stats().rows == 1
+        make_room()
+        _apply_rows(acc, range(40_000), 64)
+        acc.unlink()
+        acc.close()
+
+
+def test_growth_in_many_pieces() -> None:
+    """What was reserved before the room ran out is given back."""
+    run_apart(_large_growth, shm=SIZE)
+
+
 def _undo() -> None:
     failed, succeeded = sweep(
         lambda: _filled(2000, 8), lambda acc: _apply_rows(acc, range(2000), 8), 2 * PAGE, 280 * 1024

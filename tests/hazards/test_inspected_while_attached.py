@@ -24,7 +24,8 @@ from support import until
 from typer.testing import CliRunner
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 from shmacc_inspect.main import app
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import judge, walk_between_marks
 
 import shmacc
-from shmacc import SparseConditionalAccumulator, _core, errors, inspection, names, testing
+from shmacc import SparseConditionalAccumulator, _core, errors, inspection, testing
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

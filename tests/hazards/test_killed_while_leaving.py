@@ -12,7 +12,8 @@ from hazards.stepping_tracer import needs_ptrace
 from hazards.stepping_walk import judge, walk_between_marks
 
 import shmacc
-from shmacc import SparseConditionalAccumulator, errors, inspection, names, testing
+from shmacc import SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from hazards.apart import Pipe

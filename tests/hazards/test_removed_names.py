@@ -21,14 +21,8 @@ from hazards.apart import Apart, forks
 from support import LONG, until
 
 import shmacc
-from shmacc import (
-    ConditionalAccumulator,
-    SparseConditionalAccumulator,
-    errors,
-    inspection,
-    names,
-    testing,
-)
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

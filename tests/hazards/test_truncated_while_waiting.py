@@ -15,7 +15,8 @@ from hazards.lock_holder import held
 from support import until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, names
+from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,8 @@ import pytest
 from hazards.apart import forks, needs_root, run_apart
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, names
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

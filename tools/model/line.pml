@@ -1,12 +1,14 @@
-/* The line of waiting takers (native/line.hpp, operations.hpp): take with join, leave, living_head, sweep and
- * wait_turn; apply, which wakes the head or waits for its turn; cancel; claim (presence.hpp).
+/* The line of waiting takers (native/line.hpp, place.hpp, operations.hpp): take with join, leave, living_head, sweep,
+ * the look between copy and commit, and wait_turn; apply, which wakes the head or waits for its turn; cancel;
+ * claim (presence.hpp).
  *
- * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED, and with
- * TIMEOUTS may give up in any wait; APPLIERS processes that each apply GRADIENTS times; with CANCELLER,
+ * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED (with
+ * PARTIALS also 0: whatever is there), and with TIMEOUTS may give up in any wait; with LOOKS=n they may copy the
+ * round, let go of the lock for as long as they like, and come back to commit, n times a take; APPLIERS processes that each apply GRADIENTS times; with CANCELLER,
  * ADVANCER or NEWCOMER one more process that cancels, drops the round (advance_step), or attaches and so may
  * get the participant entry of a dead one. With SIBLINGS the takers 0 and 1 are threads of one process. A
  * waiter's entry is taker number t's own, so ticket[t] is entry t's ticket. leave and cancel go without the
- * lock, as in the code; the two stores of join are two steps.
+ * lock, as in the code; the stores of join are two steps: top and next_ticket, then the ticket.
  *
  * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); who waits for it in a take
  * hears a cancel and the end of its time. A commit is one step (commit.pml). A futex word is only asked
@@ -15,9 +17,9 @@
  * that finds nothing to do is left out (processes.pml says why). Patience with a head that does not come is
  * over at any moment once somebody may be stopped, and never without: one second is long.
  *
- * Checked: who takes is the first of the living in line; nobody living is swept out of it; what was applied
- * was taken once, or dropped by advance_step, or is still there; who timed out or was cancelled consumed
- * nothing; without stops a gradient never joins a round that belongs to a living head. Every run is finite,
+ * Checked: who takes is the first of the living in line, or asks for 0 and takes nobody's round; nobody living
+ * is swept out of it; what was applied was taken once, or dropped by advance_step, or is still there, also if
+ * what a take hands out was copied before a look; who timed out or was cancelled consumed nothing; without stops a gradient never joins a round that belongs to a living head. Every run is finite,
  * and where it ends no living taker waits although it is the first of the living and its number is reached,
  * and no apply waits at all, unless a stopped process has the lock; a take that was cancelled never waits on,
  * even then. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that, no slice is needed.
@@ -29,6 +31,9 @@
  *   BROKEN_CANCEL_GAP   a take that has joined looks only at its ticket: a cancel between its last look
  *                       and its ticket passes it by
  *   BROKEN_LEAVE_SILENT who times out wakes nobody
+ *   BROKEN_LOOK_BLIND   after a look the copy is handed out without asking whether the round is still that one
+ *   BROKEN_PARTIAL_ROBS a take of whatever is there does not ask whether the round is the head's
+ *   BROKEN_TRIM         who leaves lowers `top`, without the lock: somebody who is joining is above it
  *   BROKEN_SLICE        a slice only looks for the dead: a head whose waker died is never served
  *   BROKEN_OWN_PRESENCE the kernel alone is asked who lives: it never reports the asker's own locks, and a
  *                       thread sweeps its sibling out
@@ -50,6 +55,9 @@
 #endif
 #ifndef MOST_REQUIRED
 #define MOST_REQUIRED 2
+#endif
+#ifndef LOOKS
+#define LOOKS 0
 #endif
 
 #ifdef SIBLINGS
@@ -76,6 +84,7 @@ byte count;                         /* committed */
 byte ticket[TAKERS];                /* entry t is in line while this is not 0 */
 byte required[TAKERS];
 bool overdue[TAKERS];
+byte top;                           /* entries from here on are free */
 byte next_ticket;
 byte cancelled_through;
 bool cancels;                       /* a counter in the code; here there is one cancel at most */
@@ -117,8 +126,13 @@ inline kernel_drops_locks(p) {
 
 /* Taking and leaving the lock, and reading a futex word, join the step before or after them: nobody without
  * the lock can tell the difference. */
+#if TAKERS == 2
+#define in_use (top > 1 && ticket[1] != 0 -> 2 : (top > 0 && ticket[0] != 0))
+#else
+#define in_use (top > 2 && ticket[2] != 0 -> 3 : (top > 1 && ticket[1] != 0 -> 2 : (top > 0 && ticket[0] != 0)))
+#endif
 inline Session() {
-  runs(my) && lock_owner == NOBODY -> lock_owner = my
+  runs(my) && lock_owner == NOBODY -> lock_owner = my; top = in_use  /* known_head */
 }
 inline release() {
   lock_owner = NOBODY
@@ -180,7 +194,7 @@ inline claim() {
 #else
 #define was_cancelled(t) (cancels != cancels_seen || (ticket[t] != 0 && is_cancelled(t)))
 #endif
-#define stands(t) (ticket[t] != 0 && !is_cancelled(t))
+#define stands(t) ((t) < top && ticket[t] != 0 && !is_cancelled(t))
 #define stands_before(t, u) (stands(t) && ticket[t] < ticket[u])
 #if TAKERS == 2
 #define is_head(t) (stands(t) && !stands_before(1 - (t), t))
@@ -192,7 +206,7 @@ inline claim() {
 #define is_reached(t) (count >= required[t])
 
 inline join() {
-  atomic { runs(my) && ticket[me] == 0 -> next_ticket++ };
+  atomic { runs(my) && ticket[me] == 0 -> next_ticket++; top = (top > me -> top : me + 1) };
   atomic {
     runs(my) ->
     ticket[me] = next_ticket; arrivals++; arrival[me] = arrivals;
@@ -204,6 +218,9 @@ inline join() {
 
 inline leave(t) {
   ticket[t] = 0; arrival[t] = 0; overdue[t] = false
+#ifdef BROKEN_TRIM
+  ; top = in_use
+#endif
 }
 
 inline wake_head() {
@@ -217,7 +234,7 @@ inline turn() {
 
 /* Under the lock: out of the line with the dead, then their participants' entries are free again. Two
  * steps for all of them: who dies in between two of the same kind leaves the rest to the next sweep. */
-#define to_be_swept(t) (ticket[t] != 0 && !alive(t))
+#define to_be_swept(t) ((t) < top && ticket[t] != 0 && !alive(t))
 inline sweep() {
   atomic {
     runs(my) ->
@@ -256,8 +273,20 @@ inline sweep() {
 
 /* ---- operations.hpp ---- */
 #define dead_in_front (head != NOBODY && !alive(head))       /* living_head sweeps first */
-#define served (head == NOBODY || head == me)
+#define served (head == NOBODY || head == me || required[me] == 0)
 #define may_take (served && is_reached(me))
+#define is_heads_round (head != NOBODY && head != me && is_reached(head))
+#ifdef BROKEN_PARTIAL_ROBS
+#define gets_nothing false
+#else
+#define gets_nothing (required[me] == 0 && is_heads_round)
+#endif
+#define the_round (applied + taken + dropped + 1)            /* whatever changes it counts one of them up */
+#ifdef BROKEN_LOOK_BLIND
+#define is_copied (copy_of != 0)
+#else
+#define is_copied (copy_of == the_round)
+#endif
 
 #ifdef SIBLINGS
 #define takers_ended(p) (taker_ended[(p) + 1] && ((p) > 0 || taker_ended[0]))
@@ -266,14 +295,20 @@ inline sweep() {
 #endif
 
 proctype taker(byte me; byte my) {
-  byte turns, u;
+  byte turns, u, looks, copy_of, copied;
   bool expired, cancels_seen;
 
 next_take:
   if
   :: atomic { runs(my) && turns < TURNS ->
        turns++; cancels_seen = cancels; taking[me] = true;
-       if :: required[me] = 1 :: required[me] = MOST_REQUIRED fi
+       if
+       :: required[me] = 1
+       :: required[me] = MOST_REQUIRED
+#ifdef PARTIALS
+       :: required[me] = 0
+#endif
+       fi
      }
   :: atomic { runs(my) && turns == TURNS -> taker_ended[me] = true; ended[my] = takers_ended(my) };
      goto end
@@ -291,19 +326,42 @@ look:
   if
   :: atomic { runs(my) && was_cancelled(me) -> lock_owner = NOBODY }; goto give_up
   :: atomic { runs(my) && !was_cancelled(me) && dead_in_front -> skip }; sweep(); goto look
-  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take ->
-       assert(nobody_came_before(mine_or_last));             /* collect: its commit */
-       taken = taken + count; count = 0
+#if LOOKS
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take && !gets_nothing &&
+              !is_copied && looks < LOOKS ->
+       looks++; copy_of = the_round; copied = count          /* copy_of */
+     };
+     if
+     :: atomic { runs(my) && required[me] != 0 && ticket[me] == 0 -> skip }; join()
+     :: atomic { runs(my) && (required[me] == 0 || ticket[me] != 0) -> release() }
+     fi;
+     goto take                      /* signal handlers run; then once more */
+#endif
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take && !gets_nothing ->
+       if :: !is_copied -> copied = count :: else fi;
+       assert(required[me] == 0 || nobody_came_before(mine_or_last));
+       assert(required[me] != 0 || !is_somebodys_round);
+       taken = taken + copied; count = 0;                    /* consume */
+       looks = 0; copy_of = 0; copied = 0
      };
      atomic { runs(my) -> leave(me); release() };
      turn();
      atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
      goto next_take
+#ifdef PARTIALS
+  :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take && gets_nothing ->
+       looks = 0; copy_of = 0; copied = 0; release()
+     };
+     turn();
+     atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
+     goto next_take
+#endif
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && expired ->
        release()
      };
      goto give_up
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && !expired ->
+       copy_of = 0; copied = 0;
        if :: !served && is_reached(head) -> changed[head] = true :: else fi
      };
      if
@@ -323,7 +381,7 @@ wait_turn:
   :: atomic { runs(my) && changed[me] && !was_cancelled(me) -> skip }
   :: atomic { runs(my) && changed[me] && was_cancelled(me) -> skip }; goto give_up
 #ifndef NO_SLICES
-  :: atomic { runs(my) && dead_in_front && head != me -> skip }
+  :: atomic { runs(my) && dead_in_front && head != me && is_reached(me) -> skip }
 #ifndef BROKEN_SLICE
   :: atomic { runs(my) && was_cancelled(me) -> skip }; goto give_up
   :: atomic { runs(my) && head == me && is_reached(me) -> skip }
@@ -344,7 +402,7 @@ give_up:                            /* timed out or cancelled: nothing was consu
 #endif
   :: atomic { runs(my) && ticket[me] == 0 -> skip }
   fi;
-  step(expired = false; taking[me] = false; to_be_cancelled[me] = false);
+  step(expired = false; taking[me] = false; to_be_cancelled[me] = false; looks = 0; copy_of = 0; copied = 0);
   goto next_take;
 
 end:
@@ -423,9 +481,9 @@ proctype odd_one(byte my) {
   atomic { runs(my) -> cancels = true; books_cancel(0); books_cancel(1); books_cancel(TAKERS - 1) };
   step(cancelled_through = next_ticket);                     /* without the lock */
   do
-  :: atomic { runs(my) && u < TAKERS && ticket[u] != 0 -> changed[u] = true; u++ }
-  :: atomic { runs(my) && u < TAKERS && ticket[u] == 0 -> u++ }
-  :: atomic { runs(my) && u == TAKERS -> u = 0 }; break
+  :: atomic { runs(my) && u < top && ticket[u] != 0 -> changed[u] = true; u++ }
+  :: atomic { runs(my) && u < top && ticket[u] == 0 -> u++ }
+  :: atomic { runs(my) && u >= top -> u = 0 }; break
   od;
   turn();
   step(ended[my] = true)

@@ -73,7 +73,12 @@ def run(
 @app.command()
 def report(output: Output = DEFAULT_OUTPUT) -> None:
     """Print the tables of an earlier run, and make its results.md and plots anew."""
-    everything = results.load(output)
+    try:
+        everything = results.load(output)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(
+            f"there is no {results.FILE_NAME} yet: `run` writes it", param_hint="--output"
+        ) from error
     wide = None if sys.stdout.isatty() else FILE_COLUMNS
     print_report(everything, Console(width=wide))
     write_markdown(everything, output)

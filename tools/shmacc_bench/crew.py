@@ -13,14 +13,16 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shmacc_bench.peers import peer_class
+from shmacc_bench.workload import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
     from shmacc_bench.peers.base import Peer
-    from shmacc_bench.workload import Gradient
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
@@ -38,6 +40,18 @@ class Member:
     def use(self, gradients: Sequence[Gradient]) -> None:
         """Prepare the gradients that further orders apply, one after the other."""
         self.prepared = [self.peer.prepare(gradient) for gradient in gradients]
+
+    def use_new_rows(self, places: range, rows: int, width: int) -> None:
+        """Prepare a gradient for each place, of the `rows` rows there; the values are the same."""
+        values = np.ones((rows, width), np.float32)
+        self.use([Gradient(np.arange(at, at + rows), values, unique=True) for at in places])
+
+    def apply_next(self) -> int:
+        """Apply the next gradient, which is not applied again; return the nanoseconds it took."""
+        prepared = self.prepared.pop(0)
+        begun = time.perf_counter_ns()
+        self.peer.apply(prepared)
+        return time.perf_counter_ns() - begun
 
     def clock(self) -> int:
         """Return when this order was read."""

@@ -1,4 +1,4 @@
-"""The plots of a run, each as PNG and as SVG."""
+"""The plots of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COLOURS = dict(
 
 def draw(results: dict[str, Any], directory: Path) -> list[Path]:
     """Draw every plot that there are figures for; return the files."""
-    written = []
+    written: list[Path] = []
     rows = [case for case in results["cases"] if case["family"] == "rows"]
     for operation, name in (
         (Operation.APPLY, "apply"),
@@ -56,27 +56,26 @@ def draw(results: dict[str, Any], directory: Path) -> list[Path]:
     ):
         cases = [case for case in rows if case["operation"] == operation.value]
         if cases:
-            written += _save(_bars(cases, operation.value), directory, name)
+            written.append(_save(_bars(cases, operation.value), directory, name))
     growth = [case for case in results["cases"] if case["family"] == "growth"]
     if growth:
-        written += _save(_growth(growth), directory, "growth")
+        written.append(_save(_growth(growth), directory, "growth"))
     scenarios = results["scenarios"]
     if any("measured" in of for of in scenarios.get("throughput", {}).values()):
-        written += _save(_throughput(scenarios["throughput"]), directory, "throughput")
+        written.append(_save(_throughput(scenarios["throughput"]), directory, "throughput"))
     if any("from_call" in of for of in scenarios.get("wakeup", {}).values()):
-        written += _save(_wakeup(scenarios["wakeup"]), directory, "wakeup")
+        written.append(_save(_wakeup(scenarios["wakeup"]), directory, "wakeup"))
     if any("measured" in of for of in scenarios.get("memory", {}).values()):
-        written += _save(_memory(scenarios["memory"]), directory, "memory")
+        written.append(_save(_memory(scenarios["memory"]), directory, "memory"))
     return written
 
 
-def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
+def _save(figure: Figure, directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.png", directory / f"{name}.svg"]
+    path = directory / f"{name}.svg"
     figure.tight_layout()
-    figure.savefig(paths[0], dpi=130, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def _measured(cases: Sequence[dict[str, Any]]) -> list[str]:

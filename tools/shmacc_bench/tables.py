@@ -128,6 +128,27 @@ def _throughput_table(found: dict[str, Any]) -> Table:
     return Table("Several processes apply (applies a second, together)", note, ("", *names), rows)
 
 
+def _growing_table(found: dict[str, Any]) -> Table:
+    lines: dict[tuple[int, int], dict[str, str]] = {}
+    for name, of in found.items():
+        for line in of.get("measured", ()):
+            cells = lines.setdefault((line["rows"], line["processes"]), {})
+            ratio = figure(line["last_over_first"])
+            cells[name] = f"{figure(line['seconds'])} (last/first {ratio})"
+    names = [name for name in found if "measured" in found[name]]
+    rows = [
+        (f"{rows:,} x 64, {n} process{'es' * (n > 1)}", *(cells.get(name, NONE) for name in names))
+        for (rows, n), cells in lines.items()
+    ]
+    note = (
+        "500 new rows an apply, in turn; last/first: an apply's time in the last quarter over the "
+        "first; torch and NumPy have the whole table's memory from the start"
+    )
+    return Table(
+        "Processes add new rows in turn (seconds of all applies)", note, ("", *names), rows
+    )
+
+
 def _contention_table(found: dict[str, Any]) -> Table:
     rows = [
         (
@@ -211,6 +232,7 @@ def _peers_table(peers: dict[str, Any]) -> Table:
 SCENARIO_TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "wakeup": _wakeup_table,
     "throughput": _throughput_table,
+    "growing": _growing_table,
     "contention": _contention_table,
     "recovery": _recovery_table,
     "memory": _memory_table,

@@ -132,7 +132,7 @@ def mean(gradients: list[Gradient]) -> Gradient:
     return Gradient(
         inputs=_mean_rows([one.inputs for one in gradients]),
         outputs=_mean_rows([one.outputs for one in gradients]),
-        rest=np.sum([one.rest for one in gradients], axis=0) / np.float32(len(gradients)),
+        rest=np.mean([one.rest for one in gradients], axis=0, dtype=np.float32),
     )
 
 

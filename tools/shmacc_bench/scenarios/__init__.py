@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 IMPORTING = ("shmacc", "tf-local", "torch", "numpy-fancy", "manager")
 SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
+TABLES = ("shmacc", "torch-1", "numpy-fancy")  # where a new row is not a new message to a server
 SLOW_TO_START = ("tf-local", "tf-server")  # each further process imports TensorFlow: not if quick
 WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
 
@@ -30,6 +31,7 @@ class Plan:
 PLANS: Mapping[str, Plan] = {
     "wakeup": Plan(WAITING, steps=10, quick_steps=3),
     "throughput": Plan(SHARING, steps=3, quick_steps=1),
+    "growing": Plan(TABLES, steps=3, quick_steps=1),
     "contention": Plan(SHARING, steps=3, quick_steps=1),
     "recovery": Plan(SHARING, steps=1, quick_steps=1),
     "memory": Plan(("shmacc", "tf-local", "torch", "numpy-fancy"), steps=1, quick_steps=1),

@@ -1,0 +1,36 @@
+from shmacc import errors, inspection, raw_ops, sparse, testing
+from shmacc._accumulator import NEVER_STALE
+from shmacc._dense import ConditionalAccumulator
+from shmacc._lookup import attach
+from shmacc._records import (
+    DensePartial,
+    DenseTaken,
+    IndexedSlices,
+    SparseGradient,
+    SparsePartial,
+    SparseTaken,
+)
+from shmacc._sparse import SparseConditionalAccumulator
+from shmacc._stats import Stats
+
+__all__ = [
+    "NEVER_STALE",
+    "ConditionalAccumulator",
+    "DensePartial",
+    "DenseTaken",
+    "IndexedSlices",
+    "SparseConditionalAccumulator",
+    "SparseGradient",
+    "SparsePartial",
+    "SparseTaken",
+    "Stats",
+    "__version__",
+    "attach",
+    "errors",
+    "inspection",
+    "raw_ops",
+    "sparse",
+    "testing",
+]
+
+__version__: str

@@ -1,0 +1,483 @@
+"""What both conditional accumulators have in common.
+
+The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
+``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
+docstring says so. Data goes one way: arguments are converted and checked (_gradients.py), the
+extension does what happens under the lock, and what it hands back is dressed as NumPy arrays.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from shmacc import _core
+from shmacc import _dtypes as dtypes
+from shmacc import _gradients as gradients
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._records import RawRound, ValueArray
+from shmacc._segment import Owners
+from shmacc._stats import Stats
+from shmacc.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+
+NEVER_STALE: int = 2**63 - 1
+"""A ``local_step`` that no accumulator's step is past."""
+
+_OWNERS_BITS = 0o600
+_Result = TypeVar("_Result")
+_logger = logging.getLogger("shmacc")
+
+
+def _reduction(reduction_type: object) -> str:
+    if reduction_type is None:
+        return "MEAN"
+    if isinstance(reduction_type, bytes):
+        reduction_type = reduction_type.decode("ascii", "replace")
+    if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
+        raise InvalidArgumentError(
+            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
+            'not in: "MEAN", "SUM", "CMEAN".'
+        )
+    return reduction_type
+
+
+def _mode(mode: object) -> int | None:
+    if mode is None:
+        return None
+    bits = gradients.int64(mode, "mode")
+    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
+        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    if bits & _OWNERS_BITS != _OWNERS_BITS:
+        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
+    return bits
+
+
+def _finish(handle: _core.Handle) -> None:
+    if _daemons_outlive_the_interpreter():
+        handle.unlink_private()
+    else:
+        handle.close()
+
+
+def _daemons_outlive_the_interpreter() -> bool:
+    # At exit, with daemon threads still at work: to close would wake them with an error, whose
+    # traceback CPython may die of by then. The kernel lets go of everything in a moment.
+    main = threading.main_thread()
+    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
+
+
+class AccumulatorRef:
+    """What raw ops take as ``handle``; keeps its accumulator open."""
+
+    __slots__ = ("accumulator",)
+
+    def __init__(self, accumulator: "Accumulator") -> None:
+        """A reference to this accumulator."""
+        self.accumulator = accumulator
+
+    def __repr__(self) -> str:
+        """Says which accumulator."""
+        return f"AccumulatorRef({self.accumulator!r})"
+
+
+class Accumulator:
+    """What both accumulators have in common.
+
+    Use as a context manager to close at the end of the block. Handles pickle: another process that
+    unpickles one attaches to the same segment.
+    """
+
+    _KIND: ClassVar[str]
+    _DEFAULT_NAME: ClassVar[str]
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = None,
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+    ) -> None:
+        """Creates the accumulator, or attaches to the one that has this shared_name.
+
+        Args:
+            dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
+            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
+                unknown.
+            shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
+                share the accumulator, and it lives until `unlink`. None or empty: private, it goes
+                when this process closes it or ends.
+            name: A label.
+            reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
+                or "CMEAN" (sparse: of each row over all gradients of the round).
+            mode: Permission bits of what stands in /dev/shm; exact, whatever the umask. None: 0600
+                for a new accumulator, and whatever an existing one has. Who may write may do
+                anything to the accumulator. Who may only read sees all gradients, and can keep
+                others waiting, by read locks on the file: give no rights to those you do not trust.
+            owners: Whose accumulator of this name may be attached to: "mine" (this process's
+                effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
+
+        Raises:
+            InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
+                in kind, dtype, shape, reduction or mode (the message says both).
+            ResourceExhaustedError: Shared memory is full.
+            PermissionDeniedError: The accumulator is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
+        private = not shared_name and not isinstance(shared_name, bytes)
+        spec = segment.Spec(
+            kind=self._KIND,
+            dtype=dtypes.resolve(dtype),
+            shape=gradients.declared_shape(shape, self._KIND),
+            reduction=_reduction(reduction_type),
+            mode=_mode(mode),
+            private=private,
+        )
+        label = self._DEFAULT_NAME if name is None else name
+        segment_name = names.segment_name(names.generated_name() if private else shared_name)
+        whose = segment.check_owners(owners)
+        self._adopt(segment.open_or_create(segment_name, spec, whose), segment_name, label, whose)
+        try:
+            self._check_agreement(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def attach(cls, shared_name: str, *, owners: Owners = "mine") -> Self:
+        """The accumulator of that name and this kind: the typed form of ``shmacc.attach``.
+
+        Args:
+            shared_name: The name.
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There is none.
+            InvalidArgumentError: No possible name; or it is of the other kind.
+            PermissionDeniedError: It is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
+        return cls.of_name(
+            names.segment_name(shared_name), cls._DEFAULT_NAME, segment.check_owners(owners)
+        )
+
+    @classmethod
+    def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
+        """Attaches to the segment of that name; what unpickling does.
+
+        Raises:
+            NotFoundError: There is none.
+            InvalidArgumentError: It is of the other kind.
+            PermissionDeniedError: It is another user's.
+            DataLossError: What stands under the name is no valid segment of this version.
+        """
+        return cls.of_handle(segment.attach(segment_name, owners), segment_name, owners, label)
+
+    @classmethod
+    def of_handle(
+        cls,
+        handle: _core.Handle,
+        segment_name: SegmentName,
+        owners: Owners,
+        label: str | None = None,
+    ) -> Self:
+        """The accumulator that this handle is attached to.
+
+        Raises:
+            InvalidArgumentError: It is of the other kind.
+            DataLossError: It has an unknown dtype or reduction.
+        """
+        self = cls.__new__(cls)
+        label = cls._DEFAULT_NAME if label is None else label
+        self._adopt(handle, segment_name, label, owners)
+        if self._found_kind != cls._KIND:
+            self.close()
+            raise InvalidArgumentError(
+                f"The accumulator {segment_name.shared_name!r} is {self._found_kind}, "
+                f"not {cls._KIND}"
+            )
+        return self
+
+    def _adopt(
+        self,
+        handle: _core.Handle,
+        segment_name: SegmentName,
+        label: str,
+        owners: Owners,
+    ) -> None:
+        self._handle = handle
+        self._segment_name = segment_name
+        self._label = label
+        self._owners = owners
+        self._finalizer = weakref.finalize(self, _finish, handle)
+        config = handle.config()
+        dtype = dtypes.by_number(config["dtype"])
+        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
+        belongs = dtype is not None and (dtype.sum_code, dtype.components) == (
+            config["sum"],
+            config["components"],
+        )
+        if dtype is None or reduction is None or not belongs:
+            self._finalizer()
+            raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
+        self._dtype = dtype
+        self._reduction = reduction
+        self._shared_name: str = config["name"]
+        declared = config["declared"]
+        self._shape: gradients.Shape = (
+            None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
+        )
+        self._found_kind = layout.KIND_NAMES[config["kind"]]
+
+    def _check_agreement(self, asked: segment.Spec) -> None:
+        pairs = [
+            ("kind", self._found_kind, asked.kind),
+            ("dtype", self._dtype.name, asked.dtype.name),
+            ("reduction_type", self._reduction, asked.reduction),
+        ]
+        if asked.shape is not None:
+            pairs.append(
+                (
+                    "shape",
+                    gradients.describe_shape(self._shape),
+                    gradients.describe_shape(asked.shape),
+                )
+            )
+        if asked.mode is not None:
+            pairs.append(("mode", f"{self._handle.mode:04o}", f"{asked.mode:04o}"))
+        for what, existing, wanted in pairs:
+            if existing != wanted:
+                raise InvalidArgumentError(
+                    f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
+                    f"{wanted} was asked for. If the existing one is of an earlier run: "
+                    f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
+                    "use another shared_name"
+                ).with_fields(
+                    segment=self._segment_name.system_name,
+                    what=what,
+                    existing=existing,
+                    asked=wanted,
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        self._handle.config()  # a closed handle does not pickle
+        return type(self).of_name, (self._segment_name, self._label, self._owners)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Kind, name, dtype, shape, reduction."""
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} {self._dtype.name} "
+            f"{gradients.describe_shape(self._shape)} {self._reduction}"
+            f"{' closed' if self._handle.closed else ''}>"
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of gradients and results, as NumPy has it."""
+        return self._dtype.numpy
+
+    @property
+    def shape(self) -> gradients.Shape:
+        """The declared shape; None: unknown rank; None as a dimension: unknown."""
+        return self._shape
+
+    @property
+    def reduction_type(self) -> str:
+        """MEAN, SUM or CMEAN."""
+        return self._reduction
+
+    @property
+    def name(self) -> str:
+        """The label given at construction."""
+        return self._label
+
+    @property
+    def shared_name(self) -> str:
+        """The name that processes share; of a private accumulator, its generated name."""
+        return self._shared_name
+
+    @property
+    def accumulator_ref(self) -> AccumulatorRef:
+        """The handle that raw ops take."""
+        return AccumulatorRef(self)
+
+    @property
+    def global_step(self) -> int:
+        """The accumulator's step; gradients of older steps are dropped. Takes no lock."""
+        return self._handle.step
+
+    def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
+        """How many gradients wait to be taken. Takes no lock (TF: AccumulatorNumAccumulated)."""
+        return self._handle.count
+
+    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
+        """Sets the step. What is accumulated stays (TF: AccumulatorSetGlobalStep).
+
+        A step lower than the current one is set all the same, with a warning to logger "shmacc".
+
+        Raises:
+            InvalidArgumentError: Not an integer of 64 bits.
+        """
+        new = gradients.int64(new_global_step, "new_global_step")
+        old = self._handle.set_step(new)
+        if new < old:
+            _logger.warning(
+                "Attempt to set current_global_step_ to smaller value: "
+                "current_global_step_ = %d >= %d = new_global_step.",
+                old,
+                new,
+            )
+
+    def advance_step(self, step: int) -> int:
+        """Moves the step forward: drops what older steps left here, and unseals.
+
+        A step that is not past the current one changes nothing, so that repeated and late
+        announcements of a step are harmless.
+
+        Returns:
+            How many accumulated gradients were dropped.
+
+        Raises:
+            InvalidArgumentError: Not an integer of 64 bits.
+        """
+        return self._handle.advance_step(gradients.int64(step, "step"))
+
+    def wait_step(self, after: int, *, timeout: float | None = None) -> int:
+        """Waits until the global step is past `after`: how a worker follows the chief.
+
+        Returns:
+            The global step.
+
+        Raises:
+            DeadlineExceededError: The timeout (seconds) passed.
+            CancelledError: The handle was closed.
+            InvalidArgumentError: A bad argument.
+        """
+        return self._handle.wait_step(gradients.int64(after, "after"), gradients.timeout(timeout))
+
+    def unseal(self) -> None:
+        """Lets gradients in again after ``take_partial(seal=True)``, at the same step."""
+        self._handle.unseal()
+
+    def stats(self) -> Stats:
+        """The segment's counters at one instant. Takes no lock."""
+        return Stats.of(self._handle.state())
+
+    def cancel(self) -> None:
+        """Ends every take that waits now, in whichever process, with CancelledError."""
+        self._handle.cancel()
+
+    def close(self) -> None:
+        """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
+        # Not by calling the finalizer: a KeyboardInterrupt in the middle of it would leave nothing
+        # to call again.
+        _finish(self._handle)
+        self._finalizer.detach()
+
+    def unlink(self) -> None:
+        """Removes the segment and its semaphore from the system. Idempotent.
+
+        Who has it open goes on using it until they close, as with an unlinked file; who opens the
+        name from now on makes a new one.
+
+        Raises:
+            PermissionDeniedError: The segment is another user's.
+            FailedPreconditionError: The handle is closed.
+        """
+        segment.unlink(self._segment_name, self._handle)
+
+    def _take(
+        self,
+        finish: Callable[[RawRound], _Result],
+        num_required: int,
+        timeout: float | None,
+        *,
+        partial: bool,
+        seal: bool = False,
+    ) -> _Result:
+        """Takes, and makes the result of what was taken.
+
+        What was taken is not lost if the result does not get to the caller, because an exception
+        comes in between: a signal handler's, or a MemoryError of a conversion. The handle keeps
+        it for its next take of the same sort. The interpreter looks at signals at the end of a
+        call, at the start of a function and when it jumps back, and nowhere else. So a handler
+        runs within this ``try``, or when the caller has the result; and what is caught here gets
+        to `keep` whatever comes next.
+        """
+        required = gradients.int64(num_required, "num_required")
+        if partial:
+            if required < 0:
+                raise InvalidArgumentError(
+                    f"Argument num_required must not be negative, but was {required}"
+                )
+            lowest, highest = dtypes.SUM_BOUNDS
+        else:
+            if required <= 0:
+                raise InvalidArgumentError(
+                    f"Argument num_required must be positive, but was {required}"
+                )
+            lowest, highest = self._dtype.bounds
+        place: list[Any] = [None]
+        try:
+            self._handle.take(
+                place,
+                required,
+                gradients.timeout(timeout),
+                not partial and self._reduction != "SUM",
+                not partial,
+                seal,
+                lowest,
+                highest,
+            )
+            return finish(place[0])
+        except BaseException as error:
+            if place[0] is not None:
+                self._handle.keep(place[0], not partial, seal)
+            elif type(error) is DeadlineExceededError:
+                raise self._saying_who_is_attached(error) from None
+            raise
+
+    def _saying_who_is_attached(self, error: DeadlineExceededError) -> DeadlineExceededError:
+        pids, more = self._handle.some_attached()
+        named = ", ".join(f"pid {pid}" for pid in sorted(pids))
+        others = f" and up to {more} more" if more else ""
+        return (
+            DeadlineExceededError(f"{error}; attached processes: {named}{others}")
+            .with_fields(**error.__dict__)
+            .with_fields(pids=tuple(sorted(pids)))
+        )
+
+    def _dress(self, results: ValueArray) -> ValueArray:
+        """Results, in the type of sums, as an array of the dtype that the caller is to see."""
+        if self._dtype.sums_as_is:
+            return results
+        try:
+            return self._dtype.narrow(results)
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"This process has no memory for the result as {self._dtype.name}; "
+                "this object's next take hands it out"
+            ) from error

@@ -1,0 +1,129 @@
+"""The dense accumulator."""
+
+from typing import Any
+
+from shmacc import _gradients as gradients
+from shmacc._accumulator import Accumulator
+from shmacc._records import DensePartial, DenseTaken, RawRound, ValueArray
+from shmacc._segment import Owners
+from shmacc.errors import InvalidArgumentError
+
+__all__ = ["ConditionalAccumulator"]
+
+
+class ConditionalAccumulator(Accumulator):
+    """Adds up dense gradients, as ``tf.compat.v1.ConditionalAccumulator``."""
+
+    _KIND = "dense"
+    _DEFAULT_NAME = "conditional_accumulator"
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = "conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+    ) -> None:
+        """Creates or attaches; arguments and errors as `Accumulator`."""
+        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
+
+    def apply_grad(
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+    ) -> bool:
+        """Adds a gradient, unless it is stale (TF: AccumulatorApplyGradient).
+
+        Args:
+            grad: An array of the declared shape; in a round, all have the same.
+            local_step: The step that the gradient was computed at.
+            name: Ignored.
+
+        Returns:
+            True if it was added; False if it was dropped, because ``local_step`` is less than the
+            accumulator's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
+                the round's. Nothing was added.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+        """
+        step = gradients.int64(local_step, "local_step")
+        value = gradients.values_array(grad, self._dtype, "grad")
+        gradients.check_dense(value.shape, self._shape)
+        return self._handle.apply_dense(value, value.shape, step, 1)
+
+    def apply_partial(self, partial: DensePartial, local_step: int = 0) -> bool:
+        """Adds what another accumulator's `take_partial` handed out.
+
+        It counts as ``partial.count`` gradients.
+
+        Returns:
+            As `apply_grad`.
+
+        Raises:
+            As `apply_grad`.
+        """
+        gradients.check_not_divided(partial)
+        if not (hasattr(partial, "value") and hasattr(partial, "count")):
+            raise InvalidArgumentError(
+                f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"
+            )
+        step = gradients.int64(local_step, "local_step")
+        count = gradients.partial_count(partial.count)
+        value = gradients.sums_array(partial.value, self._dtype, "The value")
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        gradients.check_dense(value.shape, self._shape)
+        return self._handle.apply_dense(value, value.shape, step, count)
+
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> ValueArray:
+        """Waits for gradients and takes their reduction (TF: AccumulatorTakeGradient).
+
+        Arguments and errors as `SparseConditionalAccumulator.take_grad`.
+
+        Returns:
+            An array of the round's shape.
+        """
+        return self._take(self._gradient, num_required, timeout, partial=False)
+
+    def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
+        """`take_grad` with the numbers that TensorFlow does not report."""
+        return self._take(self._taken, num_required, timeout, partial=False)
+
+    def take_partial(
+        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
+    ) -> DensePartial:
+        """Takes the sums, not divided; the step stays.
+
+        Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
+        is zeros of the declared shape, with no row along a dimension that is not declared.
+        """
+        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+
+    def _gradient(self, raw: RawRound) -> ValueArray:
+        _, _, _, value, _, _, _ = raw
+        return self._dress(value)
+
+    def _taken(self, raw: RawRound) -> DenseTaken:
+        count, step, _, value, _, _, _ = raw
+        return DenseTaken(self._dress(value), count, step)
+
+    def _partial(self, raw: RawRound) -> DensePartial:
+        count, step, _, value, _, _, _ = raw
+        if value is None:
+            shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]
+            value = gradients.zeros(shape, self._dtype.partial)
+        return DensePartial(value, count, step)

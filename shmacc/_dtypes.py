@@ -1,0 +1,178 @@
+"""The 19 dtypes that TensorFlow's op registry advertises for accumulators.
+
+Sums are kept in one of four types: float32 (also for the half types, which are rounded once, at
+the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes
+go in and out as TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc._dtype_names import NUMBERS
+from shmacc.errors import InvalidArgumentError
+
+SUM_BOUNDS = (-(2**63), 2**64 - 1)
+"""Lowest and highest value of the 64-bit integers that sums are kept in."""
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype of accumulators.
+
+    Attributes:
+        name: TensorFlow's name.
+        number: TensorFlow's ``DataType`` number, which stands in the segment.
+        numpy: What arrays in and out have.
+        storage: The same without a quantised dtype's field.
+        sums: What sums are kept in; a complex dtype has two of them a number.
+        components: Sums a number: 2 for complex dtypes, else 1.
+        sums_as_is: Whether arrays go out as sums are kept.
+        plain_type: NumPy's number of the type if arrays come in as sums are kept, else -1.
+        bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
+    """
+
+    name: str
+    number: int
+    numpy: np.dtype[Any]
+    storage: np.dtype[Any]
+    sums: np.dtype[Any]
+    components: int
+    sums_as_is: bool = field(init=False)
+    plain_type: int = field(init=False)
+    bounds: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decides once what every apply and take asks."""
+        plain = self.storage == self.partial
+        object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
+        object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
+        bounds = SUM_BOUNDS
+        if self.storage.kind in "iu":
+            info = np.iinfo(self.storage)
+            bounds = int(info.min), int(info.max)
+        object.__setattr__(self, "bounds", bounds)
+
+    def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values of the dtype, C-contiguous, in the type of sums (complex: as they are)."""
+        if values.dtype == np.float16 and _core.CONVERTS_HALVES:
+            wide = np.empty(values.shape, np.float32)
+            _core.widen(np.require(values, requirements=["C", "A"]), wide)
+            return wide
+        return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
+
+    def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Results in the type of sums (complex: as they are) as values of the dtype."""
+        if self.storage == np.float16 and _core.CONVERTS_HALVES:
+            narrow = np.empty(values.shape, np.float16)
+            _core.narrow(values, narrow)
+            return narrow
+        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+            return values.astype(self.storage, copy=False).view(self.numpy)
+
+    @property
+    def partial(self) -> np.dtype[Any]:
+        """The dtype of sums as a partial hands them out."""
+        return self.storage if self.components > 1 else self.sums
+
+    @property
+    def sum_code(self) -> int:
+        """The number by which the extension knows the type of sums."""
+        return layout.SUMS[self.sums.name]
+
+
+_SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
+
+
+def _plain(name: str, number: int) -> DType:
+    storage = np.dtype(name)
+    sums = _SUMS.get(storage.char) or ("int64" if storage.kind == "i" else "uint64")
+    components = 2 if storage.kind == "c" else 1
+    return DType(name, number, storage, storage, np.dtype(sums), components)
+
+
+def _quantised(name: str, number: int) -> DType:
+    plain = _plain(name.removeprefix("q"), number)
+    structured = np.dtype([(name, plain.storage)])
+    return DType(name, number, structured, plain.storage, plain.sums, 1)
+
+
+_KNOWN = {
+    name: (_quantised if name.startswith("q") else _plain)(name, number)
+    for name, number in NUMBERS.items()
+    if name != "bfloat16"  # NumPy has none: see _bfloat16
+}
+_BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
+# Where TensorFlow and NumPy read a name differently, TensorFlow's reading counts.
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+
+
+def _bfloat16() -> DType:
+    # Imported when first asked for: `import shmacc` is to load nothing heavier than NumPy.
+    import ml_dtypes
+
+    storage = np.dtype(ml_dtypes.bfloat16)
+    return DType("bfloat16", NUMBERS["bfloat16"], storage, storage, np.dtype("float32"), 1)
+
+
+def by_number(number: int) -> DType | None:
+    """The dtype of a ``DataType`` number; None if there is none."""
+    if number == NUMBERS["bfloat16"]:
+        return _bfloat16()
+    return _BY_NUMBER.get(number)
+
+
+def resolve(dtype: object) -> DType:
+    """The dtype that a user means.
+
+    Args:
+        dtype: Whatever TensorFlow or NumPy take for one: a NumPy dtype or type, a ``tf.DType``, a
+            name, a ``DataType`` number.
+
+    Raises:
+        InvalidArgumentError: It is none, or none that accumulators work with.
+    """
+    found = _lookup(dtype)
+    if found is None:
+        allowed = ", ".join(sorted(NUMBERS))
+        raise InvalidArgumentError(
+            f"Value passed to parameter 'dtype' is {dtype!r}, which is not in list of allowed "
+            f"values: {allowed}"
+        )
+    return found
+
+
+def _lookup(dtype: object) -> DType | None:
+    if dtype is None or isinstance(dtype, bool):
+        return None
+    if isinstance(dtype, int):
+        return by_number(dtype)
+    if dtype is float:
+        dtype = "float32"
+    dtype = getattr(dtype, "as_numpy_dtype", dtype)
+    if isinstance(dtype, str):
+        dtype = _ALIASES.get(dtype, dtype)
+        if dtype == "bfloat16":
+            return _bfloat16()
+        if dtype in _KNOWN:
+            return _KNOWN[dtype]
+    try:
+        return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+
+
+def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
+    if dtype.names is not None:
+        return next((known for known in _KNOWN.values() if known.numpy == dtype), None)
+    return _bfloat16() if dtype.name == "bfloat16" else _KNOWN.get(dtype.name)
+
+
+def kind_of(dtype: npt.DTypeLike) -> str:
+    """NumPy's kind letter; bfloat16, which NumPy knows as void, is a float."""
+    dtype = np.dtype(dtype)
+    return "f" if dtype.name == "bfloat16" else dtype.kind

@@ -1,0 +1,37 @@
+"""What stands in a segment, as far as Python knows it: numbers and their names, sizes, lock bytes.
+
+All of it comes from the extension, which has it from layout.hpp. It is written down again in two
+places only, on purpose, to be a second opinion: ``inspection/_table.py`` and the tests'
+``segment_layout.py``.
+"""
+
+from shmacc import _core
+
+VERSION = _core.VERSION
+MAX_RANK = _core.MAX_RANK
+
+KINDS = _core.KINDS
+KIND_NAMES = {number: name for name, number in KINDS.items()}
+REDUCTIONS = _core.REDUCTIONS
+REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
+ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
+SUMS = _core.SUMS
+"""The types that sums are kept in, by NumPy's name."""
+SUM_BYTES = {SUMS[name]: size for name, size in _core.SUM_BYTES.items()}
+"""The size of a sum, by the type's number."""
+
+REGIONS = _core.REGIONS
+REGION_SPAN = _core.REGION_SPAN
+"""Region ``number`` begins at byte ``number * REGION_SPAN`` of the file."""
+HEADER_BYTES = _core.HEADER_BYTES
+ENTRY_BYTES = {"participants": _core.PARTICIPANT_BYTES, "waiters": _core.WAITER_BYTES}
+"""The size of a table's entry, by region; the tables are reserved in whole pages."""
+PAGE_BYTES = _core.PAGE_BYTES
+BUCKET_BYTES = _core.BUCKET_BYTES
+BUCKET_ENTRIES = _core.BUCKET_ENTRIES
+SLOT_BYTES = _core.SLOT_BYTES
+SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
+"""The size of the semaphore's file; to open a shorter one is to die of a bus error."""
+
+NAME_BYTE = _core.NAME_BYTE
+"""The byte whose record lock is the right to decide what a segment's name leads to."""

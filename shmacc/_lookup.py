@@ -1,0 +1,38 @@
+"""From a name to the accumulator that has it, of whichever kind it is."""
+
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._dense import ConditionalAccumulator
+from shmacc._names import SegmentName
+from shmacc._segment import Owners
+from shmacc._sparse import SparseConditionalAccumulator
+
+
+def attach(
+    shared_name: str, *, owners: Owners = "mine"
+) -> SparseConditionalAccumulator | ConditionalAccumulator:
+    """The accumulator of that name.
+
+    Args:
+        shared_name: The name.
+        owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
+            "any", or an iterable of uids.
+
+    Raises:
+        NotFoundError: There is none.
+        InvalidArgumentError: No possible name.
+        PermissionDeniedError: It is another user's.
+        DataLossError: What stands under the name is no valid segment of this version.
+    """
+    return open_by_name(names.segment_name(shared_name), segment.check_owners(owners))
+
+
+def open_by_name(
+    segment_name: SegmentName, owners: Owners
+) -> SparseConditionalAccumulator | ConditionalAccumulator:
+    """`attach` by the segment's whole name; same errors."""
+    handle = segment.attach(segment_name, owners)
+    if handle.config()["kind"] == layout.KINDS["sparse"]:
+        return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
+    return ConditionalAccumulator.of_handle(handle, segment_name, owners)

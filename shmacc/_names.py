@@ -1,0 +1,124 @@
+"""How names of accumulators become names in ``/dev/shm``, and back.
+
+=====================================  ===================================================
+``shmacc.NAME``                        a segment
+``shmacc.NAMESPACE:NAME``              a segment made with ``SHMACC_NAMESPACE=NAMESPACE``
+``sem.shmacc.[NAMESPACE:]NAME.TOKEN``  its semaphore; TOKEN (16 hexadecimal digits) is the
+                                       segment's own, so that a new segment of an old name
+                                       never meets an old semaphore
+=====================================  ===================================================
+
+A colon is not allowed in either part, so the names parse without doubt. The system's limit is
+255 bytes; where namespace and name together would not fit, the tail gives way to a hash (the
+whole name stands in the segment).
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from shmacc.errors import InvalidArgumentError
+
+SHM_DIRECTORY = "/dev/shm"  # noqa: S108  where Linux keeps POSIX shared memory, not a temp file
+NAMESPACE_VARIABLE = "SHMACC_NAMESPACE"
+PREFIX = "shmacc."
+SEMAPHORE_FILE_PREFIX = "sem."
+
+_TOKEN_DIGITS = 16
+_LONGEST_FILE_NAME = 255
+_LONGEST_STEM = _LONGEST_FILE_NAME - len(SEMAPHORE_FILE_PREFIX) - len(PREFIX) - 1 - _TOKEN_DIGITS
+_HASH_DIGITS = 16
+_SHARED_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,60}", re.ASCII)
+_SEGMENT_FILE = re.compile(r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._~-]+)", re.ASCII)
+_SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._~:-]+)\.([0-9a-f]{16})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentName:
+    """A segment's name as ``/dev/shm`` has it, taken apart.
+
+    Attributes:
+        system_name: The file's name, which starts with ``shmacc.``.
+        namespace: The value of ``SHMACC_NAMESPACE`` it was made under; None without one.
+        shared_name: The accumulator's name (of a very long one: its head and a hash).
+    """
+
+    system_name: str
+    namespace: str | None
+    shared_name: str
+
+    @property
+    def path(self) -> str:
+        """The segment's file."""
+        return f"{SHM_DIRECTORY}/{self.system_name}"
+
+
+def current_namespace() -> str | None:
+    """The namespace that the environment asks for; None without one.
+
+    Raises:
+        InvalidArgumentError: ``SHMACC_NAMESPACE`` is malformed.
+    """
+    namespace = os.environ.get(NAMESPACE_VARIABLE)
+    if not namespace:
+        return None
+    if not _NAMESPACE.fullmatch(namespace):
+        raise InvalidArgumentError(
+            f"{NAMESPACE_VARIABLE} must be 1 to 60 of letters, digits, '.', '_' and '-', "
+            f"but was {namespace!r}"
+        )
+    return namespace
+
+
+def segment_name(shared_name: object) -> SegmentName:
+    """The segment's name for an accumulator's name, in this process's namespace.
+
+    Raises:
+        InvalidArgumentError: The name is not a string of 1 to 200 allowed characters.
+    """
+    if not isinstance(shared_name, str) or not _SHARED_NAME.fullmatch(shared_name):
+        raise InvalidArgumentError(
+            "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
+            f"but was {shared_name!r}"
+        )
+    namespace = current_namespace()
+    stem = f"{namespace}:{shared_name}" if namespace else shared_name
+    if len(stem) > _LONGEST_STEM:
+        import hashlib  # not needed by most, and slow to import
+
+        digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
+        stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
+    return SegmentName(PREFIX + stem, namespace, shared_name)
+
+
+def generated_name() -> str:
+    """A fresh name for a private accumulator; says which process made it."""
+    return f"private-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def parse_segment_file(file_name: str) -> SegmentName | None:
+    """The parts of a segment's file name; None if it is not one of this library's."""
+    match = _SEGMENT_FILE.fullmatch(file_name)
+    return SegmentName(file_name, match[1], match[2]) if match else None
+
+
+def semaphore_name(system_name: str, token: int) -> str:
+    """The name that POSIX has for a segment's semaphore."""
+    return f"/{system_name}.{token:0{_TOKEN_DIGITS}x}"
+
+
+def semaphore_file(system_name: str, token: int) -> str:
+    """The name of a segment's semaphore in ``/dev/shm``."""
+    return SEMAPHORE_FILE_PREFIX + semaphore_name(system_name, token)[1:]
+
+
+def semaphore_path(system_name: str, token: int) -> str:
+    """The file of a segment's semaphore."""
+    return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
+
+
+def parse_semaphore_file(file_name: str) -> tuple[str, int] | None:
+    """System name of the segment and token in a semaphore's file name; None if not ours."""
+    match = _SEMAPHORE_FILE.fullmatch(file_name)
+    return (match[1], int(match[2], 16)) if match else None

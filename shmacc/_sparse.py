@@ -1,0 +1,241 @@
+"""The sparse accumulator; ``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
+
+from typing import Any
+
+import numpy as np
+
+from shmacc import _gradients as gradients
+from shmacc._accumulator import Accumulator
+from shmacc._records import (
+    IndexArray,
+    IndexedSlices,
+    RawRound,
+    SparseGradient,
+    SparsePartial,
+    SparseTaken,
+    ValueArray,
+)
+from shmacc._segment import Owners
+from shmacc.errors import InvalidArgumentError
+
+__all__ = ["SparseConditionalAccumulator"]
+
+
+def _check_has(value: Any, what: str, *fields: str) -> None:
+    for field in fields:
+        if not hasattr(value, field):
+            raise InvalidArgumentError(
+                f"{what} was expected, but {type(value).__name__} has no {field!r}"
+            )
+
+
+class SparseConditionalAccumulator(Accumulator):
+    """Adds up sparse gradients: rows of a tensor with their indices.
+
+    As ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may come in any order and
+    repeat (repeats within a gradient are summed, and count as one touch of the row), that results
+    are always in ascending order, and that a malformed gradient raises also when it is stale.
+    """
+
+    _KIND = "sparse"
+    _DEFAULT_NAME = "sparse_conditional_accumulator"
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = "sparse_conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+    ) -> None:
+        """Creates or attaches; arguments and errors as `Accumulator`."""
+        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
+
+    def apply_grad(
+        self,
+        grad_indices: Any,
+        grad_values: Any,
+        grad_shape: Any = None,
+        local_step: int = 0,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+    ) -> bool:
+        """Adds a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
+
+        Beware of the default: after the first take the step is 1, and step 0 is stale.
+
+        Args:
+            grad_indices: Integers, shape ``(n,)``: which rows; any order, repeats allowed.
+            grad_values: Shape ``(n, ...)``: the rows.
+            grad_shape: The whole tensor's shape; -1: unknown; None or ``[]``: not given.
+            local_step: The step that the gradient was computed at.
+            name: Ignored.
+
+        Returns:
+            True if it was added; False if it was dropped, because ``local_step`` is less than the
+            accumulator's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
+                the round's. Nothing was added.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+        """
+        step = gradients.int64(local_step, "local_step")
+        values = gradients.values_array(grad_values, self._dtype, "grad_values")
+        indices = gradients.index_array(grad_indices, "grad_indices")
+        given = None if grad_shape is None else gradients.given_shape(grad_shape)
+        return self._add(indices, values, given, None, step, 1)
+
+    def apply_indexed_slices_grad(
+        self, grad: Any, local_step: int = 0, name: str | None = None
+    ) -> bool:
+        """`apply_grad` of anything that has ``.indices``, ``.values`` and ``.dense_shape``."""
+        _check_has(grad, "Something like IndexedSlices", "indices", "values", "dense_shape")
+        return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
+
+    def apply_partial(self, partial: SparsePartial, local_step: int = 0) -> bool:
+        """Adds what another accumulator's `take_partial` handed out.
+
+        It counts as ``partial.count`` gradients, and each row as its ``row_counts`` say.
+
+        Returns:
+            As `apply_grad`.
+
+        Raises:
+            As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense, or its
+            indices repeat.
+        """
+        gradients.check_not_divided(partial)
+        _check_has(
+            partial,
+            "A partial of a sparse accumulator",
+            *("indices", "values", "shape", "row_counts", "count"),
+        )
+        step = gradients.int64(local_step, "local_step")
+        count = gradients.partial_count(partial.count)
+        values = gradients.sums_array(partial.values, self._dtype, "Values")
+        indices = gradients.index_array(partial.indices, "partial.indices")
+        counts = gradients.index_array(partial.row_counts, "partial.row_counts")
+        given = gradients.given_shape(partial.shape)
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        if counts.shape != indices.shape or (
+            counts.size and not (counts.min() >= 1 and counts.max() <= count)
+        ):
+            raise InvalidArgumentError(
+                "partial.row_counts must be one number for each row, 1 to partial.count"
+            )
+        return self._add(indices, values, given, counts, step, count)
+
+    def _add(
+        self,
+        indices: IndexArray,
+        values: ValueArray,
+        given: tuple[int, ...] | None,
+        counts: IndexArray | None,
+        step: int,
+        count: int,
+    ) -> bool:
+        ascending = gradients.check_sparse(indices, values, given, self._shape)
+        refusal = gradients.own_refusal(
+            indices, values, given, ascending=ascending, repeats=counts is None
+        )
+        conflict = gradients.declared_conflict(values.shape, self._shape)
+        if conflict is not None and refusal is None and self._handle.drop_if_stale(step, count):
+            return False
+        if conflict is not None and (refusal is None or step >= self._handle.step):
+            raise InvalidArgumentError(conflict)
+        if refusal is not None:
+            raise InvalidArgumentError(refusal)
+        return self._handle.apply_sparse(
+            indices, values, counts, values.shape[1:], step, count, ascending
+        )
+
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> SparseGradient:
+        """Waits for gradients and takes their reduction (TF: SparseAccumulatorTakeGradient).
+
+        Waits in line until ``num_required`` gradients are there, takes all that are there, empties
+        the accumulator and adds 1 to its step.
+
+        If an exception cuts it off (a signal handler's, a MemoryError), nothing was consumed. Or
+        the round was taken already: then this object's next take of the same sort hands it out,
+        whatever that one requires and at once. (`take`, `take_grad` and
+        `take_indexed_slices_grad` are of one sort; partials are of another, with ``seal`` and
+        without.) It is this object's and this process's alone, and gone when either ends.
+
+        Args:
+            num_required: At least 1.
+            name: Ignored.
+            timeout: Seconds; None: for ever; 0: only if it can be served at once.
+
+        Returns:
+            ``(indices, values, shape)``.
+
+        Raises:
+            DeadlineExceededError: The timeout passed; nothing was consumed.
+            CancelledError: `cancel`, or the handle was closed; nothing was consumed.
+            OutOfRangeError: An integer result does not fit the dtype; the round stays.
+            InvalidArgumentError: A bad argument.
+        """
+        return self._take(self._gradient, num_required, timeout, partial=False)
+
+    def take_indexed_slices_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> IndexedSlices:
+        """`take_grad` as IndexedSlices."""
+        return self._take(self._slices, num_required, timeout, partial=False)
+
+    def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
+        """`take_grad` with the numbers that TensorFlow does not report."""
+        return self._take(self._taken, num_required, timeout, partial=False)
+
+    def take_partial(
+        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
+    ) -> SparsePartial:
+        """Takes the sums, not divided; the step stays.
+
+        Args:
+            num_required: 0: whatever is there, even nothing. Such a take does not stand in line: it
+                waits for nobody's number. But a round whose number is reached belongs to the first
+                in line, also in the moment before that take has come; then nothing is there.
+            timeout: As `take_grad`.
+            seal: Refuse later applies until `advance_step` or `unseal`.
+
+        Raises:
+            As `take_grad`, but sums always fit.
+        """
+        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+
+    def _gradient(self, raw: RawRound) -> SparseGradient:
+        _, _, indices, values, shape, _, _ = raw
+        return SparseGradient(indices, self._dress(values), shape)
+
+    def _slices(self, raw: RawRound) -> IndexedSlices:
+        _, _, indices, values, shape, _, _ = raw
+        return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
+
+    def _taken(self, raw: RawRound) -> SparseTaken:
+        count, step, indices, values, shape, row_counts, _ = raw
+        return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
+
+    def _partial(self, raw: RawRound) -> SparsePartial:
+        count, step, indices, values, shape, row_counts, _ = raw
+        if values is None:
+            first, *rest = self._shape or (None,)
+            dims = [dim or 0 for dim in rest]
+            values = gradients.zeros((0, *dims), self._dtype.partial)
+            shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
+        return SparsePartial(indices, values, shape, row_counts, count, step)

@@ -1,0 +1,61 @@
+from shmacc._names import SegmentName
+from shmacc._stats import Stats
+from shmacc.inspection._checking import check, check_all
+from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
+from shmacc.inspection._examination import most_touched, summarise_values
+from shmacc.inspection._nameless import NamelessUse, nameless_uses
+from shmacc.inspection._records import (
+    AttachedProcess,
+    Description,
+    Finding,
+    Leftover,
+    LockState,
+    Region,
+    RowCount,
+    SegmentState,
+    Severity,
+    Space,
+    Summary,
+    ValueSummary,
+    WaitingTake,
+)
+from shmacc.inspection._segments import (
+    describe,
+    list_segments,
+    resolve,
+    shared_memory_space,
+    summarise,
+)
+
+__all__ = [
+    "AttachedProcess",
+    "Description",
+    "Finding",
+    "Leftover",
+    "LockState",
+    "NamelessUse",
+    "Region",
+    "RowCount",
+    "SegmentName",
+    "SegmentState",
+    "Severity",
+    "Space",
+    "Stats",
+    "Summary",
+    "ValueSummary",
+    "WaitingTake",
+    "cancel",
+    "check",
+    "check_all",
+    "clean",
+    "describe",
+    "leftovers",
+    "list_segments",
+    "most_touched",
+    "nameless_uses",
+    "remove",
+    "resolve",
+    "shared_memory_space",
+    "summarise",
+    "summarise_values",
+]

@@ -1,0 +1,236 @@
+"""What may go, and its removal.
+
+What is removed is judged a second time, under the segment's name lock, at the moment of removal; so
+two cleaners at once, or a cleaner and somebody who opens the name, do no harm to each other.
+"""
+
+import contextlib
+import os
+import time
+
+import posix_ipc
+
+from shmacc import _core
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._segment import UnfinishedError
+from shmacc.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    PermissionDeniedError,
+    ShmaccError,
+)
+from shmacc.inspection._records import Leftover, SegmentState
+from shmacc.inspection._segments import is_meant, open_view, resolve, semaphore_file, summarise
+
+
+def leftovers(
+    pattern: str = "*", *, older_than: float = 0.0, namespace: str | None = None
+) -> tuple[Leftover, ...]:
+    """Segments, semaphores and unfinished files that seem to be used by nobody.
+
+    Those that could not be judged are among them, as not removable.
+
+    Args:
+        pattern: A glob that the shared_name or the file's name must match.
+        older_than: Only those made longer ago, in seconds.
+        namespace: Only those under it; None: all.
+    """
+    found = []
+    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
+        semaphore = names.parse_semaphore_file(file_name)
+        name = names.parse_segment_file(semaphore[0] if semaphore else file_name)
+        if name is None or not is_meant(name, file_name, pattern, namespace):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            leftover = (
+                _judge_segment(name)
+                if semaphore is None
+                else _judge_semaphore(name, file_name, semaphore[1])
+            )
+            if leftover is not None and leftover.age >= older_than:
+                found.append(leftover)
+    return tuple(sorted(found, key=lambda leftover: leftover.file_name))
+
+
+def clean(leftover: Leftover) -> tuple[str, ...]:
+    """Removes a leftover if it still is one, judged anew; the names that went, its semaphore's too.
+
+    Two cleaners at once are harmless: what one removes, the other does not find.
+
+    Raises:
+        PermissionDeniedError: It is another user's.
+        DataLossError: It is damaged.
+    """
+    semaphore = names.parse_semaphore_file(leftover.file_name)
+    name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
+    if name is None:
+        return ()
+    try:
+        if semaphore is not None:
+            if not _semaphore_is_orphaned(name, semaphore[1]):
+                return ()
+            posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, semaphore[1]))
+            return (leftover.file_name,)
+        try:
+            return _clean_segment(name)
+        except UnfinishedError:
+            return (name.system_name,) if _core.remove_unfinished(name.path) else ()
+    except (FileNotFoundError, posix_ipc.ExistentialError):  # also shmacc's NotFoundError
+        return ()
+    except posix_ipc.PermissionsError as error:
+        raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
+    except PermissionError as error:
+        if isinstance(error, ShmaccError):
+            raise
+        raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
+
+
+def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
+    """Removes a segment and its semaphore; the names that went.
+
+    Args:
+        name: The segment.
+        force: Also if living processes have it attached; they go on using it until they close.
+
+    Raises:
+        NotFoundError: There is none of that name.
+        FailedPreconditionError: It is in use, and not `force`.
+        PermissionDeniedError: It is another user's.
+        DataLossError: It is damaged or of another version; with `force` it is removed all the same.
+    """
+    segment_name = resolve(name)
+    before = _files_of(segment_name)
+    if segment_name.system_name not in before:
+        raise segment.not_found(segment_name)
+    try:
+        with open_view(segment_name) as view:
+            if not _unlink(segment_name, view, if_unused=not force) and not force:
+                pids = tuple(entry["pid"] for entry in view.participants() if entry["alive"])
+                raise FailedPreconditionError(
+                    f"{segment_name.shared_name!r} is in use by living processes: "
+                    f"{', '.join(f'pid {pid}' for pid in pids)}"
+                ).with_fields(segment=segment_name.system_name, pids=pids)
+    except DataLossError:
+        if not force:
+            raise
+        _unlink_files(before)
+    after = _files_of(segment_name)
+    return tuple(file_name for file_name in before if file_name not in after)
+
+
+def cancel(name: str) -> int:
+    """Ends every take that waits on the segment with CancelledError; how many there were.
+
+    Needs no lock, so it also helps where the lock's owner is stopped.
+
+    Raises:
+        NotFoundError: There is none of that name.
+        DataLossError: It is damaged.
+        PermissionDeniedError: It is not this user's.
+    """
+    from shmacc import _lookup as lookup  # late: see the package
+
+    with lookup.open_by_name(resolve(name), owners="any") as found:
+        waiting = found.stats().waiting
+        found.cancel()
+        return waiting
+
+
+def _clean_segment(name: SegmentName) -> tuple[str, ...]:
+    with open_view(name) as view:
+        semaphore = semaphore_file(name, view.config()["token"])
+        had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
+        if not _unlink(name, view, if_unused=True):
+            return ()
+    return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
+
+
+def _unlink(name: SegmentName, view: _core.View, *, if_unused: bool) -> bool:
+    segment.may_remove(name)
+    semaphore = names.semaphore_path(name.system_name, view.config()["token"])
+    return view.unlink(name.path, semaphore, if_unused)
+
+
+def _unlink_files(file_names: tuple[str, ...]) -> None:
+    for file_name in file_names:
+        try:
+            os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
+        except FileNotFoundError:
+            pass
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
+        except IsADirectoryError:
+            raise DataLossError(
+                f"{file_name} is a directory, which is none of shmacc's to remove"
+            ) from None
+
+
+def _files_of(name: SegmentName) -> tuple[str, ...]:
+    files = []
+    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
+        semaphore = names.parse_semaphore_file(file_name)
+        if file_name == name.system_name or (semaphore and semaphore[0] == name.system_name):
+            files.append(file_name)
+    return tuple(files)
+
+
+def _judge_segment(name: SegmentName) -> Leftover | None:
+    status = os.stat(name.path, follow_symlinks=False)
+    summary = summarise(name)
+    if summary.state is SegmentState.SOUND:
+        return None
+    return _leftover(
+        name,
+        name.system_name,
+        status,
+        removable=summary.state is SegmentState.ORPHANED,
+        why=summary.detail,
+        # Of a segment the system only knows when it last grew or shrank.
+        created=summary.created,
+    )
+
+
+def _judge_semaphore(name: SegmentName, file_name: str, token: int) -> Leftover | None:
+    status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
+    try:
+        if not _semaphore_is_orphaned(name, token):
+            return None
+        removable, why = True, "a semaphore whose segment is gone"
+    except ShmaccError as error:
+        removable, why = False, f"a semaphore whose segment could not be judged: {error}"
+    return _leftover(name, file_name, status, removable=removable, why=why, created=status.st_ctime)
+
+
+def _leftover(
+    name: SegmentName,
+    file_name: str,
+    status: os.stat_result,
+    *,
+    removable: bool,
+    why: str,
+    created: float,
+) -> Leftover:
+    if removable and os.geteuid() not in {0, status.st_uid}:
+        removable, why = False, f"{why}; but it belongs to uid {status.st_uid}"
+    return Leftover(
+        name=name,
+        file_name=file_name,
+        removable=removable,
+        why=why,
+        age=time.time() - created,
+        bytes_reserved=status.st_blocks * 512,
+    )
+
+
+def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
+    # In this order: once its maker has finished or died, no segment of this token comes any more.
+    if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
+        return False
+    try:
+        with open_view(name) as view:
+            return int(view.config()["token"]) != token
+    except NotFoundError:
+        return True

@@ -1,0 +1,274 @@
+"""What inspection reports, as typed records."""
+
+import enum
+from dataclasses import dataclass
+
+from shmacc._names import SegmentName
+from shmacc._stats import Stats
+
+
+class SegmentState(enum.StrEnum):
+    """What a segment looks like from outside."""
+
+    SOUND = "sound"
+    STARTING = "starting"  # an unfinished file that a living process holds
+    ORPHANED = "orphaned"  # no living process has it attached, or it was never finished
+    DAMAGED = "damaged"
+    OTHER_VERSION = "other version"
+    UNREADABLE = "not ours to read"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One segment, in a line. What could not be read is None.
+
+    Attributes:
+        name: Its name, taken apart.
+        state: What it looks like.
+        detail: Why, where the state does not say it all; else empty.
+        kind: "sparse" or "dense".
+        dtype: TensorFlow's name of the dtype.
+        shape: The declared shape; None: unknown rank.
+        reduction_type: MEAN, SUM or CMEAN.
+        private: Whether it was to go with its creator.
+        global_step: The accumulator's step.
+        num_accumulated: Gradients waiting to be taken.
+        rows: Distinct rows that they touch.
+        bytes_used: Bytes that the round's content needs.
+        bytes_reserved: Bytes of memory that the segment occupies.
+        attached_alive: Living processes attached.
+        attached_dead: Dead ones whose entries nobody has swept yet.
+        waiting_for: For each waiting take, in line, the number it requires.
+        owner: The owner's user name, or uid.
+        owner_uid: The owner's uid.
+        mode: Permission bits.
+        created: Seconds since the epoch.
+    """
+
+    name: SegmentName
+    state: SegmentState
+    detail: str
+    owner: str
+    owner_uid: int
+    mode: int
+    created: float
+    bytes_reserved: int
+    kind: str | None = None
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+    reduction_type: str | None = None
+    private: bool | None = None
+    global_step: int | None = None
+    num_accumulated: int | None = None
+    rows: int | None = None
+    bytes_used: int | None = None
+    attached_alive: int | None = None
+    attached_dead: int | None = None
+    waiting_for: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProcess:
+    """A process that has the segment open, or had it when it died.
+
+    Attributes:
+        entry: Its place in the table.
+        pid: Its pid, in its own pid namespace.
+        same_pid_namespace: Whether that pid means anything here.
+        alive: By proof: it holds its presence lock.
+        condition: How the kernel has it: "running", "sleeping", "stopped", ...; empty as `command`.
+        command: Its command line, if it lives and can be seen; else empty.
+        activity: What it does.
+        started: When the process was started, in seconds since the epoch, as the times below; None
+            if it cannot be seen.
+        attached_at: When it attached.
+        last_seen: When it last entered an operation.
+        last_applied: When its last gradient was accepted; None: never.
+        last_applied_step: The global step at which that was; None: never.
+        applied: Gradients accepted from it.
+        dropped: Gradients of its that were refused.
+        taken: Gradients that it took.
+    """
+
+    entry: int
+    pid: int
+    same_pid_namespace: bool
+    alive: bool
+    condition: str
+    command: str
+    activity: str
+    started: float | None
+    attached_at: float
+    last_seen: float
+    last_applied: float | None
+    last_applied_step: int | None
+    applied: int
+    dropped: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTake:
+    """A take that waits.
+
+    Attributes:
+        position: 1 for the head of the line.
+        entry: The place of its process in the table.
+        pid: Its process; None if that cannot be said.
+        num_required: The number of gradients it waits for.
+        since: Seconds since the epoch.
+        alive: Whether its process lives, by proof.
+        overdue: Whether applies have given up waiting for it.
+    """
+
+    position: int
+    entry: int
+    pid: int | None
+    num_required: int
+    since: float
+    alive: bool
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """The segment's lock, and the name lock beside it, at one instant.
+
+    Attributes:
+        held: Whether another process owns the lock.
+        pid: Which, if it is in this pid namespace; else None.
+        since: When that process entered its operation, which may have had to wait for the lock
+            first; None if nobody holds it or it is not known who.
+        queue: The semaphore's value; None if it does not exist or is not this user's to read.
+        in_operation: Whether an operation runs, or was cut short and is not yet undone.
+        name_pid: Who opens or removes the name just now, as far as this pid namespace shows.
+    """
+
+    held: bool
+    pid: int | None
+    since: float | None
+    queue: int | None
+    in_operation: bool
+    name_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the segment's file: offset, and bytes reserved and used."""
+
+    name: str
+    offset: int
+    reserved: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """All there is to say of a segment without reading its rows.
+
+    Attributes:
+        summary: The line that `list_segments` gives.
+        token: What tells this incarnation of the name from others; in the semaphore's name.
+        generation: How many commits there were.
+        round_shape: Shape of this round's values (sparse: without the leading dimension).
+        stats: The counters.
+        processes: Those attached, living or dead.
+        line: Waiting takes in order.
+        lock: The lock.
+        regions: The layout.
+        index_load: Filled part of the index, 0 to 1; None without one.
+    """
+
+    summary: Summary
+    token: int
+    generation: int
+    round_shape: tuple[int, ...] | None
+    stats: Stats
+    processes: tuple[AttachedProcess, ...]
+    line: tuple[WaitingTake, ...]
+    lock: LockState
+    regions: tuple[Region, ...]
+    index_load: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that no living process uses, or that could not be judged.
+
+    Attributes:
+        name: The segment that it is, or that it belonged to.
+        file_name: Its name in /dev/shm.
+        removable: Whether it is proved that nobody uses it, and it is this user's to remove. If
+            not, `why` says what is in the way.
+        why: What it is.
+        age: Seconds since it was made.
+        bytes_reserved: Bytes of memory that it occupies.
+    """
+
+    name: SegmentName
+    file_name: str
+    removable: bool
+    why: str
+    age: float
+    bytes_reserved: int
+
+
+class Severity(enum.StrEnum):
+    """What a finding is worth."""
+
+    WRONG = "wrong"  # somebody has to do something
+    NOTE = "note"  # worth knowing; it mends itself, or is as somebody wanted it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a check found.
+
+    Attributes:
+        subject: The file or part of it.
+        severity: What it is worth.
+        problem: What is the matter.
+        remedy: What to do.
+    """
+
+    subject: str
+    severity: Severity
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """A row and how many gradients of this round touched it."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """The round's sums, without taking anything.
+
+    Attributes:
+        numbers: How many there are.
+        norm: Euclidean norm of the finite ones.
+        largest: Largest magnitude of a finite one.
+        nan: How many are NaN.
+        infinite: How many are infinite.
+        still: False if gradients kept arriving while they were read.
+    """
+
+    numbers: int
+    norm: float
+    largest: float
+    nan: int
+    infinite: int
+    still: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Shared memory of this machine (or container), in bytes."""
+
+    total: int
+    free: int

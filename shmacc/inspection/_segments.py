@@ -1,0 +1,300 @@
+"""Which segments there are, and all there is to say of one without reading its rows."""
+
+import contextlib
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from shmacc import _core
+from shmacc import _dtype_names as dtype_names
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._names import SegmentName
+from shmacc._segment import UnfinishedError
+from shmacc._stats import Stats
+from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
+from shmacc.inspection import _processes as processes
+from shmacc.inspection._records import (
+    AttachedProcess,
+    Description,
+    LockState,
+    Region,
+    SegmentState,
+    Space,
+    Summary,
+    WaitingTake,
+)
+
+
+def resolve(name: str) -> SegmentName:
+    """The segment that a shared_name or a system name means, whether it exists or not.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    whole = names.parse_segment_file(name)
+    # No shared_name has a colon or a tilde; else it may be either.
+    if whole is not None and (":" in name or "~" in name or os.path.lexists(whole.path)):
+        return whole
+    return names.segment_name(name)
+
+
+@contextlib.contextmanager
+def open_view(name: SegmentName) -> Iterator[_core.View]:
+    """A view of the segment; errors as `segment.view`."""
+    view = segment.view(name)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[Summary, ...]:
+    """Segments of this library, of every user, by name.
+
+    Args:
+        pattern: A glob that the shared_name or the system name must match.
+        namespace: Only those under it; None: all.
+    """
+    found = []
+    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
+        name = names.parse_segment_file(file_name)
+        if name is not None and is_meant(name, file_name, pattern, namespace):
+            with contextlib.suppress(NotFoundError):  # removed since the directory was read
+                found.append(summarise(name))
+    return tuple(found)
+
+
+def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
+    """Whether a file that belongs to this segment is among those that somebody asks about."""
+    if namespace not in {None, name.namespace}:
+        return False
+    return fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern)
+
+
+def shared_memory_space() -> Space:
+    """How much shared memory there is, and how much of it is free."""
+    status = os.statvfs(names.SHM_DIRECTORY)
+    return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a segment has read."""
+
+    view: _core.View
+    config: dict[str, Any]
+    state: dict[str, Any]
+    participants: list[dict[str, Any]]
+    waiters: list[dict[str, Any]]
+
+    @classmethod
+    def at(cls, view: _core.View) -> "_Look":
+        participants, waiters = view.participants(), view.waiters()
+        state = view.state()
+        state["attached"] = sum(entry["alive"] for entry in participants)
+        state["waiting"] = sum(waiter["alive"] for waiter in waiters)
+        return cls(view, view.config(), state, participants, waiters)
+
+
+def describe(name: str) -> Description:
+    """All there is to say of a segment without reading its rows.
+
+    Raises:
+        NotFoundError: There is none of that name.
+        DataLossError: It is damaged, or of another version.
+        PermissionDeniedError: It is not this user's to read.
+    """
+    segment_name = resolve(name)
+    with open_view(segment_name) as view:
+        look = _Look.at(view)
+        state = look.state
+        attached = _processes(look.participants)
+        places = state["index_buckets"] * layout.BUCKET_ENTRIES
+        round_shape = state["round_shape"]
+        return Description(
+            summary=_summary_of(segment_name, look),
+            token=look.config["token"],
+            generation=state["generation"],
+            round_shape=None if round_shape is None else tuple(round_shape),
+            stats=Stats.of(state),
+            processes=attached,
+            line=_line(look.waiters, attached),
+            lock=_lock(segment_name, look, attached),
+            regions=_regions(look.config, state),
+            # What an undone operation may have left behind is counted in, all of it.
+            index_load=min(1.0, state["index_filled"] / places) if places else None,
+        )
+
+
+def semaphore_file(name: SegmentName, token: int) -> str:
+    """The name of a segment's semaphore in /dev/shm."""
+    return names.semaphore_file(name.system_name, token)
+
+
+def is_semaphore(status: os.stat_result) -> bool:
+    """Whether a file can be one: to map a shorter one is to die of a bus error."""
+    return stat.S_ISREG(status.st_mode) and status.st_size == layout.SEMAPHORE_BYTES
+
+
+def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:
+    held, pid = look.view.lock_state()
+    owner = next((entry for entry in attached if entry.alive and entry.pid == pid), None)
+    return LockState(
+        held=held,
+        pid=pid or None,
+        since=owner.last_seen if held and owner else None,
+        queue=_core.View.semaphore_value(
+            names.semaphore_path(name.system_name, look.config["token"])
+        ),
+        in_operation=look.state["in_operation"],
+        name_pid=processes.lock_holder(look.view.device, look.view.inode, layout.NAME_BYTE),
+    )
+
+
+def summarise(name: SegmentName) -> Summary:
+    """A segment in a line, whatever state it is in.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    try:
+        with open_view(name) as view:
+            return _summary_of(name, _Look.at(view))
+    except PermissionDeniedError as error:
+        return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
+    except UnfinishedError as error:
+        state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
+        return _bare_summary(name, state, _problem(error))
+    except DataLossError as error:
+        other = error.version is not None
+        state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
+        return _bare_summary(name, state, _problem(error))
+
+
+def _problem(error: ShmaccError) -> str:
+    return error.problem or str(error)
+
+
+def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: Any) -> Summary:
+    try:
+        status = os.stat(name.path, follow_symlinks=False)
+    except FileNotFoundError:
+        raise NotFoundError(f"{name.system_name} is gone") from None
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        owner = str(status.st_uid)
+    known.setdefault("created", status.st_ctime)
+    return Summary(
+        name=name,
+        state=state,
+        detail=detail,
+        owner=owner,
+        owner_uid=status.st_uid,
+        mode=status.st_mode & 0o7777,
+        bytes_reserved=status.st_blocks * 512,
+        **known,
+    )
+
+
+def _summary_of(name: SegmentName, look: _Look) -> Summary:
+    config, state = look.config, look.state
+    dtype = dtype_names.NAMES.get(config["dtype"])
+    reduction = layout.REDUCTION_NAMES.get(config["reduction"])
+    if dtype is None or reduction is None:
+        raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
+    alive, used = state["attached"], look.view.used
+    declared = config["declared"]
+    return _bare_summary(
+        SegmentName(name.system_name, name.namespace, config["name"]),
+        SegmentState.SOUND if used else SegmentState.ORPHANED,
+        "" if used else "no living process has it attached",
+        created=config["created_ns"] / 1e9,
+        kind=layout.KIND_NAMES[config["kind"]],
+        dtype=dtype,
+        shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
+        reduction_type=reduction,
+        private=config["is_private"],
+        global_step=state["step"],
+        num_accumulated=state["count"],
+        rows=state["rows"],
+        bytes_used=sum(region.used for region in _regions(config, state)),
+        attached_alive=alive,
+        attached_dead=len(look.participants) - alive,
+        waiting_for=tuple(take.num_required for take in _line(look.waiters, ()) if take.alive),
+    )
+
+
+def _processes(participants: list[dict[str, Any]]) -> tuple[AttachedProcess, ...]:
+    own_namespace = os.stat("/proc/self/ns/pid").st_ino
+    return tuple(_process(entry, own_namespace) for entry in participants)
+
+
+def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
+    pid, ticks = entry["pid"], entry["start_ticks"]
+    same = entry["pid_namespace"] == own_namespace
+    visible = same and entry["alive"] and processes.is_the_one(pid, ticks)
+    applied = entry["applied_ns"] > 0
+    return AttachedProcess(
+        entry=entry["entry"],
+        pid=pid,
+        same_pid_namespace=same,
+        alive=entry["alive"],
+        condition=processes.condition(pid) if visible else "",
+        command=processes.command(pid) if visible else "",
+        activity=layout.ACTIVITY_NAMES.get(entry["activity"], "?"),
+        started=processes.started(ticks) if same else None,
+        attached_at=entry["attached_ns"] / 1e9,
+        last_seen=entry["seen_ns"] / 1e9,
+        last_applied=entry["applied_ns"] / 1e9 if applied else None,
+        last_applied_step=entry["applied_step"] if applied else None,
+        applied=entry["applied"],
+        dropped=entry["dropped"],
+        taken=entry["taken"],
+    )
+
+
+def _line(
+    waiting: list[dict[str, Any]], attached: tuple[AttachedProcess, ...]
+) -> tuple[WaitingTake, ...]:
+    pids = {process.entry: process.pid for process in attached}
+    waiters = sorted(waiting, key=lambda waiter: int(waiter["ticket"]))
+    return tuple(
+        WaitingTake(
+            position=position,
+            entry=waiter["participant"],
+            pid=pids.get(waiter["participant"]),
+            num_required=waiter["num_required"],
+            since=waiter["since_ns"] / 1e9,
+            alive=waiter["alive"],
+            overdue=waiter["overdue"],
+        )
+        for position, waiter in enumerate(waiters, start=1)
+    )
+
+
+def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[config["sum"]]
+    reserved = {name: state["reserved"][number] for name, number in layout.REGIONS.items()}
+    used = dict.fromkeys(layout.REGIONS, 0)
+    reserved["header"] = used["header"] = layout.HEADER_BYTES
+    used[f"index {state['index']}"] = state["index_buckets"] * layout.BUCKET_BYTES
+    used["slots"] = state["rows"] * layout.SLOT_BYTES
+    if config["kind"] == layout.KINDS["sparse"]:
+        used["rows 0"] = state["rows"] * row_bytes
+    elif state["count"]:
+        used[f"rows {state['buffer']}"] = row_bytes
+    for table, size in (("participants", state["attached"]), ("waiters", state["waiting"])):
+        used[table] = size * layout.ENTRY_BYTES[table]
+        pages = -(-max(used[table], 1) // layout.PAGE_BYTES)
+        reserved[table] = pages * layout.PAGE_BYTES
+    return tuple(
+        Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
+        for name, number in layout.REGIONS.items()
+    )

@@ -1,0 +1,119 @@
+"""Row numbers that somebody chose to be slow to find cost what others cost."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+
+from shmacc import SparseConditionalAccumulator, inspection
+from shmacc.inspection import _table as table
+
+if TYPE_CHECKING:
+    from shmacc._records import IndexArray
+
+ROWS: Final = 10_000
+MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times
+_U64: Final = (1 << 64) - 1
+
+
+def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -> float:
+    """Seconds that it takes to add so many rows, and then to find every second one of them."""
+    values = np.ones((rows.size, 1), np.float32)
+    found = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        assert acc.apply_grad(rows, values, local_step=acc.global_step)
+        assert acc.apply_grad(rows[::2], values[::2], local_step=acc.global_step)
+        found.append(time.perf_counter() - begin)
+        acc.take_grad(2)
+    return min(found)
+
+
+def random_rows(count: int = ROWS) -> IndexArray:
+    """Distinct and ascending."""
+    return np.sort(np.random.default_rng(1).integers(0, 2**63, count, np.int64))
+
+
+def rows_of_one_bucket() -> IndexArray:
+    """Rows whose hash was a multiple of 2**32 in layout version 1, and so their bucket the first.
+
+    The hash was the same for all segments, and could be computed backwards.
+    """
+    once = pow(0xD6E8FEB86659FD93, -1, 1 << 64)
+    twice = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    rows: list[int] = []
+    for number in range(1, 3 * ROWS):
+        wanted = number << 32
+        wanted ^= wanted >> 32
+        wanted = wanted * once & _U64
+        wanted ^= wanted >> 32
+        rows.append(wanted * twice & _U64)
+    return np.sort(np.array([row for row in rows if row < 1 << 63][:ROWS]))
+
+
+def test_rows_that_shared_a_bucket_under_a_fixed_hash() -> None:
+    flood = rows_of_one_bucket()
+    assert flood.size == ROWS
+    with SparseConditionalAccumulator("f4", (None, 1)) as acc:
+        assert cost(acc, flood) < MUCH * cost(acc, random_rows())
+
+
+def key_of(acc: SparseConditionalAccumulator) -> list[int]:
+    """The key of its hash: whoever may read the segment can have it."""
+    key: list[int] = acc._handle.config()["hash_key"]
+    return key
+
+
+def test_rows_that_share_buckets_under_another_segments_key() -> None:
+    with (
+        SparseConditionalAccumulator("f4", (None, 1)) as known,
+        SparseConditionalAccumulator("f4", (None, 1)) as secret,
+    ):
+        assert key_of(known) != key_of(secret)
+        # Of many rows those that stand in the first hundredth of the index.
+        rows = random_rows(100 * ROWS)
+        flood = np.sort(rows[np.argsort(table.hash_rows(rows, key_of(known)))[:ROWS]])
+        ordinary = cost(secret, random_rows())
+        assert cost(known, flood, 1) > MUCH * ordinary  # not kept out: see docs/hazards.md
+        assert cost(secret, flood) < MUCH * ordinary
+
+
+RUNS = {
+    "one after the other": np.arange(3000),
+    "3 * 2**20 apart": np.arange(3000) * (3 << 20),
+    "in squares": (np.arange(3000) // 50 << 32) + np.arange(3000) % 50,
+    "in squares, far apart": (np.arange(3000) // 50 << 40) + (np.arange(3000) % 50 << 16),
+}
+RUNS |= {
+    f"2**{bits} apart": np.arange(3000) << bits for bits in (1, 4, 8, 16, 24, 31, 32, 33, 40, 48)
+}
+
+
+def overflow(rows: IndexArray, key: list[int]) -> int:
+    """How many rows find their bucket of ten full, at the load that an index is built with."""
+    buckets = np.uint64(rows.size * 10 // 72 + 1)
+    homes = (table.hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
+    return int(np.maximum(np.bincount(homes.astype(np.int64)) - 10, 0).sum())
+
+
+@pytest.mark.parametrize("rows", RUNS.values(), ids=RUNS.keys())
+def test_rows_in_regular_steps_are_spread_like_random_ones(rows: IndexArray) -> None:
+    drawn = np.random.default_rng(2)
+    keys = [[int(word) for word in drawn.integers(0, _U64, 4, np.uint64)] for _ in range(100)]
+    found = [overflow(rows, key) for key in keys]
+    random = [overflow(random_rows(3000), key) for key in keys]
+    assert np.mean(found) < 1.1 * np.mean(random)
+    assert max(found) < 2 * max(random)
+
+
+@pytest.mark.parametrize("rows", [*RUNS.values(), rows_of_one_bucket(), random_rows(30_000)])
+def test_check_finds_every_row_through_the_index(rows: IndexArray) -> None:
+    # By its own computation of the hash.
+    with SparseConditionalAccumulator("f4", (None, 1), "checked") as acc:
+        for part in np.array_split(rows, 3):
+            assert acc.apply_grad(part, np.ones((part.size, 1), np.float32))
+        assert inspection.check("checked") == ()
+        acc.unlink()

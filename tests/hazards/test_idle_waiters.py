@@ -1,0 +1,221 @@
+"""Who waits, or has waited, costs next to nothing; what they wait for still comes at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards.apart import Apart, forks, run_apart
+from hazards.killing_scenes import SOON
+from hazards.lock_holder import sleeps
+from hazards.segment_file import SegmentFile
+from support import LONG, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+NAME: Final = "idle"
+# Those in front look for the dead in front of them more often than those behind.
+NEAR: Final = 8
+# By then slices are as long as they get, and one is over.
+LONG_AGO: Final = 1.3
+AT_ONCE: Final = 0.1
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+def _take(num_required: int) -> tuple[int, float]:
+    with shmacc.attach(NAME) as acc:
+        return acc.take(num_required, timeout=LONG).count, time.monotonic()
+
+
+def _follow() -> int:
+    with shmacc.attach(NAME) as acc:
+        return int(acc.wait_step(0, timeout=LONG))
+
+
+@contextmanager
+def in_line(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
+    """Processes that stand in line, in this order."""
+    with ExitStack() as stack:
+        waiting = []
+        for place, number in enumerate(numbers, start=1):
+            waiting.append(stack.enter_context(Apart(_take, number)))
+            until(lambda place=place: acc.stats().waiting == place)  # type: ignore[misc]
+        yield waiting
+
+
+def wakes(pid: int) -> int:
+    """How often a process has slept."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def wakes_in_a_second(process: Apart) -> int:
+    """After it has slept for a while."""
+    time.sleep(LONG_AGO)
+    before = wakes(process.pid)
+    time.sleep(1.0)
+    return wakes(process.pid) - before
+
+
+def test_those_far_back_in_line_sleep(acc: ConditionalAccumulator) -> None:
+    with in_line(acc, *[2] * (NEAR + 2)) as waiting:
+        assert wakes_in_a_second(waiting[-1]) <= 4
+        acc.cancel()
+        for process in waiting:
+            with pytest.raises(errors.CancelledError):
+                process.result()
+
+
+def test_those_who_follow_the_step_sleep(acc: ConditionalAccumulator) -> None:
+    with Apart(_follow) as follower:
+        until(lambda: acc.stats().attached == 2)
+        assert wakes_in_a_second(follower) <= 4
+        acc.set_global_step(1)
+        assert follower.result() == 1
+
+
+def test_all_in_front_die(acc: ConditionalAccumulator) -> None:
+    with in_line(acc, *[3] * (NEAR + 2), 1) as waiting:
+        acc.apply_grad(1.0)
+        time.sleep(LONG_AGO)
+        *front, last = waiting
+        for process in front:
+            process.signal(signal.SIGKILL)
+        died = time.monotonic()
+        count, served = last.result()
+    assert count == 1
+    assert served - died < SOON
+
+
+class AlarmError(Exception):
+    """What a handler raises."""
+
+
+def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> float:
+    """How long after it was sent a signal breaks a wait that has lasted for long."""
+    sent = 0.0
+
+    def raise_it(*_: object) -> None:
+        raise AlarmError
+
+    def send_from_a_thread() -> None:
+        nonlocal sent
+        time.sleep(LONG_AGO)
+        sent = time.monotonic()
+        signal.raise_signal(signal.SIGUSR1)  # to this thread; the handler is the main thread's
+
+    signal.signal(signal.SIGUSR1, raise_it)
+    with shmacc.attach(NAME) as acc:
+        if sender == "a thread":
+            threading.Thread(target=send_from_a_thread).start()
+        pipe.say("about to wait")
+        try:
+            call(acc)
+        except AlarmError:
+            now = time.monotonic()
+            return now - (sent or pipe.hear())
+        raise AssertionError("the wait ended by itself")
+
+
+@pytest.mark.parametrize("sender", ["a thread", "a process"])
+@pytest.mark.parametrize("waits", ["far back in line", "for the step"])
+def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, sender: str) -> None:
+    calls: dict[str, Callable[[Any], Any]] = {
+        "far back in line": lambda acc: acc.take(2, timeout=LONG),
+        "for the step": lambda acc: acc.wait_step(0, timeout=LONG),
+    }
+    late: list[float] = []
+    with in_line(acc, *[2] * NEAR):
+        while not late or (min(late) > AT_ONCE and len(late) < 3):
+            with Apart(_interrupted, calls[waits], sender) as process:
+                process.hear()
+                if sender == "a process":
+                    until(lambda: sleeps(process.pid))
+                    time.sleep(LONG_AGO)
+                    sent = time.monotonic()
+                    process.signal(signal.SIGUSR1)
+                    process.say(sent)
+                late.append(process.result())
+        acc.cancel()
+    assert min(late) < AT_ONCE
+
+
+def _top(path: str) -> int:
+    with SegmentFile(path) as file:
+        return int(file.record("line").top)
+
+
+def test_the_line_is_as_long_as_those_who_stand_in_it(acc: ConditionalAccumulator) -> None:
+    path = names.segment_name(NAME).path
+    with ThreadPoolExecutor(150) as pool:
+        takes = [pool.submit(acc.take, 2, timeout=LONG) for _ in range(150)]
+        until(lambda: acc.stats().waiting == 150)
+        assert run_apart(_top, path) == 150
+        acc.cancel()
+        for take in takes:
+            with pytest.raises(errors.CancelledError):
+                take.result()
+    acc.apply_grad(1.0)
+    # Whoever joins looks at all of it once more.
+    assert acc.take(1, timeout=0).count == 1
+    assert run_apart(_top, path) == 0
+    with ThreadPoolExecutor(1) as pool:
+        one = pool.submit(acc.take, 1, timeout=LONG)
+        until(lambda: acc.stats().waiting == 1)
+        acc.apply_grad(2.0, local_step=1)
+        assert one.result().value == 2.0
+    assert run_apart(_top, path) <= 1
+
+
+def _attach(*, pipe: Pipe) -> None:
+    with shmacc.attach(NAME):
+        pipe.say("attached")
+        pipe.hear()
+
+
+def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
+    """It must not ask the kernel about each; what it says is true all the same."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(Apart(_attach)) for _ in range(20)]
+        for other in others:
+            other.hear()
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(1, timeout=0)
+        named = {int(pid) for pid in re.findall(r"pid (\d+)", str(caught.value))}
+        assert named <= {other.pid for other in others} | {os.getpid()}
+        assert os.getpid() in named
+        more = re.search(r" and up to (\d+) more$", str(caught.value))
+        assert more
+        assert len(named) + int(more[1]) == acc.stats().attached == 21
+        for other in others[:15]:
+            other.kill()
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(1, timeout=0)
+        still = {other.pid for other in others[15:]} | {os.getpid()}
+        named = {int(pid) for pid in re.findall(r"pid (\d+)", str(caught.value))}
+        assert named <= still
+        assert acc.stats().attached == 6

@@ -1,0 +1,339 @@
+"""A take that a signal handler cuts off, at any instant, consumed nothing or gives it later."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, Never
+
+import numpy as np
+import pytest
+from hazards.apart import Apart, forks, run_apart
+from hazards.lock_holder import activity
+from support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc import _dtypes as dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+# The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
+pytestmark = forks
+
+NAME: Final = "interrupted"
+WIDTH: Final = 64
+# A copy of the large ones takes a millisecond or so, of the small ones next to nothing.
+SMALL, LARGE = 4, 10_000
+# Its copy takes long enough for a signal that is sent because it was seen to have begun.
+HUGE: Final = 200_000
+
+
+class AlarmError(Exception):
+    """What a handler raises."""
+
+
+def make(kind: Any, dtype: str = "float32") -> Any:
+    """An accumulator of sums, so that the first number says how many gradients there were."""
+    return kind(dtype, None, NAME, reduction_type="SUM")
+
+
+def gradient(acc: Any, rows: int) -> tuple[Any, ...]:
+    values = np.ones((rows, WIDTH), acc.dtype)
+    kind = type(acc)
+    return (values,) if kind is ConditionalAccumulator else (np.arange(rows), values)
+
+
+def number(taken: Any) -> int:
+    """How many gradients are in what was taken, by the sums."""
+    for field in ("value", "values"):
+        taken = getattr(taken, field, taken)
+    return int(taken.flat[0])
+
+
+METHODS: Final[dict[str, Callable[[Any], Any]]] = {
+    "take": lambda acc: acc.take(1, timeout=0),
+    "take_grad": lambda acc: acc.take_grad(1, timeout=0),
+    "take_partial": lambda acc: acc.take_partial(1, timeout=0),
+    "take_partial of anything": lambda acc: acc.take_partial(0, timeout=0, seal=True),
+    "take_indexed_slices_grad": lambda acc: acc.take_indexed_slices_grad(1, timeout=0),
+    "raw op": lambda acc: shmacc.raw_ops.SparseAccumulatorTakeGradient(acc, 1, acc.dtype),
+}
+
+
+def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -> list[str]:
+    """Take round after round, with one alarm for each at a random instant; say what went wrong."""
+    armed = False
+
+    def raise_it(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise AlarmError
+
+    signal.signal(signal.SIGALRM, raise_it)
+    take, wrong, applied, hit = METHODS[method], [], 0, 0
+    rng = random.Random(1)
+    with make(kind, dtype) as acc:
+        each = gradient(acc, rows)
+        lasted = 0.0
+        while hit < hits:
+            gradients = rng.randint(1, 3)
+            applied += gradients
+            acc.unseal()
+            for _ in range(gradients):
+                assert acc.apply_grad(*each, local_step=NEVER_STALE)
+            taken: Any = None
+            armed = lasted > 0
+            try:
+                # A little more than a take lasts: so some are hit, wherever they are, and some not.
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 + rng.uniform(0, 1.2 * lasted))
+                began = time.perf_counter()
+                taken = take(acc)
+                armed = False
+                lasted += 0.1 * (time.perf_counter() - began - lasted)
+            except AlarmError:
+                hit += 1
+            if taken is None:
+                taken = take(acc)
+            if number(taken) != gradients:
+                wrong.append(f"{gradients} went in, {number(taken)} came out")
+            if acc.num_accumulated() != 0:
+                wrong.append(f"{acc.num_accumulated()} are left")
+        stats = acc.stats()
+        assert (stats.applied, stats.taken, stats.waiting) == (applied, applied, 0)
+        acc.unlink()
+    return wrong
+
+
+SORTS: Final = [
+    (SparseConditionalAccumulator, "take"),
+    (SparseConditionalAccumulator, "take_grad"),
+    (SparseConditionalAccumulator, "take_indexed_slices_grad"),
+    (SparseConditionalAccumulator, "take_partial"),
+    (SparseConditionalAccumulator, "raw op"),
+    (ConditionalAccumulator, "take"),
+    (ConditionalAccumulator, "take_grad"),
+    (ConditionalAccumulator, "take_partial"),
+    (ConditionalAccumulator, "take_partial of anything"),
+]
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+@pytest.mark.parametrize(("kind", "method"), SORTS)
+def test_what_goes_in_comes_out(kind: Any, method: str, rows: int) -> None:
+    assert run_apart(_take_under_fire, kind, rows, "float32", method, 200) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
+def test_also_while_it_is_converted(dtype: str) -> None:
+    kind = SparseConditionalAccumulator
+    assert run_apart(_take_under_fire, kind, LARGE, dtype, "take", 100) == []
+
+
+@pytest.fixture
+def huge() -> Iterator[Any]:
+    """With one gradient that takes long to copy."""
+    with make(SparseConditionalAccumulator) as acc:
+        assert acc.apply_grad(*gradient(acc, HUGE))
+        yield acc
+        acc.unlink()
+
+
+def _signal_amid_the_copy(taker: Apart) -> None:
+    """Or later, if the machine is starved: then the test tries again."""
+    taker.hear()
+    until(lambda: activity(NAME, taker.pid) == "takes" or taker.pipe.poll())
+    taker.signal(signal.SIGUSR1)
+
+
+def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[Any, int, float]:
+    """What the handler returned, what the take got, and how long it took."""
+    acc = shmacc.attach(NAME)
+    handled: list[Any] = []
+    signal.signal(signal.SIGUSR1, lambda *_: handled.append(handler(acc)))
+    pipe.say("ready")
+    began = time.monotonic()
+    try:
+        # In vain if the handler takes it.
+        count = acc.take(1, timeout=0.2).count
+    except errors.DeadlineExceededError:
+        count = 0
+    return handled[0] if handled else None, count, time.monotonic() - began
+
+
+def _attempts(huge: Any) -> Iterator[None]:
+    """Yield with one gradient in it each time; at most so often that all cannot be too late."""
+    for _ in range(8):
+        huge.take_partial(0)
+        assert huge.apply_grad(*gradient(huge, HUGE), local_step=NEVER_STALE)
+        yield
+    pytest.fail("the signal always came too late")
+
+
+def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, float]:
+    """What the handler returned that ran amid the copy, so that the take gets so many."""
+    for _ in _attempts(huge):
+        with Apart(_take_with_a_handler, handler) as taker:
+            _signal_amid_the_copy(taker)
+            handled, got, seconds = taker.result()
+        if got == count:
+            break
+    return handled, seconds
+
+
+def _exit(_: Any) -> Never:
+    os._exit(0)
+
+
+def test_a_handler_that_ends_the_process_finds_nothing_consumed(
+    huge: Any,
+) -> None:
+    for _ in _attempts(huge):
+        with Apart(_take_with_a_handler, _exit) as taker:
+            _signal_amid_the_copy(taker)
+            taker.wait()
+        if huge.num_accumulated() == 1:
+            break
+    assert huge.take(1, timeout=0).count == 1
+
+
+def _apply_one(acc: Any) -> bool:
+    return bool(acc.apply_grad([0], np.ones((1, WIDTH), acc.dtype), local_step=NEVER_STALE))
+
+
+def test_a_handler_may_apply(huge: Any) -> None:
+    """It does not wait for the take that it interrupts; which takes what is there then."""
+    applied, seconds = _with_a_handler(huge, _apply_one, count=2)
+    assert applied
+    assert seconds < 0.9  # less than an apply waits for a head that does not come
+    assert huge.num_accumulated() == 0
+
+
+def _take_all(acc: Any) -> int:
+    return int(acc.take(1, timeout=LONG).count)
+
+
+def _take_partially(acc: Any) -> int:
+    return int(acc.take_partial(0, timeout=0).count)
+
+
+@pytest.mark.parametrize("handler", [_take_all, _take_partially])
+def test_a_handler_may_take(huge: Any, handler: Any) -> None:
+    """Then the take that it interrupts has nothing, and waits on."""
+    in_handler, _ = _with_a_handler(huge, handler, count=0)
+    assert in_handler == 1
+    assert (huge.num_accumulated(), huge.stats().waiting) == (0, 0)
+
+
+def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
+    """How many gradients a take got whose handler forks; and how many its child got."""
+    acc = shmacc.attach(NAME)
+    child = -1
+
+    def fork(*_: object) -> None:
+        nonlocal child
+        child = os.fork()
+
+    signal.signal(signal.SIGUSR1, fork)
+    pipe.say("ready")
+    try:
+        count = acc.take(1, timeout=LONG).count
+    except errors.CancelledError:
+        count = 0
+    if child == 0:
+        os._exit(count)
+    return count, 1 if child < 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_handler_may_fork(huge: Any) -> None:
+    """The take, and its place in line, are the parent's."""
+    for _ in _attempts(huge):
+        with Apart(_fork_in_the_copy) as taker:
+            _signal_amid_the_copy(taker)
+            mine, childs = taker.result()
+        assert mine == 1
+        assert huge.stats().waiting == 0
+        if childs == 0:  # else it came too late, and both have the result of the same call
+            break
+
+
+# --- what was taken and did not get to the caller ------------------------------------------------
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparseConditionalAccumulator]:
+    """Whose first conversion of a result runs out of memory, with one gradient in it."""
+    narrow, attempts = dtypes.DType.narrow, iter([MemoryError("no memory")])
+
+    def narrow_later(self: dtypes.DType, results: Any) -> Any:
+        for error in attempts:
+            raise error
+        return narrow(self, results)
+
+    monkeypatch.setattr(dtypes.DType, "narrow", narrow_later)
+    with make(SparseConditionalAccumulator, "float16") as acc:
+        acc.apply_grad([0], [[1.0]])
+        with pytest.raises(errors.ResourceExhaustedError, match="next take"):
+            acc.take(1)
+        assert (acc.num_accumulated(), acc.global_step) == (0, 1)
+        yield acc
+    with shmacc.attach(NAME) as again:
+        again.unlink()
+
+
+def test_the_next_take_hands_it_out_whatever_it_requires(
+    half: SparseConditionalAccumulator,
+) -> None:
+    half.apply_grad([0], [[2.0]], local_step=1)
+    taken = half.take(5, timeout=0)
+    assert (taken.count, taken.step, taken.values.tolist()) == (1, 0, [[1.0]])
+    taken = half.take(1, timeout=0)
+    assert (taken.count, taken.step, taken.values.tolist()) == (1, 1, [[2.0]])
+    with pytest.raises(errors.DeadlineExceededError):
+        half.take(1, timeout=0)
+
+
+def test_a_take_of_another_sort_does_not(half: SparseConditionalAccumulator) -> None:
+    assert half.take_partial(0).count == 0
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(half.take_grad, 1, timeout=0).result().values.tolist() == [[1.0]]
+
+
+def test_a_forked_child_does_not(half: SparseConditionalAccumulator) -> None:
+    def take() -> int:
+        try:
+            return int(half.take(1, timeout=0).count)
+        except errors.DeadlineExceededError:
+            return 0
+
+    assert run_apart(take) == 0
+    assert take() == 1
+
+
+def test_it_goes_with_its_handle(half: SparseConditionalAccumulator) -> None:
+    with shmacc.attach(NAME) as other:
+        half.close()
+        with pytest.raises(errors.FailedPreconditionError):
+            half.take(1, timeout=0)
+        with pytest.raises(errors.DeadlineExceededError):
+            other.take(1, timeout=0)
+
+
+def test_a_partial_of_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Never:
+        raise AlarmError
+
+    with ConditionalAccumulator("f4", (3,)) as acc:
+        with monkeypatch.context() as patched:
+            patched.setattr(np, "zeros", fail)
+            with pytest.raises(AlarmError):
+                acc.take_partial(0)
+        acc.apply_grad([1.0, 2.0, 3.0])
+        assert acc.take_partial(1).count == 1

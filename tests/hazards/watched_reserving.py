@@ -1,0 +1,160 @@
+"""A process whose reservations (fallocate) are seen, and answered, by the test.
+
+A seccomp filter with a listener: the kernel holds each call until the test has said what is to come
+of it. So a kernel can be played that a signal interrupts, or a /dev/shm that is full at the third
+call, without a hook in what is tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hazards.apart import Apart, call
+from support import LONG
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+# (seccomp, fallocate) by machine.
+_GENERIC: Final = (277, 47)
+_NUMBERS: Final = {"x86_64": (317, 285), "aarch64": _GENERIC, "riscv64": _GENERIC}
+
+_NO_NEW_PRIVS: Final = 38
+_SET_MODE_FILTER: Final = 1
+_NEW_LISTENER: Final = 8
+_LOAD_NUMBER: Final = (0x20, 0, 0, 0)
+_ASK: Final = (0x06, 0, 0, 0x7FC00000)
+_ALLOW: Final = (0x06, 0, 0, 0x7FFF0000)
+_NOTIFICATION: Final = struct.Struct("=QII iIQ6Q")  # id, thread, flags; number, machine, ip, args
+_ANSWER: Final = struct.Struct("=QqiI")  # id, value, error, flags
+_RECEIVE: Final = 0xC0502100
+_SEND: Final = 0xC0182101
+_CONTINUE: Final = 1
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One call, before it is done.
+
+    Attributes:
+        thread: Who makes it.
+        offset: Where in the file.
+        size: How many bytes.
+    """
+
+    thread: int
+    offset: int
+    size: int
+
+    def blocks(self, number: signal.Signals) -> bool:
+        """Whether its thread keeps this signal off."""
+        with open(f"/proc/{self.thread}/status", encoding="ascii") as status:  # noqa: PTH123
+            (mask,) = (line for line in status if line.startswith("SigBlk:"))
+        return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def let_it(_: Reservation) -> int:
+    """Let every call happen."""
+    return 0
+
+
+@contextmanager
+def watched(
+    function: Callable[..., Any], *args: Any, decide: Callable[[Reservation], int] = let_it
+) -> Iterator[Apart]:
+    """Run a function in a process of its own, all of whose reservations are decided on.
+
+    Args:
+        function: As of `Apart`.
+        args: Its arguments.
+        decide: The error that a call ends with; 0: it happens. What gives memory back always does.
+    """
+    with Apart(_run, function, args) as process:
+        listener = process.hear_descriptor()
+        watching = threading.Thread(target=_watch, args=(listener, decide))
+        watching.start()
+        try:
+            yield process
+        finally:
+            process.kill()  # if it has not ended; the listener hangs up then
+            watching.join(LONG)
+            os.close(listener)
+            assert not watching.is_alive()
+
+
+def _watch(listener: int, decide: Callable[[Reservation], int]) -> None:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while True:
+        events = poll.poll()[0][1]
+        if not events & select.POLLIN:
+            return
+        # ENOENT: the call was given up meanwhile, or its process has ended.
+        with suppress(FileNotFoundError):
+            asked = bytearray(_NOTIFICATION.size)
+            fcntl.ioctl(listener, _RECEIVE, asked)
+            number, thread, _, _, _, _, _, mode, offset, size, *_ = _NOTIFICATION.unpack(asked)
+            error = decide(Reservation(thread, offset, size)) if mode == 0 else 0
+            answer = _ANSWER.pack(number, 0, -error, 0 if error else _CONTINUE)
+            fcntl.ioctl(listener, _SEND, answer)
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any:
+    listener = _install()
+    pipe.say_descriptor(listener)
+    os.close(listener)
+    return call(function, args, pipe)
+
+
+def _install() -> int:
+    """Put the filter on this thread, and on those that it starts from now on."""
+    seccomp, fallocate = _NUMBERS[platform.machine()]
+    program = [_LOAD_NUMBER, (0x15, 0, 1, fallocate), _ASK, _ALLOW]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    header = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
+    listener = libc.syscall(
+        ctypes.c_long(seccomp),
+        ctypes.c_ulong(_SET_MODE_FILTER),
+        ctypes.c_ulong(_NEW_LISTENER),
+        ctypes.c_void_p(ctypes.addressof(header)),
+    )
+    if listener < 0:
+        raise OSError(ctypes.get_errno(), "seccomp(SECCOMP_FILTER_FLAG_NEW_LISTENER)")
+    return int(listener)
+
+
+@cache
+def _refusal() -> str | None:
+    if platform.machine() not in _NUMBERS:
+        return f"system calls of {platform.machine()} are not known here"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _install()
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or errno.EINVAL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return None if code == 0 else f"a seccomp listener is refused here: {os.strerror(code)}"
+
+
+needs_listener = pytest.mark.skipif(_refusal() is not None, reason=str(_refusal()))

@@ -1,0 +1,141 @@
+"""The README and the pages: programs run as a reader would paste them, what they name exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import published_links
+
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "tools" / "model" / "README.md",
+]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+_LINK: Final = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
+
+
+def _id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", _text(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def _programs() -> list[tuple[str, str]]:
+    return [
+        (f"{_id(page)}-{number}", program)
+        for page in PAGES
+        for number, program in enumerate(re.findall(r"```python\n(.*?)```", _text(page), re.DOTALL))
+    ]
+
+
+PROGRAMS: Final = dict(_programs())
+# What they print, where they say so.
+PRINTED: Final = {
+    "README.md-0": "[0, 1, 2, 3, 7] [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.5, 1.5]]",
+    "docs/guide.md-0": "step 2: rows [0, 1, 2, 3, 7], row 7 has mean [2.0, 2.0]",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_runs(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(PROGRAMS[name])
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert PRINTED.get(name, "") in ran.stdout
+
+
+def test_there_are_programs() -> None:
+    assert PRINTED.keys() < PROGRAMS.keys()
+
+
+def _targets() -> set[str]:
+    """Of the Makefile, those that `make help` lists."""
+    return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of its headings, as forges make them."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_prose(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_file_and_target_that_is_named_exists(page: Path) -> None:
+    words = re.findall(r"`([^`\n]+)`", _prose(page))
+    tops = ("shmacc/", "tests/", "tools/", "docs/", "constraints/", ".ci/", ".github/")
+    for path in (word for word in words if re.fullmatch(r"[\w./-]+", word)):
+        if path.startswith(tops):
+            assert (ROOT / path).exists(), path
+    for command in (word for word in words if word.startswith("make ")):
+        assert set(command.split()[1:]) <= _targets(), command
+
+
+def test_the_index_names_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    links = _LINK.findall(_text(index))
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in links}
+    assert not set(PAGES) - linked - {index, ROOT / "README.md"}
+
+
+def test_every_target_of_make_is_described() -> None:
+    table = re.findall(r"^\| `make ([a-z0-9-]+)` \|", _text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    assert set(table) == _targets() - {"help"}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_readme_of_a_release_has_no_link_that_needs_the_repository_around_it() -> None:
+    home, ref = "https://forge.example/owner/shmacc", "v1.2.3"
+    assert not _LINK.findall(published_links.absolute(README, home, ref))
+    page = "[a](docs/a.md#b) ![c](d.svg) [e\nf](https://e.example)"
+    assert published_links.absolute(page, home, ref).split(" ") == [
+        f"[a]({home}/blob/{ref}/docs/a.md#b)",
+        f"![c]({home}/raw/{ref}/d.svg)",
+        "[e\nf](https://e.example)",
+    ]
+
+
+def test_a_release_has_urls() -> None:
+    # Without those that a published source distribution has already.
+    settings = re.sub(r"\[project\.urls\]\n.*?\n\n", "", SETTINGS, flags=re.DOTALL)
+    published = tomllib.loads(published_links.with_urls(settings, "https://forge.example/a", "v1"))
+    assert published["project"]["urls"]["Issues"] == "https://forge.example/a/issues"
+    assert published["project"]["scripts"] == tomllib.loads(SETTINGS)["project"]["scripts"]

@@ -1,0 +1,137 @@
+"""The first import works where a reader stands, or says why not and what to do.
+
+The tests marked `installs` build the package as a user does, in environments of their own, with
+build tools from the package index: `make dist` runs them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ROOT = Path(__file__).parents[1]
+_WHERE = "import shmacc; print(shmacc.__file__)"
+
+
+def _run(
+    command: Sequence[str | Path], cwd: Path, *, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return ran
+
+
+def _says_what_to_do(words: str, folder: Path) -> bool:
+    return (
+        f"ImportError: {folder / 'shmacc'} is the source of shmacc" in words
+        and f"pip install -e {folder};" in words
+        and "-P" in words
+        and "Traceback" in words
+    )
+
+
+def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension() -> None:
+    ran = _run([sys.executable, "-c", _WHERE], _ROOT, status=1)
+    assert _says_what_to_do(ran.stderr, _ROOT)
+
+
+@pytest.mark.parametrize("first", ["import shmacc.inspection", "from shmacc import attach"])
+def test_so_does_a_script_in_the_checkout_whatever_it_imports_first(
+    first: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shmacc").symlink_to(_ROOT / "shmacc")
+    script = tmp_path / "script.py"
+    script.write_text(first)
+    ran = _run([sys.executable, script], Path("/"), status=1)
+    assert _says_what_to_do(ran.stderr, tmp_path)
+
+
+def test_the_ways_out_that_it_names_lead_to_the_installed_package(tmp_path: Path) -> None:
+    for command, folder in ("-Pc", _ROOT), ("-c", tmp_path):
+        ran = _run([sys.executable, command, _WHERE], folder)
+        assert not Path(ran.stdout).is_relative_to(_ROOT / "shmacc")
+
+
+def test_a_package_that_lacks_its_extension_is_not_taken_for_the_tree(tmp_path: Path) -> None:
+    shutil.copytree(
+        _ROOT / "shmacc", tmp_path / "shmacc", ignore=shutil.ignore_patterns("native", "*.so")
+    )
+    ran = _run([sys.executable, "-c", _WHERE], tmp_path, status=1)
+    assert "ModuleNotFoundError: No module named 'shmacc._core'" in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, to build and change things in."""
+    copy = tmp_path_factory.mktemp("first") / "checkout"
+    mine = shutil.ignore_patterns(".venv*", "build", "dist", ".git", ".*_cache", "__pycache__")
+    return Path(shutil.copytree(_ROOT, copy, ignore=mine))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands of a new environment."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
+@pytest.mark.installs
+@pytest.mark.timeout(600)
+def test_an_editable_install_works_inside_and_outside_of_the_checkout(
+    checkout: Path, fresh: Path, tmp_path: Path
+) -> None:
+    install: list[str | Path] = [fresh / "pip", "install", "--quiet", "--editable", "."]
+    _run(install, checkout)
+    script = checkout / "script.py"
+    script.write_text(_example())
+    for folder in checkout, tmp_path:
+        ran = _run([fresh / "python", "-c", _WHERE], folder)
+        assert Path(ran.stdout.strip()) == checkout / "shmacc" / "__init__.py"
+        assert "step 2" in _run([fresh / "python", script], folder).stdout
+        _run([fresh / "shmacc-inspect", "list"], folder)
+
+    # A change of the Python code holds at once, one of the extension after the same command.
+    layout = checkout / "shmacc" / "native" / "layout.hpp"
+    changed, times = re.subn(r"kVersion = \d+;", "kVersion = 4711;", layout.read_text())
+    assert times == 1
+    layout.write_text(changed)
+    _run(install, checkout)
+    ran = _run([fresh / "python", "-c", "from shmacc import _core; print(_core.VERSION)"], checkout)
+    assert ran.stdout == "4711\n"
+
+
+def _example() -> str:
+    """The README's first program."""
+    found = re.search(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.installs
+@pytest.mark.timeout(600)
+def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> None:
+    [archive] = (_ROOT / "dist").glob("shmacc-*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    [unpacked] = tmp_path.iterdir()
+    pytest_there: list[str | Path] = [
+        Path(sys.executable).with_name("pytest"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
+    _run([*pytest_there, "--collect-only"], unpacked)
+    # Of those that read files of the project, as many as a check of the archive is worth.
+    readers = ["test_docs", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
+    ran = _run([*pytest_there, "-k", " or ".join(readers)], unpacked)
+    assert " skipped" not in ran.stdout

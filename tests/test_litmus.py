@@ -1,0 +1,93 @@
+"""The litmus tests: their results are of the files that there are, and name code that there is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LITMUS = Path(__file__).parents[1] / "tools" / "model" / "litmus"
+_TESTS: list[Any] = runpy.run_path(str(_LITMUS / "reading.py"))["read_all"]()
+_MODELS = ("C11", "AArch64", "x86", "streaming")
+_README = (_LITMUS / "README.md").read_text()
+
+# | [test](path) | `function` ... | [file](path) |
+_ROWS = re.findall(
+    r"^\| \[(\w+)\]\(\w+\.litmus\) \| ([`\w ]+) \| \[[^]]*\]\(([^)]+)\) \|$", _README, re.MULTILINE
+)
+
+
+def _results(text: str) -> list[list[str]]:
+    rows = [line.strip("|\n").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def _expected() -> list[list[str]]:
+    """What the files say that herd7 is to find."""
+    rows = []
+    for test in _TESTS:
+        models = ("streaming",) if test.streams else _MODELS[:3]
+        for variant in test.variants:
+            verdicts = {
+                model: "possible" if model in variant.models else "never" for model in models
+            }
+            rows.append(
+                [
+                    test.name,
+                    test.digest,
+                    variant.name,
+                    *(verdicts.get(model, "") for model in _MODELS),
+                    variant.says,
+                ]
+            )
+    return rows
+
+
+def test_the_results_are_of_these_files_and_as_expected() -> None:
+    assert _results((_LITMUS / "results.md").read_text()) == _expected()
+
+
+@pytest.mark.skipif(shutil.which("herd7") is None, reason="herd7 is not installed")
+def test_herd_finds_what_the_results_say(tmp_path: Path) -> None:
+    results = tmp_path / "results.md"
+    ran = subprocess.run(
+        [sys.executable, str(_LITMUS / "check.py"), "--results", str(results)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert _results(results.read_text()) == _expected()
+
+
+@pytest.mark.parametrize("test", _TESTS, ids=lambda test: test.name)
+def test_every_way_of_being_broken_is_described_and_changes_something(test: Any) -> None:
+    described = [variant.name for variant in test.variants if variant.name]
+    assert len(described) == len(set(described)) > 0
+    code = [line for line in test.source.splitlines() if not line.startswith("//")]
+    assert {name for line in code for name in re.findall(r"[-+](BROKEN_\w+)", line)} == set(
+        described
+    )
+    whole = list(test.programs(""))
+    assert all(list(test.programs(name)) != whole for name in described)
+
+
+def test_the_table_has_every_test() -> None:
+    assert {test for test, _, _ in _ROWS} == {test.name for test in _TESTS}
+    section = _README.partition("## Tests and code")[2].partition("\n## ")[0]
+    assert len(_ROWS) == section.count("\n| ") - 2  # heading and rule
+
+
+@pytest.mark.parametrize("row", _ROWS, ids=lambda row: f"{row[0]}-{row[2].rpartition('/')[2]}")
+def test_the_functions_that_the_table_names_exist(row: tuple[str, str, str]) -> None:
+    _, functions, file = row
+    code = re.sub(r"//.*", "", (_LITMUS / file).read_text())
+    for function in re.findall(r"`(\w+)`", functions):
+        assert re.search(rf"\b{function}(?:<\w+>)?\(", code), f"{function} is not in {file}"

@@ -1,0 +1,72 @@
+"""What pyproject.toml asks for and what constraints/ pins belong together."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+_ROOT = Path(__file__).parents[1]
+_SETTINGS = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+_PROJECT = _SETTINGS["project"]
+_PYTHONS = [
+    classifier.rpartition(" ")[2]
+    for classifier in _PROJECT["classifiers"]
+    if classifier.startswith("Programming Language :: Python :: 3.")
+]
+_BUILD = _SETTINGS["build-system"]["requires"]
+_OWN = _PROJECT["dependencies"] + _PROJECT["optional-dependencies"]["metrics"]
+
+
+def _holds(requirement: Requirement, python: str) -> bool:
+    version = {"python_version": python, "python_full_version": f"{python}.0"}
+    return requirement.marker is None or requirement.marker.evaluate(version)
+
+
+def _pins(file_name: str, python: str) -> dict[str, Version]:
+    lines = (_ROOT / "constraints" / file_name).read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    return {
+        canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("=="))
+        for pin in pins
+        if _holds(pin, python)
+    }
+
+
+def _bounds(requirements: list[str], python: str) -> dict[str, Version]:
+    bounds: dict[str, Version] = {}
+    for requirement in map(Requirement, requirements):
+        name = canonicalize_name(requirement.name)
+        bound = Version(str(requirement.specifier).removeprefix(">="))
+        if _holds(requirement, python):
+            bounds[name] = max(bounds.get(name, bound), bound)
+    return bounds
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+@pytest.mark.parametrize(
+    ("requirements", "file_name"), [(_OWN, "lowest.txt"), (_BUILD, "lowest-build.txt")]
+)
+def test_the_lowest_version_that_is_allowed_is_the_one_that_is_run(
+    requirements: list[str], file_name: str, python: str
+) -> None:
+    bounds, pins = _bounds(requirements, python), _pins(file_name, python)
+    assert bounds
+    assert {name: pins[name] for name in bounds} == bounds
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+def test_all_that_is_installed_by_make_is_pinned_and_within_its_bounds(python: str) -> None:
+    pins = _pins("newest.txt", python)
+    tools = [name for group in _SETTINGS["dependency-groups"].values() for name in group]
+    assert {canonicalize_name(name) for name in tools} <= pins.keys()
+    for name, bound in _bounds(_OWN + _BUILD, python).items():
+        assert pins[name] >= bound
+
+
+def test_the_oldest_supported_python_is_the_oldest_that_is_allowed() -> None:
+    assert _PROJECT["requires-python"] == f">={_PYTHONS[0]}"

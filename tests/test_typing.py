@@ -1,0 +1,154 @@
+"""What the types promise, as type checkers see it, and what the extension's stub says of it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+import shmacc
+from shmacc import _core, inspection
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT: Final = Path(__file__).parents[1]
+TYPING: Final = ROOT / "tests" / "typing"
+PYRIGHT: Final = shutil.which("pyright", path=str(Path(sys.executable).parent))
+# Whatever the first run of pyright fetches from its registry may take a while.
+MINUTES: Final = 300
+
+
+def _mypy(*files: Path, how: str = "--strict") -> set[tuple[str, int]]:
+    """Files and lines that mypy has errors in."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", how, "--no-incremental", "--config-file=", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        timeout=MINUTES,
+    )
+    assert done.returncode in {0, 1}, done.stderr
+    found = re.findall(r"^(.+?):(\d+): error", done.stdout, re.MULTILINE)
+    return {(Path(file).name, int(line)) for file, line in found}
+
+
+def _pyright(*files: Path, how: str = "") -> set[tuple[str, int]]:
+    """Files and lines that pyright has errors in, or warnings; it is as strict with all."""
+    del how
+    if PYRIGHT is None or subprocess.run([PYRIGHT, "--version"], check=False).returncode != 0:
+        pytest.skip("pyright is not installed, or cannot be fetched")
+    done = subprocess.run(
+        [PYRIGHT, "--outputjson", "--pythonpath", sys.executable, *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        timeout=MINUTES,
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    return {
+        (Path(entry["file"]).name, entry["range"]["start"]["line"] + 1)
+        for entry in said["generalDiagnostics"]
+        if entry["severity"] != "information" and entry.get("rule") != "reportUnusedExpression"
+    }
+
+
+CHECKERS: Final = pytest.mark.parametrize("check", [_mypy, _pyright], ids=["mypy", "pyright"])
+
+
+@pytest.mark.timeout(MINUTES)
+@CHECKERS
+def test_programs_have_the_types_of_the_contract(check: Any) -> None:
+    assert check(TYPING / "usage.py") == set()
+
+
+@pytest.mark.timeout(MINUTES)
+@CHECKERS
+def test_misspelt_names_and_wrong_arguments_are_errors(check: Any) -> None:
+    mistakes = TYPING / "mistakes.py"
+    lines = mistakes.read_text(encoding="utf-8").splitlines()
+    wrong = {("mistakes.py", i) for i, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert len(wrong) > 10
+    assert check(mistakes) == wrong
+
+
+@pytest.mark.timeout(MINUTES)
+@CHECKERS
+def test_the_readmes_programs(check: Any, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert programs
+    files = []
+    for i, program in enumerate(programs):
+        files.append(tmp_path / f"program_{i}.py")
+        files[-1].write_text(program, encoding="utf-8")
+    assert check(*files, how="--check-untyped-defs") == set()
+
+
+@pytest.mark.parametrize("package", [shmacc, inspection])
+def test_one_list_of_names(package: ModuleType) -> None:
+    """The stub that checkers read has exactly what there is at run time, under the same names."""
+    assert package.__file__ is not None
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    listed = next(
+        ast.literal_eval(node.value)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert sorted(listed) == sorted(package.__all__)
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom) and node.module != package.__name__:
+            home = __import__(str(node.module), fromlist=["*"])
+            for name in node.names:
+                assert getattr(package, name.name) is getattr(home, name.name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'"):
+        package.nothing_of_that_name  # noqa: B018 - the look is what is tested
+
+
+def _parameters(function: Any) -> list[list[str]]:
+    """Names of the parameters of each overload, as nanobind knows them."""
+    signatures = (function.__doc__ or "").splitlines()[:1]
+    return [
+        re.findall(r"[(,] ?(\w+)(?=[:,)=])", re.sub(r"\[[^()]*?\]", "", signature))
+        for signature in signatures
+    ]
+
+
+def _described(body: list[ast.stmt]) -> dict[str, list[str] | None]:
+    """What a stub says: functions with their parameters, and everything else."""
+    out: dict[str, list[str] | None] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            is_property = any(ast.unparse(d) == "property" for d in node.decorator_list)
+            out[node.name] = None if is_property else [a.arg for a in node.args.args]
+        elif isinstance(node, ast.AnnAssign):
+            out[ast.unparse(node.target)] = None
+    return out
+
+
+def _there_is(owner: Any) -> dict[str, list[str] | None]:
+    return {
+        name: _parameters(value)[0] if callable(value) and not inspect.isclass(value) else None
+        for name in vars(owner)
+        if not name.startswith("_") and not inspect.isclass(value := getattr(owner, name))
+    }
+
+
+def test_the_extensions_stub() -> None:
+    assert shmacc.__file__ is not None
+    stub = ast.parse((Path(shmacc.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    assert set(classes) == {name for name, value in vars(_core).items() if inspect.isclass(value)}
+    assert _described(stub.body) == _there_is(_core)
+    for name, node in classes.items():
+        assert _described(node.body) == _there_is(getattr(_core, name)), name

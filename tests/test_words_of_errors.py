@@ -1,0 +1,137 @@
+"""Errors say what was given and what to do, and their attributes come through a pickle."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from support import refused
+
+import shmacc
+from shmacc import (
+    ConditionalAccumulator,
+    IndexedSlices,
+    SparseConditionalAccumulator,
+    errors,
+    testing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NO_NUMBERS: Final[dict[str, tuple[Any, str]]] = {
+    "None": (None, "None was given"),
+    "a dict": ({1: 2.0}, "a dict was given"),
+    "a set": ({1.0}, "a set was given"),
+    "objects": (np.array([object()]), "an array of Python objects was given"),
+    "a list with None": ([1.0, None], "a list that holds other things than numbers was given"),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), NO_NUMBERS.values(), ids=list(NO_NUMBERS))
+def test_what_is_no_array_of_numbers_is_named(value: Any, words: str) -> None:
+    with ConditionalAccumulator("f4") as dense, SparseConditionalAccumulator("f4") as sparse:
+        applies: dict[str, Callable[[], bool]] = {
+            "grad": lambda: dense.apply_grad(value),
+            "grad_values": lambda: sparse.apply_grad([1], value),
+            "grad_indices": lambda: sparse.apply_grad(value, [1.0]),
+        }
+        for what, apply in applies.items():
+            with pytest.raises(errors.InvalidArgumentError, match=words) as caught:
+                apply()
+            assert str(caught.value).startswith(f"{what} must be an array of numbers")
+        assert dense.num_accumulated() == sparse.num_accumulated() == 0
+
+
+def test_a_masked_array_is_refused() -> None:
+    """NumPy's own conversion would add what is masked, without a word."""
+    masked: Any = np.ma.array([1.0, 2.0], mask=[False, True])
+    with ConditionalAccumulator("f8") as acc:
+        with pytest.raises(errors.InvalidArgumentError, match="mask would be ignored"):
+            acc.apply_grad(masked)
+        assert acc.apply_grad(masked.filled(0))
+        assert acc.take_grad(1).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("wrong", ["mean", "Sum", "MEDIAN", 3])
+def test_a_reduction_is_one_of_three_words(wrong: Any) -> None:
+    with refused(
+        f"reduction_type is one of three words, in capitals: passed string {wrong!r} not in: "
+        '"MEAN", "SUM", "CMEAN".'
+    ):
+        ConditionalAccumulator("f4", reduction_type=wrong)
+
+
+@pytest.mark.parametrize("grad", [np.ones(3), ([1], [1.0]), None])
+def test_what_is_not_like_indexed_slices_says_what_it_lacks(grad: Any) -> None:
+    with (
+        SparseConditionalAccumulator("f4") as acc,
+        pytest.raises(
+            errors.InvalidArgumentError, match=r"IndexedSlices was expected, but .* has no"
+        ),
+    ):
+        acc.apply_indexed_slices_grad(grad)
+
+
+@pytest.mark.parametrize("reduction", ["MEAN", "SUM", "CMEAN"])
+def test_a_takes_result_is_no_partial(reduction: str) -> None:
+    with (
+        SparseConditionalAccumulator("f4", reduction_type=reduction) as sparse,
+        ConditionalAccumulator("f4", reduction_type=reduction) as dense,
+    ):
+        sparse.apply_indexed_slices_grad(IndexedSlices([[2.0]], [1]))
+        dense.apply_grad([2.0])
+        for acc in (sparse, dense):
+            taken: Any = acc.take(1)
+            with pytest.raises(errors.InvalidArgumentError, match="take_partial hands out sums"):
+                acc.apply_partial(taken, local_step=1)
+            assert acc.num_accumulated() == 0
+
+
+def test_disagreements_say_how_to_get_rid_of_the_old_one() -> None:
+    with ConditionalAccumulator("f4", [3], "agreed") as acc:
+        for arguments, what, existing, asked in (
+            ({"dtype": "f4", "shape": [4]}, "shape", "[3]", "[4]"),
+            ({"dtype": "f8"}, "dtype", "float32", "float64"),
+            ({"dtype": "f4", "mode": 0o666}, "mode", "0600", "0666"),
+        ):
+            with pytest.raises(errors.InvalidArgumentError) as caught:
+                ConditionalAccumulator(**arguments, shared_name="agreed")
+            error = pickle.loads(pickle.dumps(caught.value))
+            assert (error.what, error.existing, error.asked) == (what, existing, asked)
+            assert f"exists with {what} {existing}, but {asked} was asked for" in str(error)
+            assert f"shmacc-inspect remove {error.segment}" in str(error)
+        acc.unlink()
+
+
+def test_not_found_names_the_namespace(namespace: str) -> None:
+    with pytest.raises(errors.NotFoundError, match=f"in the namespace '{namespace}'") as caught:
+        shmacc.attach("nobody")
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.shared_name, error.namespace) == ("nobody", namespace)
+    assert str(error) == str(caught.value)
+
+
+def test_a_timeout_says_what_came_and_who_is_there() -> None:
+    with ConditionalAccumulator("f4") as acc:
+        acc.apply_grad([1.0])
+        with pytest.raises(errors.DeadlineExceededError, match=f"pid {os.getpid()}") as caught:
+            acc.take(3, timeout=0)
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert (error.accumulated, error.required, error.step) == (1, 3, 0)
+        assert error.pids == (os.getpid(),)
+        with pytest.raises(errors.DeadlineExceededError, match="global step is still 0") as caught:
+            acc.wait_step(5, timeout=0)
+        assert (caught.value.required, caught.value.step) == (None, 0)
+
+
+def test_in_use_names_who_uses_it() -> None:
+    with ConditionalAccumulator("f4", None, "used") as acc:
+        with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}") as caught:
+            shmacc.inspection.remove("used")
+        assert pickle.loads(pickle.dumps(caught.value)).pids == (os.getpid(),)
+        acc.unlink()
+    assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == ()

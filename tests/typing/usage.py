@@ -1,0 +1,80 @@
+"""What type checkers are to say of programs that use shmacc. Never run, only checked."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import shmacc
+from shmacc import (
+    ConditionalAccumulator,
+    DensePartial,
+    DenseTaken,
+    IndexedSlices,
+    SparseConditionalAccumulator,
+    SparseGradient,
+    SparsePartial,
+    SparseTaken,
+    Stats,
+    errors,
+    inspection,
+    raw_ops,
+    testing,
+)
+
+
+def sparse(acc: SparseConditionalAccumulator) -> None:
+    """Every result of the sparse class."""
+    assert_type(acc.apply_grad([1], [[1.0]], local_step=acc.global_step), bool)
+    assert_type(acc.apply_indexed_slices_grad(IndexedSlices([1.0], [1])), bool)
+    assert_type(acc.take_grad(1), SparseGradient)
+    indices, values, _ = acc.take_grad(1, timeout=1.0)
+    assert_type(indices, npt.NDArray[np.int64])
+    assert_type(values, npt.NDArray[Any])
+    assert_type(acc.take_indexed_slices_grad(1), IndexedSlices)
+    assert_type(acc.take(1), SparseTaken)
+    partial = acc.take_partial(0, seal=True)
+    assert_type(partial, SparsePartial)
+    assert_type(acc.apply_partial(partial, acc.global_step), bool)
+
+
+def dense(acc: ConditionalAccumulator) -> None:
+    """Every result of the dense class, and what both have."""
+    assert_type(acc.take_grad(1), npt.NDArray[Any])
+    assert_type(acc.take(1), DenseTaken)
+    assert_type(acc.take_partial(), DensePartial)
+    assert_type(acc.stats(), Stats)
+    assert_type(acc.stats().applied, int)
+    assert_type(acc.wait_step(3), int)
+    assert_type(acc.shape, tuple[int | None, ...] | None)
+    with acc as same:
+        assert_type(same, ConditionalAccumulator)
+
+
+def opening() -> None:
+    """Constructors, and both ways to attach."""
+    with SparseConditionalAccumulator(np.float32, (None, 8), "name", mode=0o660, owners={1000}):
+        pass
+    assert_type(SparseConditionalAccumulator.attach("name"), SparseConditionalAccumulator)
+    assert_type(ConditionalAccumulator.attach("name", owners="any"), ConditionalAccumulator)
+    found = shmacc.attach("name")
+    assert_type(found, SparseConditionalAccumulator | ConditionalAccumulator)
+    assert_type(
+        shmacc.sparse.SparseConditionalAccumulator.attach("n"), SparseConditionalAccumulator
+    )
+
+
+def around() -> None:
+    """Errors, inspection, raw ops, testing."""
+    try:
+        assert_type(inspection.describe("name").stats, Stats)
+    except errors.DeadlineExceededError as error:
+        assert_type(error.accumulated, int | None)
+    except errors.NotFoundError as error:
+        assert_type(error.shared_name, str | None)
+    assert_type(raw_ops.AccumulatorNumAccumulated("name"), int)
+    assert_type(testing.leaked_names(), tuple[str, ...])
+    assert_type(shmacc.__version__, str)
+    assert_type(shmacc.NEVER_STALE, int)

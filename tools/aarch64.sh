@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Builds the wheel for aarch64 and runs its unit tests on an emulated processor: a Debian of that architecture in
+# build/aarch64/root, run by qemu's user mode. Slow: the build takes minutes, the tests about ten times as long as
+# natively.
+#
+#   tools/aarch64.sh [pytest arguments]     default: the tests of the core, less what emulation cannot do
+#
+# Needs root (chroot, mounts in a namespace of its own, one entry in binfmt_misc) and Debian or a system with its
+# packages; it installs qemu-user-static and mmdebstrap if they are missing. What it downloads stays in
+# build/aarch64; delete that folder to begin anew.
+#
+# What this shows: that the code compiles for aarch64 and computes the same, and that system calls, structures and
+# page reservations are right there. What it does not: weak memory. qemu translates the guest's loads and stores
+# into the host's, so on x86-64 they are ordered as x86-64 orders them; tools/model/litmus is about that.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [ "$(uname -m)" = aarch64 ]; then
+    echo "aarch64.sh: this is an aarch64 machine: make test" >&2
+    exit 1
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "aarch64.sh: needs root, for chroot and its mounts" >&2
+    exit 1
+fi
+
+folder=$PWD/build/aarch64
+root=$folder/root
+wheels=$folder/wheels
+mkdir -p "$wheels"
+
+need=()
+command -v qemu-aarch64-static >/dev/null || need+=(qemu-user-static)
+command -v mmdebstrap >/dev/null || need+=(mmdebstrap)
+if [ ${#need[@]} -gt 0 ]; then
+    apt-get -qq update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "${need[@]}" >/dev/null
+fi
+
+# The kernel is told to run aarch64 programs by qemu, for as long as this takes.
+binfmt=/proc/sys/fs/binfmt_misc
+mountpoint -q $binfmt || mount -t binfmt_misc binfmt_misc $binfmt
+if [ ! -e $binfmt/qemu-aarch64 ]; then
+    cat /usr/lib/binfmt.d/qemu-aarch64.conf >$binfmt/register
+    trap 'echo -1 >$binfmt/qemu-aarch64' EXIT
+fi
+
+if [ ! -e "$root/.made" ]; then
+    rm -rf "$root"
+    # The compiler is one for this machine that compiles for the other: emulated, it takes minutes.
+    mmdebstrap --quiet --arch=amd64,arm64 --variant=minbase \
+        --include=python3:arm64,python3-dev:arm64,libstdc++6:arm64,g++-aarch64-linux-gnu,procps \
+        "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$root"
+    touch "$root/.made"
+fi
+
+# Packages are fetched outside, where pip is configured to find them, and installed inside.
+version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ ! -e "$wheels/.$version" ]; then
+    "${PYTHON:-python3}" -m venv "$folder/pip"
+    "$folder/pip/bin/pip" install --quiet --upgrade pip
+    platforms=()
+    for minor in 17 26 27 28 31 34 35 36; do
+        platforms+=(--platform "manylinux_2_${minor}_aarch64")
+    done
+    "$folder/pip/bin/pip" download --quiet --dest "$wheels" --only-binary=:all: \
+        --python-version "$version" --implementation cp \
+        --abi "cp${version/./}" --abi abi3 --abi none --platform manylinux2014_aarch64 "${platforms[@]}" \
+        pip cmake ninja 'scikit-build-core>=0.10' 'nanobind>=2.4' 'numpy>=2' posix_ipc ml_dtypes typer rich \
+        --group test
+    touch "$wheels/.$version"
+fi
+
+if [ $# -eq 0 ]; then
+    # Not here: the tests of the benchmarks, the demo and the models; shares of time, which emulation moves; limits
+    # of address space, which the emulator itself needs. What steps through a process skips by itself: qemu has
+    # no ptrace; so does what needs a namespace of its own.
+    set -- tests --ignore-glob='*bench*' --ignore-glob='*demo*' --ignore-glob='*test_model*' \
+        --ignore-glob='*litmus*' --ignore-glob='*readme*' --ignore-glob='*soak*' --ignore-glob='*fairness*' \
+        --deselect tests/hazards/test_full_limits.py::test_no_memory_for_what_a_take_hands_out
+fi
+
+# Mounts, processes and what they leave behind end with this.
+export root
+unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
+    mount --bind "$PWD" "$root/mnt"
+    mount -t proc proc "$root/proc"
+    mount -t tmpfs tmpfs "$root/tmp"
+    mount --rbind /dev "$root/dev"
+    mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+    exec chroot "$root" /bin/bash /mnt/tools/aarch64_inside.sh "$@"
+' bash "$@"

@@ -1,0 +1,56 @@
+"""Prints the Pythons that this project can be tested with: of each minor version the newest.
+
+Looks on the PATH and beside the Python that runs this, which is where pyenv and its like keep them.
+
+    python tools/interpreters.py              all of them
+    python tools/interpreters.py --but-own    without the version that runs this
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_OLDEST = (3, 11)
+
+# Fails in the shim of a version that is not switched on, and where there is no venv or no Python.h.
+# A free-threaded build is not among what is supported.
+_ASK = """
+import ensurepip, json, os, sys, sysconfig
+os.stat(sysconfig.get_path("include") + "/Python.h")
+assert sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+print(json.dumps([sys.version_info[:3], sys.executable]))
+"""
+
+
+def _candidates() -> list[Path]:
+    folders = [Path(folder) for folder in os.get_exec_path()]
+    folders += Path(sys.base_prefix).parent.glob("*/bin")
+    return [path for folder in folders for path in sorted(folder.glob("python3.[0-9]*[0-9]"))]
+
+
+def _ask(python: Path) -> tuple[tuple[int, ...], str]:
+    """Its version, and where it really is; an empty version if it is not usable."""
+    asked = subprocess.run([python, "-c", _ASK], capture_output=True, check=False)
+    version, executable = ((), "") if asked.returncode else json.loads(asked.stdout)
+    return tuple(version), executable
+
+
+def main() -> None:
+    """Print them, oldest first."""
+    newest: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {}
+    for version, executable in map(_ask, _candidates()):
+        minor = version[:2]
+        if minor >= _OLDEST and version > newest.get(minor, ((), ""))[0]:
+            newest[minor] = (version, executable)
+    if "--but-own" in sys.argv:
+        newest.pop(sys.version_info[:2], None)
+    for _, (_, executable) in sorted(newest.items()):
+        print(executable)
+
+
+if __name__ == "__main__":
+    main()

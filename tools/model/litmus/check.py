@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Runs herd7 over the litmus tests of the protocol's memory order and says what it found.
+
+``check.py`` holds every test against the memory models of C++, AArch64 and x86-64, as it is and
+broken in each of its ways, prints a table, and writes it to ``results.md``. Exit status 1 if the
+outcome of a test is possible, or that of a broken one is not where it should be.
+``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints what herd7 is given and what it
+says.
+
+Needs herd7, of herdtools7, and nothing else.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reading import HERE, Litmus, Thread, Variant, read_all
+from writing import X86, AArch64, as_assembly, as_c
+
+HERD = "herd7"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A memory model.
+
+    Attributes:
+        name: As tests and results have it.
+        file: What herd7 reads it from.
+        write: Makes of a program what it is about.
+    """
+
+    name: str
+    file: str
+    write: Callable[[Litmus, list[Thread]], str]
+
+
+MODELS = (
+    Model("C11", "rc11.cat", as_c),
+    Model("AArch64", "aarch64.cat", lambda test, threads: as_assembly(test, threads, AArch64)),
+    Model("x86", "x86tso-mixed.cat", lambda test, threads: as_assembly(test, threads, X86)),
+    Model(
+        "streaming",
+        str(HERE / "x86-streaming.cat"),
+        lambda test, threads: as_assembly(test, threads, X86),
+    ),
+)
+
+
+def models_of(litmus: Litmus) -> list[Model]:
+    """The models that know what a test is made of."""
+    return [model for model in MODELS if (model.name == "streaming") == litmus.streams]
+
+
+def ask_herd(model: Model, program: str) -> str:
+    """What herd7 says of a program."""
+    with tempfile.NamedTemporaryFile("w", suffix=".litmus") as file:
+        file.write(program)
+        file.flush()
+        command = [HERD, "-model", model.file, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not re.search(r"^Observation ", done.stdout, re.MULTILINE):
+        raise RuntimeError(f"{' '.join(command)} of\n{program}said\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
+    """Whether the outcome may come to be, whole or killed at one of its deaths."""
+    said = [
+        ask_herd(model, model.write(litmus, threads)) for threads in litmus.programs(variant.name)
+    ]
+    return not all(re.search(r"^Observation \w+ Never ", one, re.MULTILINE) for one in said)
+
+
+def check(litmus: Litmus, variant: Variant) -> tuple[list[str], bool]:
+    """A variant's verdict in each model, and whether all are as expected."""
+    verdicts = []
+    expected = True
+    for model in MODELS:
+        if model not in models_of(litmus):
+            verdicts.append("")
+            continue
+        possible = is_possible(litmus, variant, model)
+        verdict = "possible" if possible else "never"
+        if possible != (model.name in variant.models):
+            expected = False
+            verdict = f"{verdict.upper()}: not as expected"
+        verdicts.append(verdict)
+    return verdicts, expected
+
+
+def check_all(results: Path) -> int:
+    """Check all tests, write the results; how many variants were not as expected."""
+    names = [model.name for model in MODELS]
+    table = [["test", "file", "variant", *names, "says"], ["---"] * (len(names) + 4)]
+    unexpected = 0
+    for litmus in read_all():
+        for variant in litmus.variants:
+            verdicts, expected = check(litmus, variant)
+            unexpected += not expected
+            said = "  ".join(filter(None, verdicts))
+            print(f"{litmus.name:14} {variant.name:24} {said}")
+            table.append([litmus.name, litmus.digest, variant.name, *verdicts, variant.says])
+    version = subprocess.run([HERD, "-version"], capture_output=True, text=True, check=True)
+    herd = version.stdout.partition(",")[0].strip()
+    results.write_text(
+        f"Written by `make litmus` (herd7 {herd}); what the columns mean is in README.md.\n\n"
+        + "".join("| " + " | ".join(row) + " |\n" for row in table)
+    )
+    return unexpected
+
+
+def show(wanted: str) -> None:
+    """Print what herd7 is given for a test or a variant of it, and what it says."""
+    name, _, variant = wanted.partition("/")
+    (litmus,) = [litmus for litmus in read_all() if litmus.name == name]
+    for model in models_of(litmus):
+        for threads in litmus.programs(variant):
+            program = model.write(litmus, threads)
+            print(f"---- {model.name}\n{program}\n{ask_herd(model, program)}")
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--show", metavar="TEST[/BROKEN_...]", help="one test, in full")
+    parser.add_argument("--results", type=Path, default=HERE / "results.md", help="where to write")
+    arguments = parser.parse_args()
+    if shutil.which(HERD) is None:
+        print("check.py: herd7 is not installed (herdtools7)", file=sys.stderr)
+        return 2
+    if arguments.show:
+        show(arguments.show)
+        return 0
+    unexpected = check_all(arguments.results)
+    print(f"{unexpected} NOT as expected" if unexpected else "all as expected")
+    return 1 if unexpected else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Litmus tests as herd7 reads them: in C, or in the instructions that compilers make of it."""
+
+import re
+from typing import Protocol
+
+from reading import Litmus, Thread
+
+_STORE = re.compile(r"atomic_store_explicit\((\w+), (\d+), memory_order_(\w+)\);")
+_LOAD = re.compile(r"int r(\d) = atomic_load_explicit\((\w+), memory_order_(\w+)\);")
+_EXCHANGE = re.compile(
+    r"int r(\d) = atomic_exchange_explicit\((\w+), (\d+), memory_order_acq_rel\);"
+)
+_FENCE = re.compile(r"atomic_thread_fence\(memory_order_(\w+)\);")
+
+
+class Writer(Protocol):
+    """Instructions for one process."""
+
+    head: str
+    at_first: list[str]
+    """Registers before the process begins."""
+    succeeded: list[str]
+    """What registers hold in the runs that count."""
+
+    def __init__(self, thread: Thread) -> None:
+        """Nothing yet."""
+
+    @staticmethod
+    def register(number: str) -> str:
+        """The register of what C calls r0, r1, ..., in conditions."""
+
+    def store(self, word: str, value: str, order: str) -> list[str]:
+        """Store a value."""
+
+    def load(self, register: str, word: str, order: str) -> list[str]:
+        """Load a word into a register."""
+
+    def exchange(self, register: str, word: str, value: str) -> list[str]:
+        """Do both as one, with the orders of both."""
+
+    def fence(self, order: str) -> list[str]:
+        """Keep what is before it from what is after."""
+
+
+class AArch64:
+    """With exclusives for the exchange, the weaker of the two ways that there are."""
+
+    head = "AArch64"
+
+    def __init__(self, thread: Thread) -> None:
+        """Addresses stand in X0 and on."""
+        self._address = {word: f"X{at}" for at, word in enumerate(thread.words)}
+        self.at_first = [f"{x}={word}" for word, x in self._address.items()]
+        self.succeeded: list[str] = []
+
+    @staticmethod
+    def register(number: str) -> str:
+        """X10 and on."""
+        return f"X1{number}"
+
+    def store(self, word: str, value: str, order: str) -> list[str]:
+        """STR or STLR."""
+        store = {"relaxed": "STR", "release": "STLR"}[order]
+        return [f"MOV W9,#{value}", f"{store} W9,[{self._address[word]}]"]
+
+    def load(self, register: str, word: str, order: str) -> list[str]:
+        """LDR or LDAR."""
+        load = {"relaxed": "LDR", "acquire": "LDAR"}[order]
+        return [f"{load} W1{register},[{self._address[word]}]"]
+
+    def exchange(self, register: str, word: str, value: str) -> list[str]:
+        """LDAXR and STLXR; one that failed would be tried again, so such runs do not count."""
+        status = 20 + len(self.succeeded)
+        self.succeeded.append(f"X{status}=0")
+        address = self._address[word]
+        return [
+            f"MOV W9,#{value}",
+            f"LDAXR W1{register},[{address}]",
+            f"STLXR W{status},W9,[{address}]",
+        ]
+
+    def fence(self, order: str) -> list[str]:
+        """DMB, of loads alone for acquire."""
+        return ["DMB ISHLD" if order == "acquire" else "DMB ISH"]
+
+
+class X86:
+    """Plain moves, which have all the orders but one."""
+
+    head = "X86_64"
+    _REGISTERS = ("ax", "bx", "cx", "dx")
+
+    def __init__(self, thread: Thread) -> None:
+        """A streamed store's value stands in a register."""
+        streams = any("memory_order_streamed" in statement for statement in thread.code)
+        self.at_first = ["rsi=1"] if streams else []
+        self.succeeded: list[str] = []
+
+    @classmethod
+    def register(cls, number: str) -> str:
+        """RAX and on."""
+        return f"r{cls._REGISTERS[int(number)]}"
+
+    def store(self, word: str, value: str, order: str) -> list[str]:
+        """MOV, or past the caches (of a 1)."""
+        return [f"movnti %esi,({word})" if order == "streamed" else f"movl ${value},({word})"]
+
+    def load(self, register: str, word: str, _order: str) -> list[str]:
+        """MOV."""
+        return [f"movl ({word}),%e{self._REGISTERS[int(register)]}"]
+
+    def exchange(self, register: str, word: str, value: str) -> list[str]:
+        """XCHG, which is always locked."""
+        into = f"%e{self._REGISTERS[int(register)]}"
+        return [f"movl ${value},{into}", f"xchgl {into},({word})"]
+
+    def fence(self, order: str) -> list[str]:
+        """MFENCE, or nothing."""
+        return ["mfence"] if order == "seq_cst" else []
+
+
+def as_c(litmus: Litmus, threads: list[Thread]) -> str:
+    """The C, without comments and what other variants have."""
+    lines = [f"C {litmus.name}", "{ " + _values(litmus) + " }"]
+    for number, thread in enumerate(threads):
+        words = ", ".join(f"atomic_int* {word}" for word in thread.words)
+        lines += [f"P{number} ({words}) {{", *thread.code, "}"]
+    return "\n".join([*lines, f"exists {litmus.outcome}", ""])
+
+
+def as_assembly(litmus: Litmus, threads: list[Thread], language: type[Writer]) -> str:
+    """The instructions, a column for each process."""
+    initially = [_values(litmus)]
+    condition = []
+    columns = []
+    for number, thread in enumerate(threads):
+        writer = language(thread)
+        code = [line for statement in thread.code for line in _translate(writer, statement)]
+        columns.append([f"P{number}", *code])
+        initially += [f"{number}:{value};" for value in writer.at_first]
+        condition += [f"{number}:{value}" for value in writer.succeeded]
+    longest = max(map(len, columns))
+    rows = zip(*(column + [""] * (longest - len(column)) for column in columns), strict=True)
+    condition.append(
+        re.sub(r"(\d):r(\d)", lambda at: f"{at[1]}:{language.register(at[2])}", litmus.outcome)
+    )
+    return "\n".join(
+        [
+            f"{language.head} {litmus.name}",
+            "{ " + " ".join(initially) + " }",
+            *(" | ".join(row) + " ;" for row in rows),
+            "exists (" + " /\\ ".join(condition) + ")",
+            "",
+        ]
+    )
+
+
+def _values(litmus: Litmus) -> str:
+    return " ".join(f"{word}={value};" for word, value in litmus.initially.items())
+
+
+def _translate(writer: Writer, statement: str) -> list[str]:
+    if found := _STORE.fullmatch(statement):
+        return writer.store(found[1], found[2], found[3])
+    if found := _LOAD.fullmatch(statement):
+        return writer.load(found[1], found[2], found[3])
+    if found := _EXCHANGE.fullmatch(statement):
+        return writer.exchange(found[1], found[2], found[3])
+    if found := _FENCE.fullmatch(statement):
+        return writer.fence(found[1])
+    raise ValueError(f"not a statement that can be translated: {statement}")

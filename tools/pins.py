@@ -1,0 +1,65 @@
+"""Writes the pins in constraints/ anew, from the bounds in pyproject.toml, with uv.
+
+newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
+lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'
+                  own tools as above
+lowest-build.txt  what it builds the extension with: the lowest
+
+One file holds for every Python that the project supports: where they differ, lines have markers.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_PINS = _ROOT / "constraints"
+
+
+def _write(file_name: str, requirements: list[str], *arguments: str) -> None:
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--upgrade"]
+    command += [
+        "--python-version",
+        "3.11",
+        "--no-annotate",
+        "--custom-compile-command",
+        "make pins",
+    ]
+    command += ["--output-file", str(_PINS / file_name), *arguments, "-"]
+    subprocess.run(command, cwd=_ROOT, check=True, text=True, input="\n".join(requirements))
+
+
+def _name(requirement: str) -> str:
+    return re.split("[^a-z0-9-]", requirement.lower().replace("_", "-"))[0]
+
+
+def _pinned(names: set[str]) -> list[str]:
+    """The lines of newest.txt for these packages."""
+    lines = (_PINS / "newest.txt").read_text().splitlines()
+    return [line for line in lines if _name(line) in names]
+
+
+def main() -> None:
+    """Write all three."""
+    settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+    groups = settings["dependency-groups"]
+    build = settings["build-system"]["requires"]
+    extras = {
+        _name(part)
+        for extra in settings["project"]["optional-dependencies"].values()
+        for part in extra
+    }
+    tools = {_name(part) for part in groups["demo"] + groups["test"]} - extras
+    own = ("pyproject.toml", "--all-extras")
+    lowest = ("--resolution", "lowest-direct")
+    _write("newest.txt", build + [part for group in groups.values() for part in group], *own)
+    _write("lowest.txt", _pinned(tools), *own, *lowest)
+    _write("lowest-build.txt", build, *lowest)
+
+
+if __name__ == "__main__":
+    main()
