@@ -92,7 +92,7 @@ class Handle {
         unlink_private();
         if (!core_) return;  // another thread was faster
         closed_ = true;
-        kept_.clear();
+        const auto kept = std::exchange(kept_, {});  // dropped last: that may run Python
         Core::Use core = std::move(*core_);
         core_.reset();
         if (!core->file().state().whole) return;

@@ -104,8 +104,8 @@ class Presence {
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
             // Before the token is there to be judged: a thread of this process may be sweeping.
-            index_ = i;
             token_ = process.token;
+            index_ = i;
             store(entry.token, process.token);
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }

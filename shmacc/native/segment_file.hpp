@@ -177,9 +177,13 @@ class SegmentFile {
     // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
     // False: the name leads elsewhere by now.
     bool open_by_name(const std::string& path) {
-        Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        if (!fd && errno != ENOENT && errno != ELOOP) system_failure("Opening it", errno);
-        if (!fd || !leads_here(fd.get())) return false;
+        // A look first, as in `open`: elsewhere may be a file that this process has locks on.
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        if (!look && errno != ENOENT) system_failure("Opening it", errno);
+        struct stat found {};
+        if (!look || fstat(look.get(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_) return false;
+        Descriptor fd = same_file(look.get(), Access::kWrite);
+        if (!fd) system_failure("Opening it", errno);
         writable_ = std::move(fd);
         return true;
     }
@@ -236,13 +240,15 @@ class SegmentFile {
 
     void need(Access access, int look, const struct stat& found) {
         if (writable_ || (access == Access::kRead && readable_)) return;
-        const std::string same_file = "/proc/self/fd/" + std::to_string(look);
-        const bool write = access == Access::kWrite;
-        Descriptor fd(::open(same_file.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+        Descriptor fd = same_file(look, access);
         if (!fd && (errno == EACCES || errno == EPERM))
             belongs_to_another(found, std::string(": ") + std::strerror(errno));
         if (!fd) system_failure("Opening it", errno);
-        (write ? writable_ : readable_) = std::move(fd);
+        (access == Access::kWrite ? writable_ : readable_) = std::move(fd);
+    }
+    static Descriptor same_file(int look, Access access) {
+        const std::string path = "/proc/self/fd/" + std::to_string(look);
+        return Descriptor(::open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC));
     }
 
     // Never destroyed: segments may be closed as late as the process's end.

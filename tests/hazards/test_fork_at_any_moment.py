@@ -39,9 +39,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 # those before a fork run in reverse order.
 FORKS: Final = """
     import gc, signal
-    def fork_300_times(hook=None, beside=()):
-        if hook:
-            os.register_at_fork(before=hook)
+    def fork_300_times(before=tuple, beside=()):
         kept = shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM")
         def use():
             assert kept.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
@@ -63,6 +61,7 @@ FORKS: Final = """
         for thread in threads:
             thread.start()
         for number in range(300):
+            before()
             fork(use if number % 10 == 0 else tuple)
         stop = True
         for thread in threads:
@@ -88,40 +87,50 @@ FORKS: Final = """
 SECONDS: Final = 45.0
 
 LETS_GO: Final = """
-    # The last use of the segment is now the handle, now the operation that runs when it is closed.
-    current = shmacc.attach("forked")
+    # Another library's hook, which lets threads run in the middle of the fork.
+    os.register_at_fork(before=lambda: time.sleep(0.001))
+    gradient = np.arange(5_000), np.ones((5_000, 16))
+    def attach():
+        return shmacc.SparseConditionalAccumulator("f8", None, "rows")
+    current = attach()
     def apply():
         try:
-            current.apply_grad(1.0)
+            current.apply_grad(*gradient)
         except shmacc.errors.ShmaccError:
             pass
-    def renew():
+    def close_under_it():
         global current
+        current = attach()
+        applied = current.stats().applied
+        until(lambda: current.stats().applied > applied)
+        # The apply that runs now has the segment's last use, and lets go of it during the fork.
         current.close()
-        current = shmacc.attach("forked")
-    # Another library's hook, which lets threads run in the middle of the fork.
-    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(apply, renew))
+    fork_300_times(before=close_under_it, beside=(apply,))
+    attach().unlink()
 """
 OPENS_AND_CLOSES: Final = """
+    os.register_at_fork(before=lambda: time.sleep(0.0005))
     def open_and_close():
         with shmacc.ConditionalAccumulator("f8", ()) as private:
             private.apply_grad(1.0)
         shmacc.attach("forked").close()
-    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(open_and_close, open_and_close))
+    fork_300_times(beside=(open_and_close, open_and_close))
 """
 INSPECTS: Final = """
+    os.register_at_fork(before=lambda: time.sleep(0.0005))
     def inspect():
         shmacc.inspection.describe("forked")
         shmacc.inspection.leftovers("forked")
-    fork_300_times(hook=lambda: time.sleep(0.0005), beside=(inspect,))
+    fork_300_times(beside=(inspect,))
 """
 COLLECTS: Final = """
     gc.disable()
+    os.register_at_fork(before=gc.collect)
     class Cycle:
         def __init__(self):
             self.acc = shmacc.attach("forked")
             self.itself = self
-    fork_300_times(hook=gc.collect, beside=(Cycle,))
+    fork_300_times(beside=(Cycle,))
 """
 
 
