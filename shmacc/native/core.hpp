@@ -85,6 +85,7 @@ class Core {
         if (of_generation_ == fork_generation) return;
         of_generation_ = fork_generation;
         operations_ = 0;
+        attached_ = false;
         presence_.after_fork_in_child();
         mapping_->after_fork_in_child();
         if (lock_) lock_->after_fork_in_child();
@@ -128,6 +129,10 @@ class Core {
     Presence::Claim claim() {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
+
+    // Whether the process has a presence, and has looked again since (opening.hpp).
+    bool attached() const { return attached_; }
+    void now_attached() { attached_ = true; }
 
     // The lock, held, with everything in order: what an operation works on.
     class Session {
@@ -188,11 +193,13 @@ class Core {
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(kFileSize)) data_loss("its file was truncated");
-        load_barrier();  // a name that is gone: was the segment marked before? (remove_names)
+        load_barrier();  // a name that is gone: was the segment marked before? (mark_given_up)
         if (found.st_nlink == 0 && !load(header_->unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
-                        "logout; so does `rm`); processes that attach from now on would not meet it");
+                        "logout; so does `rm`, and `shmacc-inspect clean` if nobody was left but forked "
+                        "children that had not used it yet); processes that attach from now on would not "
+                        "meet it");
     }
 
     uint64_t row_bytes(const State& state) const {
@@ -232,6 +239,7 @@ class Core {
     NamedSemaphore semaphore_;
     std::unique_ptr<Lock> lock_;
     uint64_t of_generation_ = fork_generation;
+    bool attached_ = false;
     uint32_t handles_ = 0;
     uint32_t operations_ = 0;
 };

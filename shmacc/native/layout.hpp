@@ -188,7 +188,7 @@ struct Header {
     alignas(64) Shape shapes[2];
     alignas(64) Journal journal;
     alignas(64) LineHead line;
-    alignas(64) uint32_t participants_top;  // participant entries from here on have never been used
+    alignas(64) uint32_t participants_top;  // participant entries from here on are free
     alignas(64) Courtesy courtesy;
 };
 

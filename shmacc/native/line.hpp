@@ -134,11 +134,9 @@ class Line {
     }
     // Under the lock: frees what the dead hold, here and among the participants.
     void sweep() {
-        presence_.sweep([this](uint32_t participant, uint64_t token) {
+        presence_.sweep([this](uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
-                if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
-                    load(table_[i].participant_token) == token)
-                    leave(i);
+                if (load(table_[i].ticket) != 0 && load(table_[i].participant_token) == token) leave(i);
         });
     }
 

@@ -172,8 +172,9 @@ class SegmentFile {
         forget();
     }
 
-    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
-    // False: the name leads elsewhere by now.
+    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with:
+    // nothing relies on a record lock on it yet. False: the name leads elsewhere by now, but to no file that this
+    // process has open, for it has been given since.
     bool open_by_name(const std::string& path) {
         Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
         if (!fd && errno != ENOENT && errno != ELOOP) system_failure("Opening it", errno);

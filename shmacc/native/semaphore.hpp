@@ -45,10 +45,11 @@ class NamedSemaphore {
     }
 
     // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
-    // made it has finished, or has died.
+    // made it has finished, or has died; or there is none, or none that this user could remove.
     static bool is_being_made(const std::string& path) {
         const Descriptor fd = open_file(path, O_RDONLY);
-        return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (!fd && (errno == EMFILE || errno == ENFILE)) system_failure("Opening a semaphore", errno);
+        return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
     }
 
     // What stands there, if it can be a semaphore; else nothing, and errno.
