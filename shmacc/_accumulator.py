@@ -392,7 +392,7 @@ class Accumulator:
 
     def close(self) -> None:
         """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
-        # Not by calling the finalizer: a KeyboardInterrupt in the middle of that would leave nothing
+        # Not by calling the finalizer: a KeyboardInterrupt in the middle of it would leave nothing
         # to call again.
         _finish(self._handle)
         self._finalizer.detach()

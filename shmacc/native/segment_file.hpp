@@ -16,9 +16,10 @@
 //
 // A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
 // then lead to another file. Every fstat compares the file's identity, before anything is locked, reserved or
-// mapped, and a descriptor that is not ours any more is neither used nor closed. When such a file is opened anew,
-// its old SegmentFile forgets its numbers: one of them may become the new one's, and would then seem to be still
-// the old one's.
+// mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again, such a file has a
+// new SegmentFile. The number of the old descriptor may come back with the new one, and leads to the very same
+// file: so the old SegmentFile forgets it first, and hands over what it has left, since to close that would drop
+// the new one's locks.
 #pragma once
 
 #include <fcntl.h>
@@ -141,10 +142,11 @@ class SegmentFile {
                                "owners= allows others (\"any\", or their uids)");
         const Id id{found.st_dev, found.st_ino};
         std::shared_ptr<SegmentFile> file = list()[id].lock();
-        if (!file || !file->is_open()) {
-            if (file) file->forget();
-            file = std::make_shared<SegmentFile>(id);
-            list()[id] = file;
+        if (!file || !file->is_open(look.get())) {
+            auto successor = std::make_shared<SegmentFile>(id);
+            list()[id] = successor;
+            if (file) file->hand_over(*successor, look.get());
+            file = std::move(successor);
         }
         file->need(access, look.get(), found);
         return file;
@@ -169,7 +171,7 @@ class SegmentFile {
     ~SegmentFile() {
         // The entry may be a successor's: this one's descriptors were closed by others.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
-        forget();
+        forget_lost();
     }
 
     // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with:
@@ -217,19 +219,20 @@ class SegmentFile {
     std::weak_ptr<Core> core;
 
   private:
-    bool is_open() const { return leads_here(fd()); }
-    // The number of a descriptor that others have closed may by now be that of `open`'s look at the same file.
+    // look: a descriptor that was opened this moment. It cannot have the number of one that is still open.
+    bool is_open(int look) const { return fd() != look && leads_here(fd()); }
+    void forget_lost(int look = -1) {
+        for (Descriptor* fd : {&readable_, &writable_})
+            if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
+    }
+    // After this it is not open any more, whatever numbers come back.
+    void hand_over(SegmentFile& successor, int look) {
+        forget_lost(look);
+        successor.readable_ = std::move(readable_);
+    }
     bool leads_here(int fd) const {
         struct stat found {};
         return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ && !(fcntl(fd, F_GETFL) & O_PATH);
-    }
-
-    // Closes its descriptors, but those that others have closed before.
-    void forget() {
-        for (Descriptor* fd : {&readable_, &writable_}) {
-            if (*fd && !leads_here(fd->get())) fd->release();
-            *fd = Descriptor();
-        }
     }
 
     void need(Access access, int look, const struct stat& found) {

@@ -1,10 +1,10 @@
 // The named semaphore in front of a segment's lock: made and opened by descriptor.
 //
 // Its name carries the segment's token, so nobody can make it first. It is complete, with owner and mode,
-// before it has the name (O_TMPFILE and linkat, as for the segment), and it is opened without following
-// links, and not before it is known to be a regular file of a semaphore's length and the segment's owner. What is
-// anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use. Nor is it
-// opened: it may be another link to a segment's file, and closing that drops the process's record locks.
+// before it has the name (O_TMPFILE and linkat, as for the segment). What stands under the name is looked at
+// before it is opened, without following links: a regular file of the right size, of the segment's owner.
+// Anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use. Nor is it
+// opened: it may be a segment's file, by a hard link, and closing that would drop the process's locks on it.
 //
 // What stands in the file is glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and
 // mode by uid and umask, cannot say whom the file belongs to, and would have to be mended afterwards by name.
@@ -45,18 +45,19 @@ class NamedSemaphore {
     }
 
     // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
-    // made it has finished, or has died; or there is none, or none that this user could remove.
+    // made it has finished, or has died; or it is not there, or not for this user to remove.
     static bool is_being_made(const std::string& path) {
-        const Descriptor fd = open_file(path, O_RDONLY);
+        struct stat found {};
+        const Descriptor fd = open_file(path, O_RDONLY, found);
         if (!fd && (errno == EMFILE || errno == ENFILE)) system_failure("Opening a semaphore", errno);
         return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
     }
 
-    // What stands there, if it can be a semaphore; else nothing, and errno.
-    static Descriptor open_file(const std::string& path, int access) {
+    // The file of that name, if it can be a semaphore's; no descriptor, and errno, if not (EINVAL: it cannot).
+    static Descriptor open_file(const std::string& path, int access, struct stat& found) {
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
-        struct stat found {};
-        if (!look || fstat(look.get(), &found) != 0) return Descriptor();
+        if (!look) return Descriptor();
+        fstat(look.get(), &found);
         if (!S_ISREG(found.st_mode) || found.st_size != static_cast<off_t>(sizeof(sem_t))) {
             errno = EINVAL;
             return Descriptor();
@@ -82,14 +83,13 @@ class NamedSemaphore {
 
     // owner: the segment's. A mode that is not the segment's is mended, if this user may.
     Found open(const std::string& path, mode_t mode, uid_t owner) {
-        const Descriptor fd = open_file(path, O_RDWR);
+        struct stat found {};
+        const Descriptor fd = open_file(path, O_RDWR, found);
         if (!fd) {
             if (errno == EMFILE || errno == ENFILE) system_failure("Opening a semaphore", errno);
             if (errno == ENOENT) return Found::kMissing;
             return errno == EACCES ? Found::kAnothers : Found::kNoSemaphore;
         }
-        struct stat found {};
-        fstat(fd.get(), &found);
         if (found.st_uid != owner) return Found::kAnothers;
         const mode_t permissions = found.st_mode & 07777u;
         if (permissions != mode && (geteuid() == owner || geteuid() == 0)) fchmod(fd.get(), mode);

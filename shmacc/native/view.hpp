@@ -59,10 +59,10 @@ class SegmentView {
     }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
-        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY);
+        struct stat found {};
         sem_t semaphore{};
-        if (!fd ||
-            pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
+        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
+        if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
             return std::nullopt;
         int value = 0;
         sem_getvalue(&semaphore, &value);

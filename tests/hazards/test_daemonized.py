@@ -13,7 +13,8 @@ from hazards.segment_file import SegmentFile
 from support import until
 
 import shmacc
-from shmacc import ConditionalAccumulator, inspection, names, testing
+from shmacc import ConditionalAccumulator, inspection, testing
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,310 @@
+/* The table of processes that are attached (native/presence.hpp): claim, leave, sweep, and `top`, which bounds
+ * what anybody looks at.
+ *
+ * Modelled: ENTRIES entries with their tokens and their two record locks, allocation and life, which the kernel
+ * drops with their process; PROCESSES processes, each of which makes its first operation (claim, and when the
+ * table is full, a sweep and another look), may sweep again later, as an operation does that finds a dead one
+ * in front of it, and leaves or stays, TURNS times. A child of fork is just such a process: it has nothing of
+ * its parent's. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and
+ * the GIL guards claim and leave, but not sweep. With CROWDED all entries are those of the dead at first.
+ * Each load and store of shared words is a step; F_SETLK and F_GETLK are one each.
+ *
+ * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml); who wants to sweep
+ * waits for it, but not for a stopped owner. That an entry's two bytes lie side by side saves the kernel time,
+ * no more. What else is in an entry is written before the token, by its owner.
+ *
+ * Checked: who has claimed is below `top`, holds both locks of the entry and has its token there, until it
+ * leaves: so it is seen by all, and not swept while it lives; two processes never have the same entry; nobody
+ * finds the table full of the dead; every run is finite, and where it ends all who live got through, unless one is
+ * stopped; then a sweep brings `top` down to the last entry in use.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_NO_BYTE      `top` is lowered without the entry's allocation byte: somebody may be about to take it.
+ *   BROKEN_PLAIN_STORE  `top` is lowered by a store: it may have risen since it was read.
+ *   BROKEN_TOP_LATE     the token is written before `top` has risen: nobody sees it.
+ *   BROKEN_PLACED_LATE  who sweeps asks at the end whether its process has a place: another thread may be taking
+ *                       one at that moment, and its byte does not keep this one off.
+ *   BROKEN_INDEX_LATE   the token is written before the process knows its entry: its other thread sweeps it.
+ *   BROKEN_BLIND_SWEEP  a token is cleared without looking whether it is still the one that was judged: its
+ *                       process may have left, and another one taken the entry.
+ *   BROKEN_SAME_TOKEN   a process has one token for all its life: it may have left and come again.
+ *   BROKEN_FULL         a full table is not swept: dead children keep everybody out.
+ */
+#ifndef PROCESSES
+#define PROCESSES 3
+#endif
+#ifdef SIBLINGS
+#define THREADS (PROCESSES + 1)
+#define process_of(t) ((t) == PROCESSES -> 0 : (t))
+#else
+#define THREADS PROCESSES
+#define process_of(t) (t)
+#endif
+#ifndef TURNS
+#define TURNS 1
+#endif
+#ifndef ENTRIES
+#define ENTRIES 3
+#endif
+#define OBSERVER PROCESSES
+#define NONE 255
+#define GHOST 200                   /* the token of somebody long dead */
+#define FATE_MAY_HOLD_BACK
+
+#include "processes.pml"
+
+/* ---- the segment ---- */
+byte token[ENTRIES];
+byte top;
+
+/* ---- the kernel's ---- */
+byte lock_owner = NOBODY;           /* of the segment: a thread */
+byte presence_lock[ENTRIES] = NOBODY;
+byte life_lock[ENTRIES] = NOBODY;
+
+/* ---- each process's own ---- */
+byte index[PROCESSES + 1] = NONE;   /* while it claims, and from then on */
+bool claimed[PROCESSES + 1];        /* from the end of the claim on */
+byte own_token[PROCESSES + 1];
+byte gil[PROCESSES + 1] = NOBODY;
+byte users[PROCESSES + 1];          /* operations that run */
+byte claims[PROCESSES + 1];         /* how often it drew a token */
+
+/* ---- the books ---- */
+byte has[PROCESSES + 1] = NONE;     /* the entry that it has claimed and not left */
+byte fallen;                        /* how many have died */
+bool ended[THREADS + 1];
+#ifdef SIBLINGS
+#define finished(p) (ended[p] && ((p) != 0 || ended[PROCESSES]) && has[p] == NONE)
+#else
+#define finished(p) (ended[p] && has[p] == NONE)
+#endif
+
+#define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
+inline kernel_drops_locks(p) {
+  if :: lock_owner != NOBODY && process_of(lock_owner) == p -> lock_owner = NOBODY :: else fi;
+  dropped_by(p, presence_lock[0]); dropped_by(p, life_lock[0]);
+  dropped_by(p, presence_lock[1]); dropped_by(p, life_lock[1]);
+  dropped_by(p, presence_lock[ENTRIES - 2]); dropped_by(p, life_lock[ENTRIES - 2]);
+  dropped_by(p, presence_lock[ENTRIES - 1]); dropped_by(p, life_lock[ENTRIES - 1]);
+  has[p] = NONE;
+  fallen++
+}
+
+#include "fate.pml"
+
+/* In this file every step belongs to the thread `me` of process `my`. */
+#define step(action) atomic { runs(my) -> action }
+
+#define is_free(holder) (holder == NOBODY || holder == my)
+#define has_place(p) (has[p] != NONE)
+#define is_sound(p) \
+  (!has_place(p) || (has[p] < top && token[has[p]] == own_token[p] && presence_lock[has[p]] == p \
+                     && life_lock[has[p]] == p))
+/* After every step that could do harm: who has a place has it whole. */
+#define check_places assert(is_sound(0) && is_sound(1) && is_sound(PROCESSES - 1) && is_sound(OBSERVER))
+
+#ifdef BROKEN_SAME_TOKEN
+#define fresh_token (1 + my)
+#else
+#define fresh_token (1 + my + 8 * claims[my])
+#endif
+
+inline raise_top() {
+  step(top = (top > e -> top : e + 1))                       /* first_use: compare and exchange, until it is */
+}
+
+/* Ends with a place, or with e == ENTRIES. With the GIL. */
+inline claim() {
+  atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me };
+  if
+  :: atomic { runs(my) && claimed[my] -> e = 0; gil[my] = NOBODY }
+  :: atomic { runs(my) && !claimed[my] -> e = 0; met_dead = false };
+     do
+     :: atomic { runs(my) && e < ENTRIES && !is_free(presence_lock[e]) -> e++ }
+     :: atomic { runs(my) && e < ENTRIES && is_free(presence_lock[e]) -> presence_lock[e] = my };
+#ifndef BROKEN_TOP_LATE
+        raise_top();
+#endif
+        if
+        :: atomic { runs(my) && token[e] != 0 -> met_dead = true };
+           step(presence_lock[e] = NOBODY; e++)
+        :: atomic { runs(my) && token[e] == 0 && life_lock[e] != NOBODY -> skip };
+           step(presence_lock[e] = NOBODY; e++)
+        :: atomic { runs(my) && token[e] == 0 && life_lock[e] == NOBODY ->
+             life_lock[e] = my; claims[my]++; own_token[my] = fresh_token
+           };
+#ifdef BROKEN_INDEX_LATE
+           step(token[e] = own_token[my]; has[my] = e; check_places);
+           step(index[my] = e);
+#else
+           step(index[my] = e);
+           step(token[e] = own_token[my]; has[my] = e; check_places);
+#endif
+#ifdef BROKEN_TOP_LATE
+           raise_top();
+#endif
+           step(claimed[my] = true; gil[my] = NOBODY);
+           break
+        fi
+     :: atomic { runs(my) && e == ENTRIES -> gil[my] = NOBODY }; break        /* kFull */
+     od
+  fi
+}
+
+/* The process leaves when the last of its operations, and its handle, are gone. With the GIL. */
+inline leave() {
+  atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me; users[my]-- };
+  if
+  :: atomic { runs(my) && users[my] == 0 && claimed[my] ->
+       e = index[my]; index[my] = NONE; claimed[my] = false
+     };
+     step(token[e] = 0; has[my] = NONE);
+     step(life_lock[e] = NOBODY);
+     step(presence_lock[e] = NOBODY; gil[my] = NOBODY)
+  :: atomic { runs(my) && !(users[my] == 0 && claimed[my]) -> gil[my] = NOBODY }
+  fi
+}
+
+/* Of entry e, whose token was read as t. */
+#define alive \
+  (e == index[my] -> t == own_token[my] \
+   : (token[e] == t && life_lock[e] != NOBODY && life_lock[e] != my))
+
+#ifdef BROKEN_NO_BYTE
+#define byte_is_mine_to_take true
+#define take_byte skip
+#define give_byte skip
+#else
+#define byte_is_mine_to_take is_free(presence_lock[e])
+#define take_byte presence_lock[e] = my
+#define give_byte presence_lock[e] = NOBODY; check_places
+#endif
+
+inline last_use() {
+#ifdef BROKEN_PLAIN_STORE
+  step(top = e; check_places)
+#else
+  step(top = (top == e + 1 -> e : top); check_places)
+#endif
+}
+
+/* Under the segment's lock; without it if a stopped process has it (patience is over). */
+inline sweep() {
+  if
+  :: atomic { runs(my) && lock_owner == NOBODY ->
+       lock_owner = me; placed = claimed[my]; e = 0; size = top
+     };
+     do
+     :: atomic { runs(my) && e < size && token[e] == 0 -> e++ }
+     :: atomic { runs(my) && e < size && token[e] != 0 -> t = token[e] };
+        if
+        :: atomic { runs(my) && alive -> e++; t = 0 }
+        :: atomic { runs(my) && !alive -> skip };
+#ifdef BROKEN_BLIND_SWEEP
+           step(token[e] = 0; check_places; e++; t = 0)
+#else
+           step(token[e] = (token[e] == t -> 0 : token[e]); check_places; e++; t = 0)
+#endif
+        fi
+     :: atomic { runs(my) && e == size -> e = top; size = 0 }; break
+     od;
+#ifdef BROKEN_PLACED_LATE
+     step(placed = claimed[my]);
+#endif
+     do
+     :: atomic { runs(my) && (e == 0 || !placed) -> skip }; break
+     :: atomic { runs(my) && e > 0 && placed && token[e - 1] != 0 -> skip }; break
+     :: atomic { runs(my) && e > 0 && placed && token[e - 1] == 0 -> e-- };
+        if
+        :: atomic { runs(my) && !byte_is_mine_to_take -> skip }; break
+        :: atomic { runs(my) && byte_is_mine_to_take -> take_byte };
+           last_use();
+           step(give_byte)
+        fi
+     od;
+     step(lock_owner = NOBODY; placed = false; e = 0)
+  :: atomic { runs(my) && lock_owner != NOBODY && process_of(lock_owner) == stopped -> e = 0; unswept = true }
+  fi
+}
+
+/* claim (handle.hpp): and when the table is full, what the dead have is freed first. */
+inline first_operation() {
+  claim();
+  if
+  :: atomic { runs(my) && e < ENTRIES && !met_dead -> e = 0 }
+  :: atomic { runs(my) && e < ENTRIES && met_dead -> e = 0; met_dead = false }; sweep()
+#ifdef BROKEN_FULL
+  :: atomic { runs(my) && e == ENTRIES -> before = fallen }
+#else
+  :: atomic { runs(my) && e == ENTRIES -> before = fallen };
+     sweep();
+     claim()
+#endif
+  fi;
+  atomic {
+    runs(my) ->
+    refused = (e == ENTRIES);                                    /* an error */
+    assert(!refused || !met_dead || unswept || fallen != before);
+    e = 0; met_dead = false; unswept = false; before = 0
+  }
+}
+
+proctype attacher(byte me; byte my) {
+  byte turns, e, t, size, before;
+  bool met_dead, placed, unswept, refused;
+
+  do
+  :: turns < TURNS ->
+     step(users[my]++);
+     first_operation();
+     if
+     :: step(skip)
+     :: atomic { runs(my) && !refused -> skip }; sweep()         /* a dead one is in front of it */
+     fi;
+     if
+     :: leave();
+        step(e = 0; turns++; ended[me] = (turns == TURNS))
+     :: atomic { runs(my) && !refused -> ended[me] = true }; break            /* stays */
+     fi
+  :: else -> break
+  od
+}
+
+#define through(t) (ended[t] || dead[process_of(t)] || stopped == process_of(t))
+#define everyone_is_through (through(0) && through(1) && through(THREADS - 2) && through(THREADS - 1))
+#define in_use(e) (token[e] != 0)
+
+active proctype observer() {
+  byte me = THREADS, my = OBSERVER;
+  byte e, t, size;
+  bool met_dead, placed, unswept;
+
+  atomic {
+    timeout ->
+    check_places;
+    assert(everyone_is_through || (stopped != NOBODY))
+  };
+  if
+  :: stopped == NOBODY -> claim(); sweep()
+  :: else -> goto end
+  fi;
+  if
+  :: claimed[OBSERVER] -> assert(top > 0 && in_use(top - 1))
+  :: else
+  fi;
+end:
+  skip
+}
+
+init {
+  byte i;
+  atomic {
+#ifdef CROWDED
+    for (i : 0 .. ENTRIES - 1) { token[i] = GHOST }
+    top = ENTRIES;
+#endif
+    for (i : 0 .. THREADS - 1) { run attacher(i, process_of(i)) }
+    i = 0
+  }
+}
