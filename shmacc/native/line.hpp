@@ -22,13 +22,14 @@
 //
 // Entries from `top` on are free. `top` is raised by `join` and lowered by `known_head`, both under the lock,
 // where no ticket appears but the owner's own: so an entry with a ticket is always below it. Who reads it
-// without the lock may read an older one: entries above the newer one are free then, and whoever joins one
-// looks at the round and at the cancels once more afterwards, as the second pass of Operations::take. One store;
-// whoever dies before it leaves `top` too high, which costs a longer scan.
+// without the lock may do so just before it changes. If it is lowered, the entries above it are free; if it is
+// raised, whoever joins there looks at the round and at the cancels once more afterwards, as always after
+// joining (Operations::take). Each change is one store; who dies before it leaves `top` too high, which costs a
+// longer scan.
 //
-// A take is ready at once if nobody is in front of it; num_required 0 (a partial of whatever is there) never
-// joins. It does not wait for the head's number, but a round whose number is reached is the head's: then there is
-// nothing for anybody else, and that is what it gets.
+// A take of whatever is there (num_required 0, a partial) never joins, and does not wait for the head's number.
+// But a round whose number is reached is the head's: then there is nothing for others, and nothing is what such
+// a take gets.
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
@@ -37,12 +38,12 @@
 // too: "at least num_required".
 //
 // Slices. What a sleeper finds out only when its slice ends: that somebody in front of it died, that who should
-// have woken it died, that the file was truncated or its name removed, and a signal that did not end its sleep. The
-// first few in line look every kWaitSlice, for the dead hold up nobody for longer than that; those further back, and
-// who waits for a step, sleep up to kLongSlice, since hundreds of idle sleepers would keep a processor busy
-// otherwise. Slices grow from short ones: a signal that comes in the instant before the sleep begins, as one does
-// that is sent because of what was just seen, is noticed after the first. Where a signal need not end the
-// sleep (Interruption::ends_sleep) slices stay short.
+// have woken it died, that the file was truncated or its name removed, and a signal that did not end its
+// sleep. The first few in line look every kWaitSlice, so that the dead hold up nobody for longer. Those further
+// back, and who waits for a step, sleep up to kLongSlice: hundreds of idle sleepers would keep a processor busy
+// otherwise. Slices grow from short ones: a signal that comes in the instant before the sleep begins, as one
+// does that is sent because of what was just seen, is noticed after the first. Where a signal need not end
+// the sleep (Interruption::ends_sleep) slices stay short.
 //
 // Futexes rather than one semaphore a waiter: nothing more to create, to leak or to clean up, and the kernel
 // keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
@@ -58,7 +59,7 @@ namespace shmacc {
 constexpr int64_t kWaitSlice = 50 * kMillisecond;
 constexpr int64_t kLongSlice = 10 * kWaitSlice;
 
-// Sleeps until the word is woken, is not `seen` any more, the deadline passes, the slice ends or a signal comes.
+// Sleeps until the word is woken or is not `seen` any more, the deadline passes, the slice ends, a signal comes.
 inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
     int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
@@ -134,9 +135,11 @@ class Line {
     }
     // Under the lock: frees what the dead hold, here and among the participants.
     void sweep() {
-        presence_.sweep([this](uint64_t token) {
+        presence_.sweep([this](uint32_t participant, uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
-                if (load(table_[i].ticket) != 0 && load(table_[i].participant_token) == token) leave(i);
+                if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
+                    load(table_[i].participant_token) == token)
+                    leave(i);
         });
     }
 
@@ -193,10 +196,9 @@ class Line {
     // Under the lock: `head`, without looking at every entry each time. What was found holds until the head has
     // left; if nobody waited, until a ticket is given. For tickets only grow, and are given under the lock.
     uint32_t known_head() {
-        const bool holds = known_.head == kNobody
-                               ? load(head_.next_ticket) == known_.ticket
-                               : load(table_[known_.head].ticket) == known_.ticket && !is_cancelled(known_.ticket);
-        if (holds) return known_.head;
+        const uint64_t ticket =
+            known_.head == kNobody ? load(head_.next_ticket) : load(table_[known_.head].ticket);
+        if (ticket == known_.ticket && (known_.head == kNobody || !is_cancelled(ticket))) return known_.head;
         known_ = scan();
         if (known_.top < load(head_.top)) store(head_.top, known_.top);
         if (known_.head == kNobody) known_.ticket = load(head_.next_ticket);

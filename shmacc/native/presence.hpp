@@ -151,14 +151,14 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told their tokens first.
+    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first.
     template <class Each>
     void sweep(Each each) {
         const bool placed = claimed();
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
-            each(token);
+            each(i, token);
             __atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED);
         }
