@@ -41,7 +41,7 @@ test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest $(TESTS)
 
 test-all: ## the same under every Python from 3.11 on that is found
-	set -e; for python in $$($(PYTHON) tools/interpreters.py); do \
+	set -e; found=$$($(PYTHON) tools/interpreters.py); for python in $$found; do \
 		$(MAKE) --no-print-directory test PYTHON=$$python; done
 
 smoke: $(VENV)/.tested ## about a hundred of the tests

@@ -21,6 +21,7 @@ PAGES: Final = [
     ROOT / "tools" / "model" / "README.md",
 ]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 _LINK: Final = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
 
 
@@ -123,15 +124,18 @@ def test_the_readme_is_short() -> None:
 
 def test_the_readme_of_a_release_has_no_link_that_needs_the_repository_around_it() -> None:
     home, ref = "https://forge.example/owner/shmacc", "v1.2.3"
-    published = published_links.absolute(README, home, ref)
-    assert _LINK.findall(README)
-    assert not _LINK.findall(published)
-    assert f"![shmacc-inspect watch]({home}/raw/{ref}/docs/inspect/watch.svg)" in published
-    assert f"[The guide]({home}/blob/{ref}/docs/guide.md)" in published
+    assert not _LINK.findall(published_links.absolute(README, home, ref))
+    page = "[a](docs/a.md#b) ![c](d.svg) [e\nf](https://e.example)"
+    assert published_links.absolute(page, home, ref).split(" ") == [
+        f"[a]({home}/blob/{ref}/docs/a.md#b)",
+        f"![c]({home}/raw/{ref}/d.svg)",
+        "[e\nf](https://e.example)",
+    ]
 
 
 def test_a_release_has_urls() -> None:
-    settings = (ROOT / "pyproject.toml").read_text()
+    # Without those that a published source distribution has already.
+    settings = re.sub(r"\[project\.urls\]\n.*?\n\n", "", SETTINGS, flags=re.DOTALL)
     published = tomllib.loads(published_links.with_urls(settings, "https://forge.example/a", "v1"))
     assert published["project"]["urls"]["Issues"] == "https://forge.example/a/issues"
-    assert published["project"]["scripts"] == tomllib.loads(settings)["project"]["scripts"]
+    assert published["project"]["scripts"] == tomllib.loads(SETTINGS)["project"]["scripts"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -34,13 +34,14 @@ NO_NUMBERS: Final[dict[str, tuple[Any, str]]] = {
 @pytest.mark.parametrize(("value", "words"), NO_NUMBERS.values(), ids=list(NO_NUMBERS))
 def test_what_is_no_array_of_numbers_is_named(value: Any, words: str) -> None:
     with ConditionalAccumulator("f4") as dense, SparseConditionalAccumulator("f4") as sparse:
-        for apply, what in (
-            (lambda: dense.apply_grad(value), "grad"),
-            (lambda: sparse.apply_grad([1], value), "grad_values"),
-            (lambda: sparse.apply_grad(value, [1.0]), "grad_indices"),
-        ):
+        applies: dict[str, Callable[[], bool]] = {
+            "grad": lambda: dense.apply_grad(value),
+            "grad_values": lambda: sparse.apply_grad([1], value),
+            "grad_indices": lambda: sparse.apply_grad(value, [1.0]),
+        }
+        for what, apply in applies.items():
             with pytest.raises(errors.InvalidArgumentError, match=words) as caught:
-                cast("Callable[[], bool]", apply)()
+                apply()
             assert str(caught.value).startswith(f"{what} must be an array of numbers")
         assert dense.num_accumulated() == sparse.num_accumulated() == 0
 

@@ -144,9 +144,9 @@ class Operations {
     // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
     // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
     // handlers are Python's, but with the place in line, so that nobody else takes the round and no gradient
-    // joins it meanwhile (the head's number is reached: applies wait). Something may have changed it all the
-    // same: a cancelled step, a partial, an apply out of patience, the handler itself. Then the copy is made again; after
-    // kLooks looks, without another one. Who dies between copy and commit has taken nothing.
+    // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
+    // advance_step, an apply out of patience, a death that costs the place, the handler itself. Then the copy is
+    // made again; after kLooks looks, without another one. Who dies between copy and commit took nothing.
     Taken take(const TakeRequest& request) {
         Doing doing(core_, kWaitsForLock);
         Place place(core_);
@@ -301,11 +301,11 @@ class Operations {
             interruption_.check();
             place.check_cancelled();
             if (past(request.deadline)) return;
-            // Nobody woke us: is it our turn all the same, or does a dead one stand before us? Not worth asking as
-            // long as we could not take: the apply that changes that takes the dead out, and wakes the head.
+            // Nobody woke us: is it our turn all the same, or does a dead one stand before us? Not worth asking
+            // as long as we could not take: the apply that changes that takes the dead out, and wakes the head.
             if (core_.committed().glimpse().count >= request.num_required) {
                 const uint32_t head = line.head();
-                if (head != Line::kNobody && (Place::of_this_thread(core_, head) || !line.alive(head))) return;
+                if (head == Line::kNobody || Place::of_this_thread(core_, head) || !line.alive(head)) return;
             }
             slices.next(interruption_.ends_sleep() && !line.is_near(place.entry()));
         }

@@ -4,8 +4,8 @@
 // thread waits for. The take further out cannot come before it returns, so whatever it does in there must
 // not wait for that take: `Place::of_this_thread` tells.
 //
-// If it forks in there, the child has a copy of the take, but the place is the parent's: the child gives up, and
-// leaves the place alone.
+// If it forks in there, the child has a copy of the take, but the place is the parent's: the child gives up,
+// and leaves the place alone.
 #pragma once
 
 #include "core.hpp"

@@ -67,8 +67,8 @@ class WithoutGil {
                         "The operation was cancelled: a signal handler forked, and it is the parent's");
     }
 
-    // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals to
-    // its main thread; but another of Python's threads may send one to itself, or have a handler called without any.
+    // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals
+    // to its main thread; but another of Python's threads may send itself one, or do as if it had come.
     bool signals_come_here() const { return alone_; }
 
   private:
