@@ -130,7 +130,7 @@ class Core {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
 
-    // Whether the process has a presence and has looked at the name again since (opening.hpp).
+    // Whether the process has a presence, and has looked again since (opening.hpp).
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }
 
@@ -193,11 +193,11 @@ class Core {
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(kFileSize)) data_loss("its file was truncated");
-        load_barrier();  // a name that is gone: was the segment marked before? (remove_names)
+        load_barrier();  // a name that is gone: was the segment marked before? (mark_given_up)
         if (found.st_nlink == 0 && !load(header_->unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
-                        "logout; so does `rm`, and `shmacc-inspect clean` if its only users were forked "
+                        "logout; so does `rm`, and `shmacc-inspect clean` if nobody was left but forked "
                         "children that had not used it yet); processes that attach from now on would not "
                         "meet it");
     }

@@ -78,7 +78,7 @@ class Handle {
   public:
     // private_names: segment and semaphore, which go with this handle.
     explicit Handle(std::shared_ptr<Core> core, std::optional<std::pair<std::string, std::string>> private_names = {})
-        : core_(Core::for_handle(std::move(core))), private_names_(std::move(private_names)), maker_(getpid()) {}
+        : core_(Core::for_handle(std::move(core))), private_names_(std::move(private_names)) {}
     ~Handle() {
         try {
             close();
@@ -102,7 +102,7 @@ class Handle {
     }
     // The names of a private segment go with its maker, not when a forked child of it ends.
     void unlink_private() {
-        if (!private_names_ || !core_ || maker_ != getpid()) return;
+        if (!private_names_ || !core_ || !maker_.is_here()) return;
         const auto [path, semaphore_path] = *private_names_;
         const Core::Use core = Core::for_operation(core_->shared());
         if (core->file().state().open) {
@@ -202,7 +202,7 @@ class Handle {
         }
         const Dims rows{static_cast<int64_t>(taken.rows)};
         place[0] = nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
-                                  array_of<int64_t>(taken.contributions, rows), this_process().token);
+                                  array_of<int64_t>(taken.contributions, rows), fork_generation);
     }
     // A round that was taken but did not get to its caller: the next take of this handle with the same
     // `advance` and `seal` gets it.
@@ -270,7 +270,7 @@ class Handle {
                 core.file(), true, [&] { return look_again(core, path, semaphore_path); });
             if (entered != Entered::kYes) return false;
         } catch (...) {
-            // It may have made the semaphore of a segment that is gone, whose remover was here before.
+            // Perhaps it made the semaphore of a segment that was removed meanwhile: the remover was here before.
             const SegmentFile::State file = core.file().state();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());
             throw;
@@ -357,7 +357,7 @@ class Handle {
         core.check_file();
         return core.committed().glimpse();
     }
-    // A forked child's first operation: see opening.hpp.
+    // A forked child's first operation; see opening.hpp.
     void attach_child(Core& core) {
         claim(core);
         with_name_lock(core.file(), true, [&] {
@@ -396,7 +396,7 @@ class Handle {
     // What an earlier take left here, oldest first; of this process: a forked child has a copy of its parent's.
     nb::object kept_round(bool advance, bool seal) {
         for (auto kept = kept_.begin(); kept != kept_.end();) {
-            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == this_process().token;
+            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == fork_generation;
             if (own && (kept->advance != advance || kept->seal != seal)) {
                 ++kept;
                 continue;
@@ -420,7 +420,7 @@ class Handle {
     std::optional<Core::Use> core_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> private_names_;
-    const pid_t maker_;
+    const Origin maker_;
 };
 
 }  // namespace shmacc

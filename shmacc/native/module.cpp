@@ -33,16 +33,24 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     if (name.size() > kMaxName) throw Error(Failure::kInvalidArgument, "The name is too long");
     config.name_length = static_cast<uint32_t>(name.size());
     std::copy(name.begin(), name.end(), config.name);
-    auto core = create_segment(path, semaphore_path, config);
-    if (!core) return nb::none();
     std::optional<std::pair<std::string, std::string>> private_names;
     if (is_private) private_names.emplace(path, semaphore_path);
-    auto handle = std::make_unique<Handle>(core, std::move(private_names));
+    const auto file = create_segment(path, semaphore_path, config);
+    if (!file) return nb::none();
+    std::unique_ptr<Handle> handle;
     try {
+        if (!file->open_by_name(path)) {
+            unlink(semaphore_path.c_str());
+            return nb::none();
+        }
+        handle = std::make_unique<Handle>(Core::on(file, config), std::move(private_names));
         if (!handle->enter(path, semaphore_path)) return nb::none();
     } catch (...) {
-        // What cannot be attached, for want of space say, is not left behind.
-        with_name_lock(core->file(), false, [&] { give_up_new(core->file(), path, semaphore_path); });
+        // What cannot be attached, for want of space say, is not left behind, if that can be helped.
+        try {
+            with_name_lock(*file, false, [&] { take_back_new(*file, path, semaphore_path); });
+        } catch (const Error&) {
+        }
         throw;
     }
     return nb::cast(handle.release(), nb::rv_policy::take_ownership);

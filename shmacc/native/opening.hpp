@@ -8,15 +8,15 @@
 //
 // **Attaching.** Open, check, open the semaphore, take a presence (presence.hpp), and then look again,
 // holding the name lock: is the segment still not given up, and does the name still lead to it? If not, let go
-// and start over. A forked child has its parent's segment open, but no presence: its first operation takes
-// one and looks again likewise, and is an error if the segment was removed meanwhile as nobody's.
+// and start over. A forked child has its parent's segment open, but no presence of its own: its first operation
+// takes one and looks again likewise, and is an error if the segment was removed meanwhile as nobody's.
 //
 // **Removing** happens under the name lock only. Who gives a segment up (`unlink`) marks it, removes the name
 // if it leads to this very segment, and then the semaphore; those who have it open go on using it. The
-// cleaner removes name and semaphore likewise, but only if there is no presence, and without the mark: nobody
-// is to go on using it. So either the cleaner sees an attacher's presence, or the attacher sees that the name
-// does not lead there any more; a mark is never taken back, and a name is never removed that leads elsewhere
-// by now. Who attaches and finds the mark finishes what a remover that died has begun.
+// cleaner, and a maker that could not attach, remove the names likewise, but only if there is no presence, and
+// without the mark: nobody is to go on using it. So either they see an attacher's presence, or the attacher
+// sees that the name does not lead there any more; a mark is never taken back, and a name is never removed that
+// leads elsewhere by now. An attacher that finds the mark finishes what a remover that died has begun.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
 // not the lock that applies take, which a stopped process may hold for long. Between its lock and its unlock
@@ -95,9 +95,9 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// A new segment under these names, not attached to yet; null if the segment's name is taken.
-inline std::shared_ptr<Core> create_segment(const std::string& path, const std::string& semaphore_path,
-                                            Config config) {
+// A new segment under these names, open as it was made; null if the segment's name is taken.
+inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
+                                                   Config config) {
     auto file = SegmentFile::create();
     const int fd = file->fd();
     if (ftruncate(fd, static_cast<off_t>(kFileSize)) != 0) system_failure("Making a segment", errno);
@@ -120,15 +120,12 @@ inline std::shared_ptr<Core> create_segment(const std::string& path, const std::
     bool named = false;
     try {
         named = NamedSemaphore::link_to(fd, path);
-        // Nothing of this process relies on a record lock on the new file yet.
-        named = named && file->open_by_name(path);
     } catch (...) {
-        if (named && file->is_at(path)) unlink(path.c_str());
         unlink(semaphore_path.c_str());
         throw;
     }
     if (!named) unlink(semaphore_path.c_str());
-    return named ? Core::on(file, config) : nullptr;
+    return named ? file : nullptr;
 }
 
 enum class Entered { kYes, kGivenUp, kElsewhere };
@@ -165,10 +162,12 @@ inline void remove_names(SegmentFile& file, const std::string& path, const std::
     unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
 }
 
-// With the name lock held. Nobody but this process's thread that could not attach knows of the segment, or
-// somebody has attached by now and keeps it.
-inline void give_up_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
-    if (!Presence::anybody_else(file.fd()) && file.is_at(path)) remove_names(file, path, semaphore_path);
+// With the name lock held, by a maker that could not attach. Another process, or another thread of this one, may
+// have attached by now: then it keeps the segment.
+inline void take_back_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    const auto core = Core::of(file);
+    const bool used = Presence::anybody_else(file.fd()) || (core && core->attached());
+    if (!used && file.is_at(path)) remove_names(file, path, semaphore_path);
 }
 
 // Whether a living process is attached, this one included.

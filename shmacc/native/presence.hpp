@@ -2,7 +2,7 @@
 //
 // A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends. The
 // first it finds free, presence_byte(i), *is* the allocation of entry i. If the entry bears no token, it takes
-// life_byte(i) too, and writes its token: from now on it is attached, and the second byte is the proof that
+// life_byte(i) too, and writes a fresh token: from now on it is attached, and the second byte is the proof that
 // the process of this token lives. The kernel drops both with the process, and no earlier.
 //
 // A dead process leaves its token behind, and its entry is not given to anybody else until a sweep, under the
@@ -14,6 +14,13 @@
 // `top` bounds the entries that anybody looks at. It rises before a token is written, and falls in a sweep,
 // entry by entry, while the sweeper holds the entry's presence byte: who has, or is about to take, that
 // entry holds the byte, so `top` never falls below an entry in use.
+//
+// Leaving takes no lock of the segment's. So while a sweep judges a token its process may leave, and the entry
+// be another one's by the time that it is freed: it is freed only if it still bears the token that was judged, and
+// no token comes twice, not even with its process.
+//
+// Record locks do not tell threads apart, and a sweep runs without the GIL. Another thread may take the process's
+// place meanwhile: hence the order in which `claim` lets it be known, and `placed` in `sweep`.
 #pragma once
 
 #include <unistd.h>
@@ -103,18 +110,20 @@ class Presence {
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            // Before the token is there to be judged: a thread of this process may be sweeping.
-            token_ = process.token;
-            index_ = i;
-            store(entry.token, process.token);
+            token_ = fresh_token();
+            index_ = i;  // before the token is there to be judged
+            store(entry.token, token_);
+            claimed_ = true;
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
         }
         return Claim::kFull;
     }
 
     void leave(const SegmentFile::State& file) {
-        const uint32_t i = index_.exchange(kNobody);
-        if (i == kNobody) return;
+        if (!claimed()) return;
+        const uint32_t i = index_;
+        claimed_ = false;
+        index_ = kNobody;
         if (file.whole) store(table_[i].token, uint64_t{0});
         if (!file.open) return;  // others have closed the descriptor, and the locks went with it
         set_record_lock(fd_, life_byte(i), F_UNLCK);
@@ -122,9 +131,12 @@ class Presence {
     }
 
     // In a forked child: the entry, and the lock that proves it, are the parent's.
-    void after_fork_in_child() { index_ = kNobody; }
+    void after_fork_in_child() {
+        claimed_ = false;
+        index_ = kNobody;
+    }
 
-    bool claimed() const { return index_ != kNobody; }
+    bool claimed() const { return claimed_; }
     uint32_t index() const { return index_; }
     uint64_t token() const { return token_; }
     Participant& own() { return table_[index_]; }
@@ -139,16 +151,16 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first. (The token
-    // alone may be that of a living process, which had lost that entry with its descriptor, and has another now.)
+    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first.
     template <class Each>
     void sweep(Each each) {
-        const bool placed = claimed();  // before: meanwhile another thread may come to take the process's place
+        const bool placed = claimed();
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
             uint64_t token = load(table_[i].token);
             if (token == 0 || alive(i, token)) continue;
             each(i, token);
-            store(table_[i].token, uint64_t{0});
+            __atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED);
         }
         // A process that has a place takes no other one: so none of its threads is after the same byte.
         if (!placed) return;
@@ -162,8 +174,9 @@ class Presence {
   private:
     int fd_;
     Table<Participant> table_;
-    std::atomic<uint32_t> index_{kNobody};  // token_ is written before it
-    uint64_t token_ = 0;
+    std::atomic<uint32_t> index_{kNobody};  // while it claims, and from then on
+    std::atomic<bool> claimed_{false};      // from the end of the claim on
+    uint64_t token_ = 0;                    // written before index_
 };
 
 }  // namespace shmacc

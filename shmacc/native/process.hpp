@@ -37,7 +37,6 @@ inline void watch_forks() {
 }
 
 struct ProcessIdentity {
-    uint64_t token = 0;          // random: tells this process from all others, of all pid namespaces
     uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: /proc does not say
     uint64_t start_ticks = 0;    // field 22 of /proc/self/stat; 0: likewise
 };
@@ -63,9 +62,6 @@ inline uint64_t own_start_ticks() {
 
 inline ProcessIdentity identify() {
     ProcessIdentity identity;
-    if (getrandom(&identity.token, sizeof identity.token, 0) != static_cast<ssize_t>(sizeof identity.token))
-        abort();  // cannot be: so few bytes are always there once the system has started
-    identity.token |= 1;
     struct stat found {};
     if (stat("/proc/self/ns/pid", &found) == 0) identity.pid_namespace = found.st_ino;
     identity.start_ticks = own_start_ticks();
@@ -73,6 +69,14 @@ inline ProcessIdentity identify() {
 }
 
 }  // namespace detail
+
+// What nobody else has, of whatever pid namespace; never 0.
+inline uint64_t fresh_token() {
+    uint64_t token = 0;
+    if (getrandom(&token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
+        abort();  // cannot be: so few bytes are always there once the system has started
+    return token | 1;
+}
 
 // With the GIL.
 inline const ProcessIdentity& this_process() {

@@ -174,8 +174,9 @@ class SegmentFile {
         forget_lost();
     }
 
-    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with.
-    // False: the name leads elsewhere by now.
+    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with:
+    // nothing relies on a record lock on it yet. False: the name leads elsewhere by now, but to no file that this
+    // process has open, for it has been given since.
     bool open_by_name(const std::string& path) {
         // A look first, as in `open`: elsewhere may be a file that this process has locks on.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));

@@ -137,6 +137,48 @@ def test_also_while_it_is_converted(dtype: str) -> None:
     assert run_apart(_take_under_fire, kind, LARGE, dtype, "take", 100) == []
 
 
+def _apply_often(times: int) -> int:
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        each = gradient(acc, LARGE)
+        return sum(acc.apply_grad(*each, local_step=NEVER_STALE) for _ in range(times))
+
+
+def _take_all_under_fire(total: int) -> int:
+    """Take until so many came, with an alarm every now and then; how many came."""
+    came, rng = 0, random.Random(1)
+
+    def raise_it(*_: object) -> None:
+        if came < total:
+            raise AlarmError
+
+    signal.signal(signal.SIGALRM, raise_it)
+    with shmacc.attach(NAME) as acc:
+        while came < total:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 3e-3))
+                came += acc.take(1, timeout=LONG).count
+            except AlarmError:
+                pass
+    return came
+
+
+def test_others_apply_meanwhile() -> None:
+    """What is copied is held against what is there when the take commits."""
+    with make(SparseConditionalAccumulator) as acc:
+        with (
+            Apart(_take_all_under_fire, 300) as taker,
+            Apart(_apply_often, 150) as one,
+            Apart(_apply_often, 150) as other,
+        ):
+            assert one.result() + other.result() == 300
+            # No more, no less: it would have waited on.
+            assert taker.result() == 300
+        stats = acc.stats()
+        assert (stats.applied, stats.taken, stats.num_accumulated) == (300, 300, 0)
+        acc.unlink()
+
+
 @pytest.fixture
 def huge() -> Iterator[Any]:
     """With one gradient that takes long to copy."""

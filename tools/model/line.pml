@@ -1,14 +1,15 @@
-/* The line of waiting takers (native/line.hpp, place.hpp, operations.hpp): take with join, leave, living_head, sweep,
- * the look between copy and commit, and wait_turn; apply, which wakes the head or waits for its turn; cancel;
- * claim (presence.hpp).
+/* The line of waiting takers (native/line.hpp, place.hpp, operations.hpp): take with join, leave, living_head,
+ * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
+ * cancel; claim (presence.hpp).
  *
  * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED (with
- * PARTIALS also 0: whatever is there), and with TIMEOUTS may give up in any wait; with LOOKS=n they may copy the
- * round, let go of the lock for as long as they like, and come back to commit, n times a take; APPLIERS processes that each apply GRADIENTS times; with CANCELLER,
- * ADVANCER or NEWCOMER one more process that cancels, drops the round (advance_step), or attaches and so may
- * get the participant entry of a dead one. With SIBLINGS the takers 0 and 1 are threads of one process. A
- * waiter's entry is taker number t's own, so ticket[t] is entry t's ticket. leave and cancel go without the
- * lock, as in the code; the stores of join are two steps: top and next_ticket, then the ticket.
+ * PARTIALS also 0: whatever is there), and with TIMEOUTS may give up in any wait; with LOOKS=n they may, n times
+ * a take, copy the round, let go of the lock for as long as they like, and come back to commit; APPLIERS
+ * processes that each apply GRADIENTS times; with CANCELLER, ADVANCER or NEWCOMER one more process that cancels,
+ * drops the round (advance_step), or attaches and so may get the participant entry of a dead one. With SIBLINGS
+ * the takers 0 and 1 are threads of one process. A waiter's entry is taker number t's own, so ticket[t] is entry
+ * t's ticket. leave and cancel go without the lock, as in the code; join is two steps: `top` and next_ticket,
+ * then the ticket.
  *
  * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); who waits for it in a take
  * hears a cancel and the end of its time. A commit is one step (commit.pml). A futex word is only asked
@@ -19,10 +20,11 @@
  *
  * Checked: who takes is the first of the living in line, or asks for 0 and takes nobody's round; nobody living
  * is swept out of it; what was applied was taken once, or dropped by advance_step, or is still there, also if
- * what a take hands out was copied before a look; who timed out or was cancelled consumed nothing; without stops a gradient never joins a round that belongs to a living head. Every run is finite,
- * and where it ends no living taker waits although it is the first of the living and its number is reached,
- * and no apply waits at all, unless a stopped process has the lock; a take that was cancelled never waits on,
- * even then. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that, no slice is needed.
+ * it was copied before a look; who timed out or was cancelled consumed nothing; without stops a gradient never
+ * joins a round that belongs to a living head. Every run is finite, and where it ends no living taker waits
+ * although it is the first of the living and its number is reached, and no apply waits at all, unless a
+ * stopped process has the lock; a take that was cancelled never waits on, even then. With -DNO_SLICES (nobody
+ * dies or is stopped): wake-ups alone do that, no slice is needed.
  *
  * Broken on purpose (each must be found):
  *   BROKEN_SEEN_LATE    the futex words are read after the look at the line: leave and cancel need no lock, so
