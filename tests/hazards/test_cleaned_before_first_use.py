@@ -1,0 +1,145 @@
+"""A forked child has its parent's accumulator, and is attached from its first use of it on.
+
+Until then nobody is to be seen, if the parent has ended: a cleaner removes the segment, and rightly
+so. The child must not go on with it then, as if its name had been given up on purpose: others make
+a new one, and would never meet it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, run_apart
+from hazards.killing_scenes import NAME, SOON
+from hazards.lock_holder import held
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hazards.apart import Pipe
+
+pytestmark = forks
+
+
+def _clean() -> list[str]:
+    found = inspection.leftovers(namespace=names.current_namespace())
+    return [name for leftover in found for name in inspection.clean(leftover)]
+
+
+def _fork_and_end(call: Callable[[Any], Any], *, pipe: Pipe) -> None:
+    """What this process opens is its child's alone, who does nothing until it is told to."""
+    acc = ConditionalAccumulator("f8", (), NAME, reduction_type="SUM")
+    if os.fork():
+        os._exit(0)
+    pipe.say()
+    pipe.hear()
+    try:
+        pipe.say(call(acc))
+    except errors.ShmaccError as error:
+        pipe.say(error)
+    os._exit(0)
+
+
+def _apply(acc: ConditionalAccumulator) -> bool:
+    return acc.apply_grad(1.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        _apply,
+        lambda acc: acc.take(1, timeout=0),
+        lambda acc: acc.wait_step(-1, timeout=0),
+        lambda acc: acc.global_step,
+        lambda acc: acc.cancel(),
+    ],
+    ids=["apply", "take", "wait_step", "global_step", "cancel"],
+)
+def test_what_was_cleaned_is_gone_for_the_child(call: Callable[[Any], Any]) -> None:
+    with Apart(_fork_and_end, call) as parent:
+        parent.hear()
+        parent.wait()
+        assert len(_clean()) == 2  # a segment and its semaphore
+        with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as anew:
+            parent.say()
+            error = parent.hear()
+            assert isinstance(error, errors.NotFoundError)
+            assert "clean" in str(error)
+            assert anew.num_accumulated() == 0
+            anew.unlink()
+
+
+def test_what_the_child_has_used_is_not_cleaned() -> None:
+    with Apart(_use_twice) as parent:
+        parent.hear()
+        parent.wait()
+        assert _clean() == []
+        parent.say()
+        assert parent.hear() is True
+    assert run_apart(_count) == 2
+
+
+def _use_twice(*, pipe: Pipe) -> None:
+    def call(acc: ConditionalAccumulator) -> bool:
+        return acc.apply_grad(1.0)
+
+    acc = ConditionalAccumulator("f8", (), NAME, reduction_type="SUM")
+    if os.fork():
+        os._exit(0)
+    call(acc)
+    pipe.say()
+    pipe.hear()
+    pipe.say(call(acc))
+    os._exit(0)
+
+
+def _count() -> int:
+    with shmacc.attach(NAME) as acc:
+        count = acc.num_accumulated()
+        acc.unlink()
+        return count
+
+
+def test_what_was_given_up_is_still_the_childs() -> None:
+    """Who unlinks it leaves it to those who have it open, and their children."""
+    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as acc:
+        acc.unlink()
+        assert run_apart(acc.apply_grad, 1.0)
+        assert acc.take_grad(1, timeout=0) == 1.0
+    assert testing.leaked_names(names.current_namespace()) == ()
+
+
+def test_somebody_stopped_while_opening_the_name_holds_up_the_first_use() -> None:
+    """As it does all who attach; it is an error after a while, and over with the stopped one."""
+    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as acc:
+        with held(NAME, layout.NAME_BYTE) as stopped, Apart(_apply_twice, acc) as child:
+            error = child.hear()
+            assert isinstance(error, errors.DeadlineExceededError)
+            assert "stopped" in str(error)
+            stopped.signal(signal.SIGCONT)
+            stopped.say("let go")
+            stopped.wait()
+            child.say()
+            start = time.monotonic()
+            assert child.result() is True
+            assert time.monotonic() - start < SOON
+        assert acc.take_grad(1, timeout=0) == 1.0
+        acc.unlink()
+
+
+def _apply_twice(acc: ConditionalAccumulator, *, pipe: Pipe) -> bool:
+    try:
+        acc.apply_grad(1.0)
+    except errors.DeadlineExceededError as error:
+        pipe.say(error)
+    pipe.hear()
+    return acc.apply_grad(1.0)
