@@ -77,7 +77,8 @@ def _come_in() -> None:
             assert acc.apply_grad(1.0)
             with pickle.loads(pickle.dumps(acc)) as again:
                 assert again.take_partial(1).value == 1.0
-    for owners in ("any", {OWNER}):
+    either: tuple[Any, ...] = ("any", {OWNER})
+    for owners in either:
         with shmacc.attach("whose", owners=owners) as found:
             assert found.stats().attached == 2
 
