@@ -156,6 +156,7 @@ inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
     if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
         system_failure("Removing it", errno);
+    store_barrier();  // then the name is removed: who finds none finds the mark (Core::check_file)
 }
 inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) system_failure("Removing it", errno);

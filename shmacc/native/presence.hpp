@@ -12,8 +12,8 @@
 // however many children of fork come and die, entries are free as soon as somebody wants one.
 //
 // `top` bounds the entries that anybody looks at. It rises before a token is written, and falls in a sweep,
-// entry by entry, while the sweeper holds the entry's presence byte: who has, or is about to take, that
-// entry holds the byte, so `top` never falls below an entry in use.
+// entry by entry, while the sweeper holds the entry's presence byte and there is no token: who has, or is about
+// to take, that entry holds the byte, so `top` never falls below an entry in use, nor below a dead one's.
 //
 // Leaving takes no lock of the segment's. So while a sweep judges a token its process may leave, and the entry
 // be another one's by the time that it is freed: it is freed only if it still bears the token that was judged, and
@@ -166,7 +166,8 @@ class Presence {
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
-            table_.last_use(i);
+            // Looked at again with the byte: somebody may have taken the entry meanwhile, and died.
+            if (load(table_[i].token) == 0) table_.last_use(i);
             set_record_lock(fd_, presence_byte(i), F_UNLCK);
         }
     }

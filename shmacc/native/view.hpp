@@ -159,6 +159,7 @@ class SegmentView {
             if (got <= 0) data_loss("its file was truncated");
             done += static_cast<uint64_t>(got);
         }
+        load_barrier();  // whether an operation ran meanwhile is asked after this (commit.hpp)
     }
 
     static constexpr int kAttempts = 1000;

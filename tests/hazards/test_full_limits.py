@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import resource
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hazards.apart import forks, run_apart
 from hazards.every_call import SANITIZED
+from hazards.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
 from shmacc import (
     ConditionalAccumulator,
     SparseConditionalAccumulator,
+    _core,
     errors,
     inspection,
     testing,
 )
+from shmacc import _names as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,6 +126,46 @@ def _each_lack_of_descriptors() -> None:
 def test_each_lack_of_descriptors() -> None:
     """Opening with none left, one, two...: always the same error, and nothing is left behind."""
     run_apart(_each_lack_of_descriptors)
+
+
+@needs_ptrace
+def test_a_maker_out_of_descriptors_takes_nothing_from_those_who_have_attached() -> None:
+    """It needs one more once the segment has its name, under which others find it by then."""
+    with Traced(lambda _: _make_in_vain()) as maker:
+        maker.run_until(Path(names.segment_name("made").path).exists)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(maker.pid, resource.RLIMIT_NOFILE, (3, hard))
+        with shmacc.attach("made") as acc:
+            maker.finish()
+            assert isinstance(acc, ConditionalAccumulator)
+            assert acc.apply_grad(1.0)
+            acc.unlink()
+
+
+def _make_in_vain() -> None:
+    with pytest.raises(errors.ResourceExhaustedError, match="ulimit -n"):
+        ConditionalAccumulator("f4", (), "made")
+
+
+def _asked_without_a_descriptor() -> None:
+    with ConditionalAccumulator("f4", (), "made") as acc:
+        path = Path(names.segment_name("made").path)
+        (semaphore,) = path.parent.glob(f"sem.{path.name}.*")
+        with semaphore.open("rb") as maker:
+            fcntl.flock(maker, fcntl.LOCK_EX)  # as its maker does until the segment has its name
+            assert _core.semaphore_is_being_made(str(semaphore))
+            for more in range(2):
+                _allow_descriptors(more)
+                with pytest.raises(errors.ResourceExhaustedError, match="ulimit -n"):
+                    _core.semaphore_is_being_made(str(semaphore))
+                _restored_descriptors()
+        assert not _core.semaphore_is_being_made(str(semaphore))
+        acc.unlink()
+
+
+def test_who_cannot_ask_whether_a_segment_is_being_made_does_not_guess() -> None:
+    """A semaphore that belongs to no segment is removed by whoever cleans."""
+    run_apart(_asked_without_a_descriptor)
 
 
 def _file_size_limit() -> None:

@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hazards.apart import forks, run_apart
 from hazards.killing_scenes import NAME, SOON, path
-from hazards.stepping_namespaces import elsewhere, needs_pid_namespaces, perform, stop
+from hazards.stepping_namespaces import (
+    elsewhere,
+    leave_pids_behind,
+    needs_pid_namespaces,
+    perform,
+    see_own_pids,
+    stop,
+)
 from hazards.stepping_stops import (
     APPLYING,
     FIRST,
@@ -34,7 +41,11 @@ from hazards.stepping_walk import under_the_lock
 from support import until
 
 import shmacc
-from shmacc import NEVER_STALE, inspection
+from shmacc import NEVER_STALE, ConditionalAccumulator, inspection
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from hazards.apart import Pipe
 
 pytestmark = [forks, needs_ptrace, needs_pid_namespaces]
 
@@ -99,6 +110,25 @@ def test_the_head_of_the_line(fate: signal.Signals) -> None:
                 np.testing.assert_array_equal(taken(second.result()), whole(THIRD, THIRD))
             np.testing.assert_array_equal(taken(served), whole(FIRST, THIRD))
     assert what_is_left().count == 0
+
+
+def test_a_child_of_its_makers_very_pid_does_not_remove_a_private_one() -> None:
+    """It is process 1 of a namespace within the one of which its parent is process 1."""
+    with elsewhere(perform, _close_in_a_child) as maker:
+        assert maker.result() is True
+
+
+def _close_in_a_child(pipe: Pipe) -> bool:
+    with ConditionalAccumulator("f4", ()) as acc:
+        pipe.say()
+        leave_pids_behind()
+        run_apart(_close_as_process_1, acc)
+        return os.path.exists(names.segment_name(acc.shared_name).path)  # noqa: PTH110
+
+
+def _close_as_process_1(acc: ConditionalAccumulator) -> None:
+    see_own_pids()
+    acc.close()
 
 
 def add_alone() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from hazards import segment_layout as layout
@@ -19,6 +20,7 @@ from support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
 
 pytestmark = forks
 
@@ -53,6 +55,23 @@ def test_its_death_lets_others_in() -> None:
             other.result()
             assert time.monotonic() - start < SOON
         acc.unlink()
+
+
+def test_who_gives_up_leaves_no_semaphore() -> None:
+    """It made one, for none was there, and meanwhile the segment's name was removed."""
+    with ConditionalAccumulator("float32", (), NAME):
+        (semaphore,) = segment().parent.glob(f"sem.{segment().name}.*")
+        semaphore.unlink()
+        with held(NAME, layout.NAME_BYTE), Apart(_attach) as other:
+            until(semaphore.exists)
+            segment().unlink()
+            with pytest.raises(errors.DeadlineExceededError):
+                other.result()
+    assert not semaphore.exists()
+
+
+def segment() -> Path:
+    return Path(names.segment_name(NAME).path)
 
 
 def _attach() -> None:

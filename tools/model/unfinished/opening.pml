@@ -1,6 +1,6 @@
-/* Opening against creating, unlinking and cleaning: open_or_create and _attach (segment.py), create_segment,
- * look_again, remove_names (native/opening.hpp), enter, attach_child, with_name_lock, unlink (native/handle.hpp),
- * claim (native/presence.hpp), clean (inspection/cleanup.py).
+/* Opening against creating, unlinking and cleaning: open_or_create and _attach (_segment.py), create_segment,
+ * look_again, remove_names, take_back_new (native/opening.hpp), enter, attach_child, with_name_lock, unlink
+ * (native/handle.hpp), claim (native/presence.hpp), clean (inspection/_cleanup.py).
  *
  * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
  * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both
@@ -36,7 +36,7 @@
  *                        and the cleaner's look at presences before the claim.
  *   BROKEN_UNLINK_RACE   the name is removed without the lock: it may be another file's by then.
  *   BROKEN_OWN_PRESENCE  clean asks the kernel alone, which never reports the asker's own locks.
- *   BROKEN_PRESENCE_LATE the maker claims its presence when the segment has its name already.
+ *   BROKEN_TAKE_BACK     a maker that cannot attach removes the name that it has given, and asks nobody.
  *   BROKEN_NOT_ASKED     clean does not ask whether a segment is being made before it judges its semaphore.
  *   BROKEN_ASKED_LATE    it looks for the segment first, and asks then: it may have been finished in between.
  *   BROKEN_FLOCK_LATE    the semaphore has its name before it says that its segment is being made.
@@ -108,6 +108,8 @@ inline kernel_drops_locks(p) { close_file(p); listed[p] = 0 }
 #define shares(p) (p != me && presence[p] && file[p] == mine)
 #define somebody_else_is_present (shares(0) || shares(1) || shares(2) || shares(3))
 #define lives_elsewhere(p) (p != me && attached[p] && file[p] != mine && !given_up[file[p]])
+#define lives_here(p) (attached[p] && file[p] == mine && !given_up[mine])
+#define assert_nobody_lives_here assert(!(lives_here(0) || lives_here(1) || lives_here(2)))
 #define has_it_open(p) (p != me && file[p] == mine)
 #define has_it_listed(p) (listed[p] & (1 << mine))
 #define is_in_use \
@@ -230,8 +232,28 @@ inline attach() {
   od
 }
 
+/* A maker that could not attach. */
+inline take_back_new() {
+#ifdef BROKEN_TAKE_BACK
+  if
+  :: atomic { runs(me) && name == mine -> skip }; step(assert_nobody_lives_here; name = 0)
+  :: atomic { runs(me) && name != mine -> skip }
+  fi;
+  step(remove_semaphore(mine))
+#else
+  lock_name();
+  if
+  :: atomic { runs(me) && (somebody_else_is_present || name != mine) -> skip }
+  :: atomic { runs(me) && !(somebody_else_is_present || name != mine) -> assert_nobody_lives_here };
+     remove_names()
+  fi;
+  unlock_name()
+#endif
+}
+
 /* Built complete, and then its names: the semaphore's, while the flock says that it is being made, and the
- * segment's, unless that is taken (EEXIST). Nobody else can have it open before. */
+ * segment's, unless that is taken (EEXIST). Nobody else can have it open before. Then its maker attaches like
+ * everybody else. */
 inline create_segment() {
   atomic {                                                   /* O_TMPFILE, twice; flock; linkat */
     runs(me) ->
@@ -252,18 +274,25 @@ inline create_segment() {
 #ifdef BROKEN_FLOCK_LATE
   step(being_made[mine] = me);
 #endif
-#ifndef BROKEN_PRESENCE_LATE
-  claim();
-#endif
   if
-  :: atomic { runs(me) && name == 0 -> name = mine; making[me] = false; now_attached() };  /* linkat */
-#ifdef BROKEN_PRESENCE_LATE
-     claim();
-#endif
-     step(being_made[mine] = (being_made[mine] == me -> NOBODY : being_made[mine]))
+  :: atomic { runs(me) && name == 0 -> name = mine; making[me] = false };  /* linkat */
+     step(being_made[mine] = (being_made[mine] == me -> NOBODY : being_made[mine]));
+     if
+     :: atomic { runs(me) && name == mine -> skip };         /* open_by_name */
+        enter();
+        if
+        :: atomic { runs(me) && failed -> skip }; take_back_new()
+        :: atomic { runs(me) && !failed -> skip }
+        fi
+     :: atomic { runs(me) && name != mine -> skip };
+        step(remove_semaphore(mine))
+     fi
   :: atomic { runs(me) && name != 0 -> making[me] = false };
-     step(remove_semaphore(mine));
-     step(close_file(me))
+     step(remove_semaphore(mine))
+  fi;
+  if
+  :: atomic { runs(me) && attached[me] -> skip }
+  :: atomic { runs(me) && !attached[me] -> close_file(me) }
   fi
 }
 
@@ -275,8 +304,8 @@ inline open_or_create() {
      :: atomic { runs(me) && !(attached[me] || failed) -> skip }; create_segment()
      fi;
      if
-     :: atomic { runs(me) && attached[me] -> skip }; break
-     :: atomic { runs(me) && !attached[me] -> skip }
+     :: atomic { runs(me) && (attached[me] || failed) -> skip }; break
+     :: atomic { runs(me) && !(attached[me] || failed) -> skip }
      fi
   od
 }
@@ -311,9 +340,6 @@ inline unlink() {
 #else
 #define in_use (somebody_else_is_present || presence[me])
 #endif
-
-#define lives_here(p) (attached[p] && file[p] == mine && !given_up[mine])
-#define assert_nobody_lives_here assert(!(lives_here(0) || lives_here(1) || lives_here(2)))
 
 /* With the file open: remove its names unless somebody lives in it. */
 inline unlink_unused() {
@@ -353,6 +379,11 @@ inline leftovers() {
 #define is_listed (f < FILES && (listed[me] & (1 << f)))
 #define done_with(f) listed[me] = listed[me] & ~(1 << f)
 
+#define is_made_by(p) (making[p] && file[p] == f)
+inline remove_orphan() {
+  step(assert(name != f && !(is_made_by(0) || is_made_by(1) || is_made_by(2))); remove_semaphore(f))
+}
+
 /* _semaphore_is_orphaned: is it being made? If not, has a segment of this token the name? */
 inline clean_semaphore() {
 #ifdef BROKEN_ASKED_LATE
@@ -379,11 +410,6 @@ inline clean_semaphore() {
      fi
   fi
 #endif
-}
-
-#define is_made_by(p) (making[p] && file[p] == f)
-inline remove_orphan() {
-  step(assert(name != f && !(is_made_by(0) || is_made_by(1) || is_made_by(2))); remove_semaphore(f))
 }
 
 inline clean() {

@@ -20,6 +20,8 @@
  *
  * Broken on purpose (each must be found):
  *   BROKEN_NO_BYTE      `top` is lowered without the entry's allocation byte: somebody may be about to take it.
+ *   BROKEN_LOOK_ONCE    it is lowered after a look that was before the byte: somebody may have taken the entry
+ *                       since, and died.
  *   BROKEN_PLAIN_STORE  `top` is lowered by a store: it may have risen since it was read.
  *   BROKEN_TOP_LATE     the token is written before `top` has risen: nobody sees it.
  *   BROKEN_PLACED_LATE  who sweeps asks at the end whether its process has a place: another thread may be taking
@@ -183,9 +185,9 @@ inline leave() {
 
 inline last_use() {
 #ifdef BROKEN_PLAIN_STORE
-  step(top = e; check_places)
+  step(assert(token[e] == 0); top = e; check_places)
 #else
-  step(top = (top == e + 1 -> e : top); check_places)
+  step(assert(token[e] == 0); top = (top == e + 1 -> e : top); check_places)
 #endif
 }
 
@@ -219,7 +221,14 @@ inline sweep() {
         if
         :: atomic { runs(my) && !byte_is_mine_to_take -> skip }; break
         :: atomic { runs(my) && byte_is_mine_to_take -> take_byte };
-           last_use();
+           if
+#ifndef BROKEN_LOOK_ONCE
+           :: atomic { runs(my) && token[e] != 0 -> skip }
+           :: atomic { runs(my) && token[e] == 0 -> skip }; last_use()
+#else
+           :: last_use()
+#endif
+           fi;
            step(give_byte)
         fi
      od;
