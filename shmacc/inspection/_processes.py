@@ -55,7 +55,7 @@ def lock_holder(device: int, inode: int, byte: int) -> int | None:
     or if this system does not tell (it has no /proc/locks).
     """
     file = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
-    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="utf-8") as locks:
         for line in locks:
             # 1: POSIX  ADVISORY  WRITE 4711 00:1a:12345 1152921504606846975 1152921504606846975
             fields = line.split()
@@ -78,7 +78,7 @@ def _stat(pid: int) -> list[str]:
 
 @functools.cache
 def _boot_time() -> float:
-    with open("/proc/stat", encoding="ascii") as stat:
+    with open("/proc/stat", encoding="utf-8") as stat:
         for line in stat:
             if line.startswith("btime "):
                 return float(line.split()[1])

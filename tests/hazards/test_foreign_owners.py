@@ -15,7 +15,7 @@ from shmacc import ConditionalAccumulator, errors
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hazards.apart import Pipe
 
@@ -77,8 +77,8 @@ def _come_in() -> None:
             assert acc.apply_grad(1.0)
             with pickle.loads(pickle.dumps(acc)) as again:
                 assert again.take_partial(1).value == 1.0
-    either: tuple[Any, ...] = ("any", {OWNER})
-    for owners in either:
+    several: tuple[Any, ...] = ("any", {OWNER})
+    for owners in several:
         with shmacc.attach("whose", owners=owners) as found:
             assert found.stats().attached == 2
 
@@ -147,9 +147,13 @@ BAD_OWNERS: Final = (
 
 @pytest.mark.parametrize("owners", BAD_OWNERS, ids=repr)
 def test_what_says_no_owners(owners: Any) -> None:
-    for call in (lambda: construct(owners=owners), lambda: shmacc.attach("whose", owners=owners)):
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: construct(owners=owners),
+        lambda: shmacc.attach("whose", owners=owners),
+    )
+    for call in calls:
         with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
-            call()  # type: ignore[no-untyped-call]
+            call()
     assert not os.path.lexists(names.segment_name("whose").path)
 
 

@@ -1,0 +1,326 @@
+"""Another user who may read a segment sees what is in it, can keep others waiting, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Never
+
+import pytest
+from hazards import segment_layout as layout
+from hazards.apart import Apart, forks, needs_root, run_apart
+from hazards.lock_holder import activity
+from support import until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors, inspection
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hazards.apart import Pipe
+
+pytestmark = [forks, needs_root]
+
+STRANGER: Final = 61002
+MANY: Final = 200
+SECRET: Final = Path(names.SHM_DIRECTORY, f"secret-{os.getpid()}")
+
+
+def _serve(*, pipe: Pipe) -> None:
+    with ConditionalAccumulator("f8", (), "read", reduction_type="SUM", mode=0o644) as acc:
+        acc.apply_grad(1.0)
+        pipe.say()
+        while request := pipe.hear():
+            pipe.say(getattr(acc, request[0])(*request[1:]))
+        acc.unlink()
+
+
+class Owner:
+    """Root's process, with a segment that everybody may read; the test has none of it open."""
+
+    def __init__(self, process: Apart) -> None:
+        self.process = process
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """Calls a method of the accumulator."""
+        self.process.say((name, *args))
+        return self.process.hear()
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    with Apart(_serve) as process:
+        process.hear()
+        yield Owner(process)
+        process.say()
+        process.result()
+
+
+def segment() -> Path:
+    return Path(names.segment_name("read").path)
+
+
+def semaphore() -> Path:
+    (found,) = Path(names.SHM_DIRECTORY).glob(f"sem.{segment().name}.*")
+    return found
+
+
+def attach() -> bool:
+    with shmacc.attach("read") as again:
+        assert isinstance(again, ConditionalAccumulator)
+        return again.apply_grad(2.0)
+
+
+def _try_to_harm() -> list[str]:
+    """What of it was not refused."""
+    done = []
+    for file in (segment(), semaphore()):
+        os.close(os.open(file, os.O_RDONLY))
+        for harm in (
+            lambda file: os.open(file, os.O_RDWR),
+            lambda file: os.open(file, os.O_WRONLY | os.O_TRUNC),
+            lambda file: os.truncate(file, 0),
+            lambda file: os.chmod(file, 0o600),  # noqa: PTH101
+            lambda file: os.rename(file, f"{file}-"),  # noqa: PTH104
+            os.unlink,
+        ):
+            try:
+                harm(file)
+            except PermissionError:
+                continue
+            done.append(f"{harm} of {file}")
+    with pytest.raises(errors.PermissionDeniedError, match="uid 0, mode 0644"):
+        shmacc.attach("read")
+    for remove in (
+        lambda: inspection.remove("read", force=True),
+        lambda: inspection.cancel("read"),
+    ):
+        with pytest.raises(errors.PermissionDeniedError):
+            remove()
+    assert inspection.leftovers(namespace=names.current_namespace()) == ()
+    assert inspection.describe("read").stats.num_accumulated == 1
+    return done
+
+
+def test_who_may_read_can_change_nothing(owner: Owner) -> None:
+    before = segment().stat(), semaphore().stat()
+    assert run_apart(_try_to_harm, uid=STRANGER) == []
+    assert (segment().stat(), semaphore().stat()) == before
+    assert owner("take_grad", 1) == 1.0
+
+
+def _make_many(*, pipe: Pipe) -> None:
+    made = [ConditionalAccumulator("f8", (), f"made-{i}", mode=0o644) for i in range(MANY)]
+    pipe.say()
+    pipe.hear()
+    for acc in made:
+        acc.unlink()
+
+
+def test_the_semaphore_is_there_before_the_segment_has_its_name() -> None:
+    """So nobody can be faster than its maker."""
+    own = f"shmacc.{names.current_namespace()}:made-"
+    with Apart(_make_many) as maker:
+        while not maker.pipe.poll():
+            segments = {name for name in os.listdir(names.SHM_DIRECTORY) if name.startswith(own)}  # noqa: PTH208
+            semaphores = Path(names.SHM_DIRECTORY).glob(f"sem.{own}*")
+            assert segments <= {file.name[len("sem.") : -17] for file in semaphores}
+        maker.hear()
+        maker.say()
+        maker.result()
+
+
+def _plant_a_file(path: Path) -> None:
+    path.write_bytes((1).to_bytes(8, "little").ljust(32, b"\0"))
+    path.chmod(0o666)
+
+
+def _plant_a_link(path: Path) -> None:
+    path.symlink_to(SECRET)
+
+
+def _plant_a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _plant_a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file that only root may read, and as long as a semaphore."""
+    SECRET.write_bytes(b"secret".ljust(32))
+    SECRET.chmod(0o600)
+    yield SECRET
+    SECRET.unlink()
+
+
+def test_a_strangers_file_in_the_semaphores_place(owner: Owner) -> None:
+    """Mapped, it would be a SIGBUS as soon as the stranger truncates it."""
+    planted = semaphore()
+    planted.unlink()
+    run_apart(_plant_a_file, planted, uid=STRANGER)
+    content = planted.read_bytes()
+    with pytest.raises(errors.PermissionDeniedError, match=r"owner, uid 0; remove it"):
+        run_apart(attach)
+    run_apart(_truncate, planted, uid=STRANGER)
+    assert content == (1).to_bytes(8, "little").ljust(32, b"\0")
+    assert owner("apply_grad", 3.0)  # who is attached has the one that was there
+    planted.unlink(missing_ok=True)
+    assert run_apart(attach)
+    assert semaphore().stat().st_uid == 0
+    assert owner("take_grad", 3) == 6.0
+
+
+@pytest.mark.parametrize("plant", [_plant_a_link, _plant_a_pipe])
+def test_a_strangers_link_in_the_semaphores_place(
+    owner: Owner, secret: Path, plant: Callable[[Path], None]
+) -> None:
+    """It is not followed: root would change the mode of its own secrets, or write into them."""
+    planted = semaphore()
+    planted.unlink()
+    run_apart(plant, planted, uid=STRANGER)
+    assert run_apart(attach)
+    assert secret.read_bytes() == b"secret".ljust(32)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    made = semaphore()
+    assert not made.is_symlink()
+    assert (made.stat().st_uid, made.stat().st_mode & 0o777) == (0, 0o644)
+    assert owner("take_grad", 2) == 3.0
+
+
+def _plant_links_for_ever(path: Path, *, pipe: Pipe) -> None:
+    pipe.say()
+    while not pipe.poll():
+        with contextlib.suppress(OSError):
+            path.symlink_to(SECRET)
+
+
+def _attach_without_a_semaphore(path: Path) -> None:
+    for _ in range(MANY):
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(errors.ShmaccError, OSError):
+            attach()
+
+
+def test_a_strangers_link_in_the_middle_of_making_the_semaphore(owner: Owner, secret: Path) -> None:
+    """Between any two steps of it."""
+    planted = semaphore()
+    with Apart(_plant_links_for_ever, planted, uid=STRANGER) as stranger:
+        stranger.hear()
+        run_apart(_attach_without_a_semaphore, planted)
+        stranger.say()
+        stranger.result()
+    assert secret.read_bytes() == b"secret".ljust(32)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert owner("num_accumulated") > 0
+
+
+def test_a_strangers_directory_in_the_semaphores_place(owner: Owner) -> None:
+    planted = semaphore()
+    planted.unlink()
+    run_apart(_plant_a_directory, planted, uid=STRANGER)
+    with pytest.raises(errors.DataLossError, match=planted.name):
+        run_apart(attach)
+    planted.rmdir()
+    assert run_apart(attach)
+    assert owner("take_grad", 2) == 3.0
+
+
+def _lock_for_reading(first: int, count: int, *, pipe: Pipe) -> None:
+    fd = os.open(segment(), os.O_RDONLY)
+    fcntl.lockf(fd, fcntl.LOCK_SH, count, first)
+    pipe.say("locked")
+    pipe.hear()
+
+
+@contextlib.contextmanager
+def reader(first: int, count: int = 1) -> Iterator[Apart]:
+    """A stranger holds read locks on these bytes, as anybody may who may read the file."""
+    with Apart(_lock_for_reading, first, count, uid=STRANGER) as process:
+        process.hear()
+        yield process
+
+
+class AlarmError(Exception):
+    """Raised by a handler."""
+
+
+def _raise_it(*_: object) -> Never:
+    raise AlarmError
+
+
+def _wait_in_vain(*, pipe: Pipe) -> list[str]:
+    acc: Any = shmacc.attach("read")
+    pipe.say()
+    pipe.hear()
+    ends = []
+    signal.signal(signal.SIGALRM, _raise_it)
+    waits: tuple[Callable[[], Any], ...] = (
+        lambda: acc.take(1, timeout=0.05),
+        lambda: acc.take(1),
+        lambda: acc.apply_grad(1.0),
+        lambda: acc.set_global_step(7),
+    )
+    for wait in waits:
+        signal.setitimer(signal.ITIMER_REAL, 0.4)
+        try:
+            wait()
+        except (errors.DeadlineExceededError, AlarmError) as error:
+            ends.append(type(error).__name__)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return ends
+
+
+def _apply_later(*, pipe: Pipe) -> bool:
+    acc: Any = shmacc.attach("read")
+    pipe.say()
+    pipe.hear()
+    return bool(acc.apply_grad(2.0))
+
+
+def test_a_readers_lock_keeps_others_waiting(owner: Owner) -> None:
+    """That is what a right to read gives; waits end all the same, and others go on afterwards."""
+    with Apart(_wait_in_vain) as waiting, Apart(_apply_later) as applying:
+        waiting.hear()
+        applying.hear()
+        with reader(layout.LOCK_BYTE) as process:
+            waiting.say()
+            assert waiting.result() == ["DeadlineExceededError", *["AlarmError"] * 3]
+            assert owner("num_accumulated") == 1
+            applying.say()
+            until(lambda: activity("read", applying.pid) == "waits for the lock")
+            process.kill()
+            assert applying.result()
+    assert owner("take_grad", 2) == 3.0
+
+
+def test_a_readers_lock_on_the_name_keeps_openers_waiting(owner: Owner) -> None:
+    with (
+        reader(layout.NAME_BYTE),
+        pytest.raises(errors.DeadlineExceededError, match="opening or removing"),
+    ):
+        run_apart(attach)
+    assert run_apart(attach)
+    assert owner("take_grad", 2) == 3.0
+
+
+def test_a_readers_locks_on_all_places_keep_others_out(owner: Owner) -> None:
+    # All but the owner's, which comes first and is locked already.
+    with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
+        with pytest.raises(errors.ResourceExhaustedError, match="places"):
+            run_apart(attach)
+        assert owner("apply_grad", 4.0)
+        process.kill()
+    assert run_apart(attach)
+    assert owner("take_grad", 3) == 7.0
