@@ -130,6 +130,8 @@ COLLECTS: Final = """
         def __init__(self):
             self.acc = shmacc.attach("forked")
             self.itself = self
+            # Else more are made while some are collected, and more again, without end.
+            time.sleep(0.0005)
     fork_300_times(beside=(Cycle,))
 """
 
