@@ -124,8 +124,8 @@ class Core {
         lock_ = std::make_unique<Lock>(*mapping_, semaphore_.get(), header_->courtesy);
     }
 
-    // Makes the process one of those attached, if it is none yet. False: all places are taken, by the dead or
-    // by the living; what the dead have is free after a sweep.
+    // Makes the process one of those attached, if it is none yet. If all places are taken, by the dead or
+    // by the living, it says so; what the dead have is free after a sweep.
     Presence::Claim claim() {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }

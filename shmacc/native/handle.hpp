@@ -294,7 +294,6 @@ class Handle {
         return describe(config);
     }
     uint32_t mode() const { return core().file().status().st_mode & 07777u; }
-    uint32_t owner() const { return core().file().status().st_uid; }
 
     // Without the lock.
     nb::dict state() const {

@@ -45,8 +45,6 @@ struct Opened {
     Config config;
 };
 
-constexpr uint64_t kNewSegmentBytes = kHeaderBytes + 2 * kPage + sizeof(sem_t);
-
 // Throws DataLossError unless it is a segment, one of another version, or has nothing in it yet.
 inline Found check_config(int fd, uint64_t size, Config& config) {
     if (size == 0) return Found::kUnfinished;
