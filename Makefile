@@ -54,6 +54,7 @@ test-lowest: ## tests with the lowest versions of other packages that pyproject.
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror shmacc/native/*
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 

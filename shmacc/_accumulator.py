@@ -14,15 +14,16 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from shmacc import _arguments as arguments
 from shmacc import _core
 from shmacc import _dtypes as dtypes
-from shmacc import _gradients as gradients
-from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
+from shmacc._core import TakenRound
 from shmacc._names import SegmentName
-from shmacc._records import RawRound, ValueArray
+from shmacc._records import ValueArray
 from shmacc._segment import Owners
+from shmacc._spec import Spec
 from shmacc._stats import Stats
 from shmacc.errors import (
     DataLossError,
@@ -34,33 +35,8 @@ from shmacc.errors import (
 NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
-_OWNERS_BITS = 0o600
 _Result = TypeVar("_Result")
 _logger = logging.getLogger("shmacc")
-
-
-def _reduction(reduction_type: object) -> str:
-    if reduction_type is None:
-        return "MEAN"
-    if isinstance(reduction_type, bytes):
-        reduction_type = reduction_type.decode("ascii", "replace")
-    if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
-        raise InvalidArgumentError(
-            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
-            'not in: "MEAN", "SUM", "CMEAN".'
-        )
-    return reduction_type
-
-
-def _mode(mode: object) -> int | None:
-    if mode is None:
-        return None
-    bits = gradients.int64(mode, "mode")
-    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
-        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
-    if bits & _OWNERS_BITS != _OWNERS_BITS:
-        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
-    return bits
 
 
 def _finish(handle: _core.Handle) -> None:
@@ -139,12 +115,12 @@ class Accumulator:
             DataLossError: What stands under the name is no valid segment of this version.
         """
         private = not shared_name and not isinstance(shared_name, bytes)
-        spec = segment.Spec(
+        spec = Spec(
             kind=self._KIND,
             dtype=dtypes.resolve(dtype),
-            shape=gradients.declared_shape(shape, self._KIND),
-            reduction=_reduction(reduction_type),
-            mode=_mode(mode),
+            shape=arguments.declared_shape(shape, self._KIND),
+            reduction=arguments.reduction(reduction_type),
+            mode=arguments.mode_bits(mode),
             private=private,
         )
         label = self._DEFAULT_NAME if name is None else name
@@ -204,10 +180,10 @@ class Accumulator:
         self = cls.__new__(cls)
         label = cls._DEFAULT_NAME if label is None else label
         self._adopt(handle, segment_name, label, owners)
-        if self._found_kind != cls._KIND:
+        if self._spec.kind != cls._KIND:
             self.close()
             raise InvalidArgumentError(
-                f"The accumulator {segment_name.shared_name!r} is {self._found_kind}, "
+                f"The accumulator {segment_name.shared_name!r} is {self._spec.kind}, "
                 f"not {cls._KIND}"
             )
         return self
@@ -225,53 +201,25 @@ class Accumulator:
         self._owners = owners
         self._finalizer = weakref.finalize(self, _finish, handle)
         config = handle.config()
-        dtype = dtypes.by_number(config["dtype"])
-        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
-        belongs = dtype is not None and (dtype.sum_code, dtype.components) == (
-            config["sum"],
-            config["components"],
-        )
-        if dtype is None or reduction is None or not belongs:
+        spec = Spec.of_config(config, handle.mode)
+        if spec is None:
             self._finalizer()
             raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
-        self._dtype = dtype
-        self._reduction = reduction
+        self._spec = spec
+        self._dtype = spec.dtype
+        self._shape = spec.shape
         self._shared_name: str = config["name"]
-        declared = config["declared"]
-        self._shape: gradients.Shape = (
-            None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
-        )
-        self._found_kind = layout.KIND_NAMES[config["kind"]]
 
-    def _check_agreement(self, asked: segment.Spec) -> None:
-        pairs = [
-            ("kind", self._found_kind, asked.kind),
-            ("dtype", self._dtype.name, asked.dtype.name),
-            ("reduction_type", self._reduction, asked.reduction),
-        ]
-        if asked.shape is not None:
-            pairs.append(
-                (
-                    "shape",
-                    gradients.describe_shape(self._shape),
-                    gradients.describe_shape(asked.shape),
-                )
+    def _check_agreement(self, asked: Spec) -> None:
+        for what, existing, wanted in self._spec.disagreements(asked):
+            raise InvalidArgumentError(
+                f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
+                f"{wanted} was asked for. If the existing one is of an earlier run: "
+                f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
+                "use another shared_name"
+            ).with_fields(
+                segment=self._segment_name.system_name, what=what, existing=existing, asked=wanted
             )
-        if asked.mode is not None:
-            pairs.append(("mode", f"{self._handle.mode:04o}", f"{asked.mode:04o}"))
-        for what, existing, wanted in pairs:
-            if existing != wanted:
-                raise InvalidArgumentError(
-                    f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
-                    f"{wanted} was asked for. If the existing one is of an earlier run: "
-                    f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
-                    "use another shared_name"
-                ).with_fields(
-                    segment=self._segment_name.system_name,
-                    what=what,
-                    existing=existing,
-                    asked=wanted,
-                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
@@ -290,7 +238,7 @@ class Accumulator:
         """Kind, name, dtype, shape, reduction."""
         return (
             f"<{type(self).__name__} {self._shared_name!r} {self._dtype.name} "
-            f"{gradients.describe_shape(self._shape)} {self._reduction}"
+            f"{arguments.describe_shape(self._shape)} {self._spec.reduction}"
             f"{' closed' if self._handle.closed else ''}>"
         )
 
@@ -300,14 +248,14 @@ class Accumulator:
         return self._dtype.numpy
 
     @property
-    def shape(self) -> gradients.Shape:
+    def shape(self) -> arguments.Shape:
         """The declared shape; None: unknown rank; None as a dimension: unknown."""
         return self._shape
 
     @property
     def reduction_type(self) -> str:
         """MEAN, SUM or CMEAN."""
-        return self._reduction
+        return self._spec.reduction
 
     @property
     def name(self) -> str:
@@ -341,7 +289,7 @@ class Accumulator:
         Raises:
             InvalidArgumentError: Not an integer of 64 bits.
         """
-        new = gradients.int64(new_global_step, "new_global_step")
+        new = arguments.int64(new_global_step, "new_global_step")
         old = self._handle.set_step(new)
         if new < old:
             _logger.warning(
@@ -363,7 +311,7 @@ class Accumulator:
         Raises:
             InvalidArgumentError: Not an integer of 64 bits.
         """
-        return self._handle.advance_step(gradients.int64(step, "step"))
+        return self._handle.advance_step(arguments.int64(step, "step"))
 
     def wait_step(self, after: int, *, timeout: float | None = None) -> int:
         """Waits until the global step is past `after`: how a worker follows the chief.
@@ -376,7 +324,7 @@ class Accumulator:
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
         """
-        return self._handle.wait_step(gradients.int64(after, "after"), gradients.timeout(timeout))
+        return self._handle.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
 
     def unseal(self) -> None:
         """Lets gradients in again after ``take_partial(seal=True)``, at the same step."""
@@ -411,7 +359,7 @@ class Accumulator:
 
     def _take(
         self,
-        finish: Callable[[RawRound], _Result],
+        finish: Callable[[TakenRound], _Result],
         num_required: int,
         timeout: float | None,
         *,
@@ -427,7 +375,7 @@ class Accumulator:
         runs within this ``try``, or when the caller has the result; and what is caught here gets
         to `keep` whatever comes next.
         """
-        required = gradients.int64(num_required, "num_required")
+        required = arguments.int64(num_required, "num_required")
         if partial:
             if required < 0:
                 raise InvalidArgumentError(
@@ -445,8 +393,8 @@ class Accumulator:
             self._handle.take(
                 place,
                 required,
-                gradients.timeout(timeout),
-                not partial and self._reduction != "SUM",
+                arguments.timeout(timeout),
+                not partial and self._spec.reduction != "SUM",
                 not partial,
                 seal,
                 lowest,
@@ -454,9 +402,10 @@ class Accumulator:
             )
             return finish(place[0])
         except BaseException as error:
-            if place[0] is not None:
-                self._handle.keep(place[0], not partial, seal)
-            elif type(error) is DeadlineExceededError:
+            taken: TakenRound | None = place[0]
+            if taken is not None:
+                self._handle.keep(taken, not partial, seal)
+            if type(error) is DeadlineExceededError and (taken is None or taken.count == 0):
                 raise self._saying_who_is_attached(error) from None
             raise
 
@@ -470,7 +419,7 @@ class Accumulator:
             .with_fields(pids=tuple(sorted(pids)))
         )
 
-    def _dress(self, results: ValueArray) -> ValueArray:
+    def _to_dtype(self, results: ValueArray) -> ValueArray:
         """Results, in the type of sums, as an array of the dtype that the caller is to see."""
         if self._dtype.sums_as_is:
             return results

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
 MAX_RANK: int
@@ -21,6 +24,20 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 NAME_BYTE: int
+
+class TakenRound:
+    @property
+    def count(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def indices(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def values(self) -> Any: ...
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def row_counts(self) -> npt.NDArray[np.int64]: ...
 
 class Handle:
     def close(self) -> None: ...
@@ -42,7 +59,7 @@ class Handle:
     def drop_if_stale(self, local_step: int, gradients: int) -> bool: ...
     def take(
         self,
-        place: list[Any],
+        place: list[TakenRound | None],
         num_required: int,
         timeout: float | None,
         divide: bool,
@@ -51,7 +68,7 @@ class Handle:
         lowest: int,
         highest: int,
     ) -> None: ...
-    def keep(self, round: tuple[Any, ...], advance: bool, seal: bool) -> None: ...
+    def keep(self, round: TakenRound, advance: bool, seal: bool) -> None: ...
     def some_attached(self) -> tuple[list[int], int]: ...
     def set_step(self, step: int) -> int: ...
     def advance_step(self, step: int) -> int: ...

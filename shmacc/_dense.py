@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from shmacc import _arguments as arguments
+from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
-from shmacc._records import DensePartial, DenseTaken, RawRound, ValueArray
+from shmacc._core import TakenRound
+from shmacc._records import DensePartial, DenseTaken, ValueArray
 from shmacc._segment import Owners
 from shmacc.errors import InvalidArgumentError
 
@@ -54,8 +57,8 @@ class ConditionalAccumulator(Accumulator):
             OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
             ResourceExhaustedError: Shared memory is full. Nothing was added.
         """
-        step = gradients.int64(local_step, "local_step")
-        value = gradients.values_array(grad, self._dtype, "grad")
+        step = arguments.int64(local_step, "local_step")
+        value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)
         return self._handle.apply_dense(value, value.shape, step, 1)
 
@@ -75,9 +78,9 @@ class ConditionalAccumulator(Accumulator):
             raise InvalidArgumentError(
                 f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"
             )
-        step = gradients.int64(local_step, "local_step")
-        count = gradients.partial_count(partial.count)
-        value = gradients.sums_array(partial.value, self._dtype, "The value")
+        step = arguments.int64(local_step, "local_step")
+        count = arguments.partial_count(partial.count)
+        value = arrays.sums_array(partial.value, self._dtype, "The value")
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
         gradients.check_dense(value.shape, self._shape)
@@ -113,17 +116,15 @@ class ConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: RawRound) -> ValueArray:
-        _, _, _, value, _, _, _ = raw
-        return self._dress(value)
+    def _gradient(self, taken: TakenRound) -> ValueArray:
+        return self._to_dtype(taken.values)
 
-    def _taken(self, raw: RawRound) -> DenseTaken:
-        count, step, _, value, _, _, _ = raw
-        return DenseTaken(self._dress(value), count, step)
+    def _taken(self, taken: TakenRound) -> DenseTaken:
+        return DenseTaken(self._to_dtype(taken.values), taken.count, taken.step)
 
-    def _partial(self, raw: RawRound) -> DensePartial:
-        count, step, _, value, _, _, _ = raw
+    def _partial(self, taken: TakenRound) -> DensePartial:
+        value = taken.values
         if value is None:
             shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]
-            value = gradients.zeros(shape, self._dtype.partial)
-        return DensePartial(value, count, step)
+            value = arrays.zeros(shape, self._dtype.partial)
+        return DensePartial(value, taken.count, taken.step)

@@ -8,12 +8,12 @@ record locks that this process relies on.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._names import SegmentName, semaphore_path
+from shmacc._spec import Spec
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -21,9 +21,6 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
-
-if TYPE_CHECKING:
-    from shmacc._dtypes import DType
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, anybody's, or those of these uids."""
@@ -39,27 +36,6 @@ class UnfinishedError(DataLossError):
     """
 
     held: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a segment is to be.
-
-    Attributes:
-        kind: "sparse" or "dense".
-        dtype: The accumulator's dtype.
-        shape: The declared shape, None for unknown dimensions; None for an unknown rank.
-        reduction: "MEAN", "SUM" or "CMEAN".
-        mode: Permission bits of segment and semaphore; None: 0600, or what an existing one has.
-        private: Whether it goes with its creator.
-    """
-
-    kind: str
-    dtype: "DType"
-    shape: tuple[int | None, ...] | None
-    reduction: str
-    mode: int | None
-    private: bool
 
 
 def check_owners(owners: object) -> Owners:

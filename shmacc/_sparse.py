@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from shmacc import _arguments as arguments
+from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
 from shmacc._accumulator import Accumulator
+from shmacc._core import TakenRound
 from shmacc._records import (
     IndexArray,
     IndexedSlices,
-    RawRound,
     SparseGradient,
     SparsePartial,
     SparseTaken,
@@ -83,9 +85,9 @@ class SparseConditionalAccumulator(Accumulator):
             OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
             ResourceExhaustedError: Shared memory is full. Nothing was added.
         """
-        step = gradients.int64(local_step, "local_step")
-        values = gradients.values_array(grad_values, self._dtype, "grad_values")
-        indices = gradients.index_array(grad_indices, "grad_indices")
+        step = arguments.int64(local_step, "local_step")
+        values = arrays.values_array(grad_values, self._dtype, "grad_values")
+        indices = arrays.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
         return self._add(indices, values, given, None, step, 1)
 
@@ -114,11 +116,11 @@ class SparseConditionalAccumulator(Accumulator):
             "A partial of a sparse accumulator",
             *("indices", "values", "shape", "row_counts", "count"),
         )
-        step = gradients.int64(local_step, "local_step")
-        count = gradients.partial_count(partial.count)
-        values = gradients.sums_array(partial.values, self._dtype, "Values")
-        indices = gradients.index_array(partial.indices, "partial.indices")
-        counts = gradients.index_array(partial.row_counts, "partial.row_counts")
+        step = arguments.int64(local_step, "local_step")
+        count = arguments.partial_count(partial.count)
+        values = arrays.sums_array(partial.values, self._dtype, "Values")
+        indices = arrays.index_array(partial.indices, "partial.indices")
+        counts = arrays.index_array(partial.row_counts, "partial.row_counts")
         given = gradients.given_shape(partial.shape)
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
@@ -219,23 +221,25 @@ class SparseConditionalAccumulator(Accumulator):
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
-    def _gradient(self, raw: RawRound) -> SparseGradient:
-        _, _, indices, values, shape, _, _ = raw
-        return SparseGradient(indices, self._dress(values), shape)
+    def _gradient(self, taken: TakenRound) -> SparseGradient:
+        return SparseGradient(taken.indices, self._to_dtype(taken.values), taken.shape)
 
-    def _slices(self, raw: RawRound) -> IndexedSlices:
-        _, _, indices, values, shape, _, _ = raw
-        return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
+    def _slices(self, taken: TakenRound) -> IndexedSlices:
+        return IndexedSlices(self._to_dtype(taken.values), taken.indices, taken.shape)
 
-    def _taken(self, raw: RawRound) -> SparseTaken:
-        count, step, indices, values, shape, row_counts, _ = raw
-        return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
+    def _taken(self, taken: TakenRound) -> SparseTaken:
+        values = self._to_dtype(taken.values)
+        return SparseTaken(
+            taken.indices, values, taken.shape, taken.row_counts, taken.count, taken.step
+        )
 
-    def _partial(self, raw: RawRound) -> SparsePartial:
-        count, step, indices, values, shape, row_counts, _ = raw
+    def _partial(self, taken: TakenRound) -> SparsePartial:
+        values, shape = taken.values, taken.shape
         if values is None:
             first, *rest = self._shape or (None,)
             dims = [dim or 0 for dim in rest]
-            values = gradients.zeros((0, *dims), self._dtype.partial)
+            values = arrays.zeros((0, *dims), self._dtype.partial)
             shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
-        return SparsePartial(indices, values, shape, row_counts, count, step)
+        return SparsePartial(
+            taken.indices, values, shape, taken.row_counts, taken.count, taken.step
+        )

@@ -20,7 +20,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._checking": ("check", "check_all"),
         "shmacc.inspection._cleanup": ("cancel", "clean", "leftovers", "remove"),
         "shmacc.inspection._examination": ("most_touched", "summarise_values"),
-        "shmacc.inspection._nameless": ("NamelessUse", "nameless_uses"),
+        "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_uses"),
         "shmacc.inspection._records": (
             "AttachedProcess",
             "Description",

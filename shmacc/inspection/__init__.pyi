@@ -3,7 +3,6 @@ from shmacc._stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
 from shmacc.inspection._examination import most_touched, summarise_values
-from shmacc.inspection._nameless import NamelessUse, nameless_uses
 from shmacc.inspection._records import (
     AttachedProcess,
     Description,
@@ -26,6 +25,7 @@ from shmacc.inspection._segments import (
     shared_memory_space,
     summarise,
 )
+from shmacc.inspection._unlinked import UnlinkedUse, unlinked_uses
 
 __all__ = [
     "AttachedProcess",
@@ -33,7 +33,6 @@ __all__ = [
     "Finding",
     "Leftover",
     "LockState",
-    "NamelessUse",
     "Region",
     "RowCount",
     "SegmentName",
@@ -42,6 +41,7 @@ __all__ = [
     "Space",
     "Stats",
     "Summary",
+    "UnlinkedUse",
     "ValueSummary",
     "WaitingTake",
     "cancel",
@@ -52,10 +52,10 @@ __all__ = [
     "leftovers",
     "list_segments",
     "most_touched",
-    "nameless_uses",
     "remove",
     "resolve",
     "shared_memory_space",
     "summarise",
     "summarise_values",
+    "unlinked_uses",
 ]

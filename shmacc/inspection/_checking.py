@@ -17,8 +17,8 @@ from shmacc import _names as names
 from shmacc import _segment as segment
 from shmacc._names import SegmentName
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError
-from shmacc.inspection import _nameless as nameless
 from shmacc.inspection import _processes as processes
+from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftovers
 from shmacc.inspection._records import Description, Finding, SegmentState, Severity
 from shmacc.inspection._segments import (
@@ -53,7 +53,7 @@ def check(name: str) -> tuple[Finding, ...]:
     return (
         *_segment(segment_name, unreadable=Severity.WRONG),
         *_semaphores(f"*{system_name}*", None, lambda found: found.system_name == system_name),
-        *_nameless(lambda found: found.system_name == system_name),
+        *_unlinked(lambda found: found.system_name == system_name),
     )
 
 
@@ -70,7 +70,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
             findings += _segment(summary.name, unreadable=Severity.NOTE)
     findings += _semaphores(pattern, namespace, lambda _: True)
     if pattern == "*":
-        findings += _nameless(lambda found: namespace in {None, found.namespace})
+        findings += _unlinked(lambda found: namespace in {None, found.namespace})
     return tuple(findings)
 
 
@@ -139,7 +139,7 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
             f"its mode is {seen.summary.mode:04o}; it was made with {config['mode']:04o}",
             _MENDS_ITSELF + "if it was changed on purpose",
         )
-    if nameless.goes_at_logout(seen.summary.owner_uid):
+    if unlinked.goes_at_logout(seen.summary.owner_uid):
         yield _note(
             subject,
             f"systemd will remove it when {seen.summary.owner} logs out for the last time",
@@ -296,9 +296,9 @@ def _semaphores(
             yield _wrong(leftover.file_name, leftover.why, "`shmacc-inspect clean --yes`")
 
 
-def _nameless(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
-    uses: Iterable[nameless.NamelessUse] = filter(
-        lambda use: meant(use.name), nameless.nameless_uses()
+def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
+    uses: Iterable[unlinked.UnlinkedUse] = filter(
+        lambda use: meant(use.name), unlinked.unlinked_uses()
     )
     for system_name, users in itertools.groupby(uses, key=lambda use: use.name.system_name):
         pids = ", ".join(str(user.pid) for user in users)

@@ -10,7 +10,7 @@
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
 //   * a grown reservation that the State does not know yet is reserved again by whoever needs it. (Only the undo
-//     log's is committed beforehand, by itself: `undo` reads no further than what State says is reserved.)
+//     log's is committed beforehand, by itself: `recover` reads no further than what State says is reserved.)
 // One thing is changed in place, rows that are added to. For them there is an undo log: `begin` stamps
 // the journal with the generation that the operation would become, `publish` says how many old rows are
 // completely saved, and only then are these rows changed.
@@ -18,7 +18,7 @@
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
 //              If it is equal, they are after the first journal.records undo records are put back.
 //
-// `undo` runs first thing under every newly acquired lock if such an operation is found (`cut_short`), so the order
+// `recover` runs first thing under every newly acquired lock if such an operation is found (`interrupted`), so the order
 // is everywhere the same: acquire, undo, operate. Each instant of death:
 //   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
 //   after the stamp                the records counted belong to this operation: `records` was set to 0 before
@@ -40,11 +40,11 @@
 // After a death the order of instructions decides which of the instants above it was. A signal is taken
 // between two instructions: those before it have been executed, those after it have not. Hardware that makes
 // stores visible in another order does so for other processors, and only until the kernel has released the
-// dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `undo`;
+// dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
 // `publish`, which runs once for every few rows, costs no machine any fence. For the same reason an index
 // entry's tag is stored after its slot number. (Rows that are streamed into the undo log: rows.hpp.)
 //
-// Readers without the lock need fences. They are `glimpse`, and inspection, which reads rows through the
+// Readers without the lock need fences. They are `snapshot`, and inspection, which reads rows through the
 // descriptor and checks afterwards whether an operation ran.
 //   State, then generation   The generation is stored with release and loaded with acquire: a reader that sees
 //                 it sees the whole copy of the State that it stands for.
@@ -52,7 +52,7 @@
 //                 loads one of the new words must find the new generation at its second look. A store with
 //                 release does not order later stores, and one session may commit twice (an undo and then
 //                 its own operation; a longer undo log before its use). So `commit` begins with a
-//                 store_barrier, which pairs with the load_barrier of `glimpse`. It stands before the words
+//                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words
 //                 and not after the generation because the last commit may be another process's: its stores
 //                 come before this barrier by way of the lock, and so, for every reader, before the words
 //                 that follow.
@@ -92,13 +92,13 @@ class Committed {
     }
 
     // The committed state without the lock: what it was at some instant during the call.
-    State glimpse() const {
+    State snapshot() const {
         for (int attempt = 0;; ++attempt) {
             uint64_t generation = load(header_->generation);
             State state = load_words(header_->state[generation & 1]);
             load_barrier();
             // The copy is overwritten only on the way to generation + 2.
-            if (load(header_->generation) == generation || attempt == kGlimpses) {
+            if (load(header_->generation) == generation || attempt == kSnapshotAttempts) {
                 verify(state, generation, config_);
                 return state;
             }
@@ -128,13 +128,13 @@ class Committed {
         store(header_->generation, state.generation);
     }
 
-    bool cut_short(const State& state) const {
+    bool interrupted(const State& state) const {
         return load(header_->journal.generation) == state.generation + 1;
     }
 
     // Puts back what an operation changed that did not commit. `deaths`: 1 if its process died, 0 if it
     // gave up itself.
-    void undo(State& state, uint64_t row_bytes, uint64_t deaths) {
+    void recover(State& state, uint64_t row_bytes, uint64_t deaths) {
         const uint64_t records = load(header_->journal.records);
         if (records > 0) put_back(state, records, row_bytes);
         state.index_filled += std::min(load(header_->journal.new_rows), kMaxRows);
@@ -146,18 +146,16 @@ class Committed {
     static void verify(const State& state, uint64_t generation, const Config& config) {
         if (state.generation != generation || state.checksum != checksum_of(state))
             data_loss("its committed state has a wrong checksum");
-        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 &&
-                    state.shape <= 1 && state.buffer <= 1 && state.index <= 1 &&
-                    state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
-                    state.row_elements <= kRegionSpan / sizeof(double);
+        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 && state.shape <= 1 &&
+                    state.buffer <= 1 && state.index <= 1 && state.index_buckets <= kMaxRows &&
+                    state.index_stamp <= UINT32_MAX && state.row_elements <= kRegionSpan / sizeof(double);
         for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
         if (!fits) data_loss("its committed state has a number out of range");
         const uint64_t row_bytes = state.row_elements * sum_bytes(config.sum);
         if (config.kind == kSparse) {
             fits = state.rows * sizeof(Slot) <= state.reserved[kSlotsRegion] &&
                    (row_bytes == 0 || state.rows <= state.reserved[kRows0Region] / row_bytes) &&
-                   state.index_buckets * sizeof(Bucket) <=
-                       state.reserved[kIndex0Region + state.index] &&
+                   state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0Region + state.index] &&
                    state.rows <= state.index_buckets * kBucketEntries;
         } else {
             fits = state.rows == 0 &&
@@ -195,7 +193,7 @@ class Committed {
         }
     }
 
-    static constexpr int kGlimpses = 1000000;
+    static constexpr int kSnapshotAttempts = 1000000;
 
     Header* header_;
     Mapping& mapping_;

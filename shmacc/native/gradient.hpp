@@ -31,9 +31,8 @@ inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count
         differing |= from[i].key ^ from[0].key;
     }
     if (count <= kFew) {
-        std::sort(from.get(), from.get() + count, [](const Item& a, const Item& b) {
-            return a.key != b.key ? a.key < b.key : a.at < b.at;
-        });
+        std::sort(from.get(), from.get() + count,
+                  [](const Item& a, const Item& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; });
         differing = 0;
     }
     for (int shift = 0; shift < 64 && differing >> shift; shift += kBits) {
@@ -46,8 +45,7 @@ inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count
             at = start;
             start += size;
         }
-        for (uint32_t i = 0; i < count; ++i)
-            to[starts[(from[i].key >> shift) & (kDigits - 1)]++] = from[i];
+        for (uint32_t i = 0; i < count; ++i) to[starts[(from[i].key >> shift) & (kDigits - 1)]++] = from[i];
         std::swap(from, to);
     }
     std::vector<uint32_t> order(count);
@@ -94,7 +92,7 @@ class Gradient {
     uint32_t count() const { return count_; }
     const int64_t* keys() const { return keys_; }
     // Whether consecutive rows' values stand one after the other.
-    bool in_place() const { return order_ == nullptr; }
+    bool contiguous() const { return order_ == nullptr; }
     const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
     // Whether rows may have other numbers of contributions than one.
     bool counted() const { return counts_ != nullptr; }

@@ -1,48 +1,15 @@
-// What one accumulator object of Python's holds: a use of the process's Core of the segment, and whether this
+// What one accumulator object of Python's holds: a use of the process's OpenSegment of the segment, and whether this
 // handle is closed. Arguments come checked (_gradients.py); sizes are checked again here, since memory depends
 // on them.
 #pragma once
 
 #include "description.hpp"
-#include "opening.hpp"
-#include "python.hpp"
+#include "name_lock.hpp"
+#include "taken_round.hpp"
 
 namespace shmacc {
 
-constexpr int64_t kNamePatience = 2000 * kMillisecond;  // the name lock is held for a few system calls
 constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // the other one may be held for a large round
-
-// Does something with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
-template <class Act>
-auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
-    struct Unlock {
-        const int fd;
-        ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
-    };
-    const int64_t deadline = monotonic_ns() + kNamePatience;
-    for (file.check_open(); !set_record_lock(file.fd(), kNameByte, F_WRLCK); file.check_open()) {
-        if (monotonic_ns() > deadline)
-            throw Error(Failure::kDeadlineExceeded,
-                        "Another process has been opening or removing it for 2 s (is it stopped?)");
-        WithoutGil released;
-        const timespec moment{0, kMillisecond};
-        nanosleep(&moment, nullptr);
-        if (with_signals) released.check_signals();
-    }
-    Unlock unlock{file.fd()};
-    return act();
-}
-
-// Removes a segment's names, unless it is to be unused and is not; whether it did, and here.
-inline bool unlink_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path,
-                         bool if_unused, bool with_signals) {
-    return with_name_lock(file, with_signals, [&] {
-        if (if_unused && (in_use(file) || !file.is_at(path))) return false;
-        if (!if_unused) mark_given_up(file);
-        remove_names(file, path, semaphore_path);
-        return true;
-    });
-}
 
 class Handle {
   private:
@@ -64,21 +31,22 @@ class Handle {
 
     template <class Call>
     auto run(Call call) {
-        const Core::Use core = attached();
+        const OpenSegment::Use segment = attached();
         WithoutGil released;
-        return run_in(*core, released, call);
+        return run_in(*segment, released, call);
     }
     template <class Call>
-    auto run_in(Core& core, WithoutGil& released, Call call) {
+    auto run_in(OpenSegment& segment, WithoutGil& released, Call call) {
         Waiting waiting(released, *this);
-        Operations operations(core, waiting);
+        Operations operations(segment, waiting);
         return call(operations);
     }
 
   public:
     // private_names: segment and semaphore, which go with this handle.
-    explicit Handle(std::shared_ptr<Core> core, std::optional<std::pair<std::string, std::string>> private_names = {})
-        : core_(Core::for_handle(std::move(core))), private_names_(std::move(private_names)) {}
+    explicit Handle(std::shared_ptr<OpenSegment> segment,
+                    std::optional<std::pair<std::string, std::string>> private_names = {})
+        : segment_(OpenSegment::for_handle(std::move(segment))), private_names_(std::move(private_names)) {}
     ~Handle() {
         try {
             close();
@@ -88,28 +56,28 @@ class Handle {
 
     // In C++ from one end to the other: no signal handler can cut it short.
     void close() {
-        if (!core_) return;
+        if (!segment_) return;
         unlink_private();
-        if (!core_) return;  // another thread was faster
+        if (!segment_) return;  // another thread was faster
         closed_ = true;
-        const auto kept = std::exchange(kept_, {});  // dropped last: that may run Python
-        Core::Use core = std::move(*core_);
-        core_.reset();
-        if (!core->file().state().whole) return;
+        const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
+        OpenSegment::Use segment = std::move(*segment_);
+        segment_.reset();
+        if (!segment->file().state().intact) return;
         // Waits of this handle look at closed_ when woken.
-        core->line().wake_all();
-        core->line().turn();
+        segment->wait_queue().wake_all();
+        segment->wait_queue().announce_progress();
     }
     // The names of a private segment go with its maker, not when a forked child of it ends.
     void unlink_private() {
-        if (!private_names_ || !core_ || !maker_.is_here()) return;
+        if (!private_names_ || !segment_ || !maker_.is_here()) return;
         const auto [path, semaphore_path] = *private_names_;
-        const Core::Use core = Core::for_operation(core_->shared());
-        if (core->file().state().open) {
-            unlink_names(core->file(), path, semaphore_path, false, false);
-        } else if (core->file().is_at(path)) {  // others have closed its descriptor
+        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        if (segment->file().state().open) {
+            unlink_names(segment->file(), path, semaphore_path, false, false);
+        } else if (segment->file().is_at(path)) {  // others have closed its descriptor
             const auto anew = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
-            if (anew && anew->id() == core->file().id())
+            if (anew && anew->id() == segment->file().id())
                 unlink_names(*anew, path, semaphore_path, false, false);
         }
         private_names_.reset();  // not before: who fails may try again
@@ -117,98 +85,71 @@ class Handle {
     bool closed() const { return closed_; }
 
     // The segment as this handle has it. The GIL guards the pointer.
-    Core& core() const {
-        if (!core_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
-        (*core_)->after_fork();
-        return **core_;
+    OpenSegment& segment() const {
+        if (!segment_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
+        (*segment_)->after_fork();
+        return **segment_;
     }
-    Core& whole() const {
-        core().check_whole();
-        return core();
+    OpenSegment& intact() const {
+        segment().check_intact();
+        return segment();
     }
     // For an operation: keeps the segment open while another thread closes the handle.
-    Core::Use attached() {
-        core().check_file();
-        Core::Use use = Core::for_operation(core_->shared());
+    OpenSegment::Use attached() {
+        segment().check_file();
+        OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         if (!use->attached()) attach_child(*use);
         return use;
     }
 
     bool apply_sparse(nb::handle indices, nb::handle values, std::optional<nb::object> contributions,
                       const Dims& dims, int64_t local_step, int64_t gradients, bool ascending) {
-        const Core::Use core = attached();
-        require(*core, kSparse);
-        switch (core->config().sum) {
-            case kFloat32: return add_rows<float>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
-            case kFloat64: return add_rows<double>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
-            case kInt64: return add_rows<int64_t>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
-            default: return add_rows<uint64_t>(*core, indices, values, contributions, dims, local_step, gradients, ascending);
-        }
+        const OpenSegment::Use segment = attached();
+        require(*segment, kSparse);
+        return with_sum_type(segment->config().sum, [&](auto zero) {
+            return add_rows<decltype(zero)>(*segment, indices, values, contributions, dims, local_step,
+                                            gradients, ascending);
+        });
     }
 
     bool apply_dense(nb::handle values, const Dims& dims, int64_t local_step, int64_t gradients) {
-        const Core::Use core = attached();
-        require(*core, kDense);
-        switch (core->config().sum) {
-            case kFloat32: return add_array<float>(*core, values, dims, local_step, gradients);
-            case kFloat64: return add_array<double>(*core, values, dims, local_step, gradients);
-            case kInt64: return add_array<int64_t>(*core, values, dims, local_step, gradients);
-            default: return add_array<uint64_t>(*core, values, dims, local_step, gradients);
-        }
+        const OpenSegment::Use segment = attached();
+        require(*segment, kDense);
+        return with_sum_type(segment->config().sum, [&](auto zero) {
+            return add_array<decltype(zero)>(*segment, values, dims, local_step, gradients);
+        });
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
-        return run(
-            [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
+        return run([&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // Puts what it took into the list's one place: (count, step, indices, values, shape, contributions, the
-    // process); values in the sums' type; sparse: shape begins with the declared first dimension or -1. No values
-    // and no shape if nothing was accumulated.
+    // Puts what it takes into the list's one place, as a TakenRound.
     //
     // Into a list, because what a function returns is lost if a signal handler raises right after the call: handlers
     // run between bytecodes, and by then the round is in the list. Who made the list gives the round to `keep` if
-    // it does not get to the caller.
+    // it does not get to the caller; a round that nothing was taken for has a count of 0, and is not kept.
     void take(nb::list place, int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
               bool seal, int64_t lowest, uint64_t highest) {
-        const Core::Use core = attached();
-        if (!kept_.empty()) {
-            if (nb::object round = kept_round(advance, seal); round.is_valid()) {
-                place[0] = round;
-                return;
-            }
+        const OpenSegment::Use segment = attached();
+        if (nb::object kept = kept_.next(advance, seal); kept.is_valid()) {
+            place[0] = kept;
+            return;
         }
-        need_numpy();  // what may fail for want of memory had better do so before something is taken
-        TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
-        Taken taken = run([&](Operations& operations) { return operations.take(request); });
-        nb::object values = nb::none(), shape = nb::none();
-        if (taken.dims) {
-            const Config& config = core->config();
-            Dims dims = std::move(*taken.dims);
-            if (config.kind == kSparse) {
-                const bool declared = config.declared_rank != kUnknownRank && config.declared_rank > 0;
-                dims.insert(dims.begin(), declared ? config.declared_dims[0] : -1);
-                Output numbers(dims.size() * sizeof(int64_t));
-                std::copy(dims.begin(), dims.end(), static_cast<int64_t*>(numbers.get()));
-                shape = array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
-                dims[0] = static_cast<int64_t>(taken.rows);
-            }
-            switch (config.sum) {
-                case kFloat32: values = array_of<float>(taken.values, dims, config.components); break;
-                case kFloat64: values = array_of<double>(taken.values, dims, config.components); break;
-                case kInt64: values = array_of<int64_t>(taken.values, dims); break;
-                default: values = array_of<uint64_t>(taken.values, dims); break;
-            }
-        }
-        const Dims rows{static_cast<int64_t>(taken.rows)};
-        place[0] = nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
-                                  array_of<int64_t>(taken.contributions, rows), fork_generation);
+        // What may fail for want of memory does so before something is taken.
+        need_numpy();
+        kept_.make_room();
+        const nb::object made = nb::cast(TakenRound(segment->config()));
+        auto& round = nb::cast<TakenRound&>(made);
+        place[0] = made;
+        const TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest,
+                                  highest};
+        round.fill(run([&](Operations& operations) { return operations.take(request); }));
     }
     // A round that was taken but did not get to its caller: the next take of this handle with the same
     // `advance` and `seal` gets it.
-    void keep(nb::tuple round, bool advance, bool seal) {
-        if (closed_ || nb::cast<int64_t>(round[0]) == 0) return;
-        kept_.push_back({advance, seal, std::move(round)});
+    void keep(nb::object round, bool advance, bool seal) {
+        if (!closed_) kept_.add(std::move(round), advance, seal);
     }
 
     int64_t set_step(int64_t step) {
@@ -229,15 +170,15 @@ class Handle {
     }
     // Needs no lock: a stopped process must not keep the waiting ones from being let go.
     void cancel() {
-        const Core::Use core = attached();
-        core->line().cancel();
-        core->line().turn();
+        const OpenSegment::Use segment = attached();
+        segment->wait_queue().cancel();
+        segment->wait_queue().announce_progress();
     }
 
     // (the pids of some living processes that are attached, how many more there are at most): asks the kernel
     // about kAsked of them, since a question costs the more the more there are.
     nb::tuple some_attached() const {
-        Presence& presence = whole().presence();
+        Presence& presence = intact().presence();
         std::vector<uint32_t> pids;
         if (presence.claimed()) pids.push_back(presence.own().pid);
         uint32_t more = 0;
@@ -254,56 +195,56 @@ class Handle {
         return nb::make_tuple(pids, more);
     }
 
-    int64_t step() const { return glimpse().step; }
-    int64_t count() const { return glimpse().count; }
+    int64_t step() const { return snapshot().step; }
+    int64_t count() const { return snapshot().count; }
 
     // -- for _segment.py ------------------------------------------------------------------------
     // Attaches. False: the segment has been given up, or the name leads elsewhere by now; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
-        whole();
-        const Core::Use use = Core::for_operation(core_->shared());
-        Core& core = *use;
+        intact();
+        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
+        OpenSegment& segment = *use;
         try {
-            core.open_semaphore(semaphore_path);
-            claim(core);
-            const Entered entered = with_name_lock(
-                core.file(), true, [&] { return look_again(core, path, semaphore_path); });
+            segment.open_semaphore(semaphore_path);
+            claim(segment);
+            const Entered entered = with_name_lock(segment.file(), true,
+                                                   [&] { return look_again(segment, path, semaphore_path); });
             if (entered != Entered::kYes) return false;
         } catch (...) {
             // Perhaps it made the semaphore of a segment that was removed meanwhile: the remover was here before.
-            const SegmentFile::State file = core.file().state();
+            const SegmentFile::State file = segment.file().state();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());
             throw;
         }
-        sweep(core, 0);
+        sweep(segment, 0);
         return true;
     }
     bool unlink(const std::string& path, const std::string& semaphore_path) {
-        core();
-        const Core::Use use = Core::for_operation(core_->shared());
+        segment();
+        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         const bool unlinked = unlink_names(use->file(), path, semaphore_path, false, true);
         private_names_.reset();
         return unlinked;
     }
-    bool unlinked() const { return load(whole().header().unlinked) != 0; }
+    bool unlinked() const { return load(intact().header().unlinked) != 0; }
 
     // Here and in `state` all is read before the first object of Python's is made: that may collect garbage, run
     // whatever finalizers there are, and let another thread close this handle.
     nb::dict config() const {
-        const Config config = core().config();
+        const Config config = segment().config();
         return describe(config);
     }
-    uint32_t mode() const { return core().file().status().st_mode & 07777u; }
+    uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
 
     // Without the lock.
     nb::dict state() const {
-        Core& core = whole();
-        const State state = core.committed().glimpse();
+        OpenSegment& segment = intact();
+        const State state = segment.committed().snapshot();
         // An operation runs, or died: rows may differ from the committed ones.
-        const bool in_operation = core.committed().cut_short(state);
-        const std::vector<bool> alive = living(core);
-        const uint32_t waiting = core.line().waiting([&](uint32_t i, uint64_t token) {
-            return i < alive.size() && alive[i] && load(core.presence().table()[i].token) == token;
+        const bool in_operation = segment.committed().interrupted(state);
+        const std::vector<bool> alive = living(segment);
+        const uint32_t waiting = segment.wait_queue().waiting([&](uint32_t i, uint64_t token) {
+            return i < alive.size() && alive[i] && load(segment.presence().table()[i].token) == token;
         });
         nb::dict out = describe(state);
         out["in_operation"] = in_operation;
@@ -312,79 +253,82 @@ class Handle {
         return out;
     }
     template <class T>
-    bool add_rows(Core& core, nb::handle indices, nb::handle values,
+    bool add_rows(OpenSegment& segment, nb::handle indices, nb::handle values,
                   std::optional<nb::object>& contributions, const Dims& dims, int64_t local_step,
                   int64_t gradients, bool ascending) {
         View<int64_t> keys(indices, 1);
-        View<T> numbers(values, core.config().components);
+        View<T> numbers(values, segment.config().components);
         std::optional<View<int64_t>> counts;
         if (contributions) counts.emplace(*contributions, 1);
-        uint64_t width = product(dims) * core.config().components;
+        uint64_t width = product(dims) * segment.config().components;
         if (keys.size() > kMaxRows || numbers.size() != keys.size() * width ||
             (counts && counts->size() != keys.size()))
             throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
         WithoutGil released;
         Gradient<T> gradient(keys.data(), numbers.data(), counts ? counts->data() : nullptr,
                              static_cast<uint32_t>(keys.size()), width, ascending);
-        return run_in(core, released, [&](Operations& operations) {
+        return run_in(segment, released, [&](Operations& operations) {
             return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
-                Rows<T>(state, core.mapping(), core.committed()).add_gradient(gradient);
+                Rows<T>(state, segment.mapping(), segment.committed()).add_gradient(gradient);
             });
         });
     }
 
     template <class T>
-    bool add_array(Core& core, nb::handle values, const Dims& dims, int64_t local_step, int64_t gradients) {
-        View<T> numbers(values, core.config().components);
-        if (numbers.size() != product(dims) * core.config().components)
+    bool add_array(OpenSegment& segment, nb::handle values, const Dims& dims, int64_t local_step,
+                   int64_t gradients) {
+        View<T> numbers(values, segment.config().components);
+        if (numbers.size() != product(dims) * segment.config().components)
             throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
         WithoutGil released;
-        return run_in(core, released, [&](Operations& operations) {
+        return run_in(segment, released, [&](Operations& operations) {
             return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
-                Buffer<T>(state, core.mapping(), core.committed())
+                Buffer<T>(state, segment.mapping(), segment.committed())
                     .add_gradient(numbers.data(), state.count == gradients);
             });
         });
     }
 
-    static void require(const Core& core, Kind kind) {
-        if (core.config().kind != kind)
+    static void require(const OpenSegment& segment, Kind kind) {
+        if (segment.config().kind != kind)
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
     }
-    State glimpse() const {
-        Core& core = this->core();
-        core.check_file();
-        return core.committed().glimpse();
+    State snapshot() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return segment.committed().snapshot();
     }
     // A forked child's first operation; see opening.hpp.
-    void attach_child(Core& core) {
-        claim(core);
-        with_name_lock(core.file(), true, [&] {
-            core.check_file();
-            core.now_attached();
+    void attach_child(OpenSegment& segment) {
+        claim(segment);
+        with_name_lock(segment.file(), true, [&] {
+            segment.check_file();
+            segment.now_attached();
         });
     }
-    void claim(Core& core) {
-        const auto claimed = core.claim();
-        if (claimed == Presence::Claim::kDoneBesideDead) sweep(core, 0);
+    void claim(OpenSegment& segment) {
+        const auto claimed = segment.claim();
+        if (claimed == Presence::Claim::kDoneBesideDead) sweep(segment, 0);
         if (claimed != Presence::Claim::kFull) return;
-        const bool swept = sweep(core, kSweepPatience);
-        if (core.claim() == Presence::Claim::kFull)
-            throw Error(Failure::kResourceExhausted,
-                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
-                            (swept ? "" : ", and a process that keeps the lock does not let those of the dead be freed"));
+        const bool swept = sweep(segment, kSweepPatience);
+        if (segment.claim() == Presence::Claim::kFull)
+            throw Error(
+                Failure::kResourceExhausted,
+                "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                    (swept ? ""
+                           : ", and a process that keeps the lock does not let those of the dead be freed"));
     }
     // Frees what the dead hold, unless somebody keeps the lock for so long (nanoseconds); whether it did.
-    bool sweep(Core& core, int64_t patience) {
+    bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);
-        Core::Session session(core, monotonic_ns() + patience, waiting);
-        if (session.held()) core.line().sweep();
+        OpenSegment::Session session(segment, monotonic_ns() + patience, waiting);
+        if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }
     // Which entries of participants belong to living processes; asks the kernel about each, once.
-    static std::vector<bool> living(Core& core) {
-        Presence& presence = core.presence();
+    static std::vector<bool> living(OpenSegment& segment) {
+        Presence& presence = segment.presence();
         std::vector<bool> living(presence.table().size());
         for (uint32_t i = 0; i < living.size(); ++i) {
             uint64_t token = load(presence.table()[i].token);
@@ -392,31 +336,9 @@ class Handle {
         }
         return living;
     }
-    // What an earlier take left here, oldest first; of this process: a forked child has a copy of its parent's.
-    nb::object kept_round(bool advance, bool seal) {
-        for (auto kept = kept_.begin(); kept != kept_.end();) {
-            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == fork_generation;
-            if (own && (kept->advance != advance || kept->seal != seal)) {
-                ++kept;
-                continue;
-            }
-            nb::object round = std::move(kept->round);
-            kept = kept_.erase(kept);
-            if (own) return round;
-        }
-        return {};
-    }
-
     static constexpr uint32_t kAsked = 16;
-    static constexpr size_t kProcess = 6;
-
-    struct Kept {
-        bool advance, seal;
-        nb::tuple round;
-    };
-
-    std::vector<Kept> kept_;  // the GIL guards it
-    std::optional<Core::Use> core_;
+    KeptRounds kept_;  // the GIL guards it
+    std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> private_names_;
     const Origin maker_;

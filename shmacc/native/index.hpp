@@ -203,8 +203,7 @@ class Index {
     }
 
     // Three passes, each fetching for the next: the misses of a block overlap.
-    void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows,
-                    RunList& list) const {
+    void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, RunList& list) const {
         uint64_t hashes[kBlock];
         uint32_t slots[kBlock];
         for (uint32_t i = 0; i < count; ++i) {
@@ -229,8 +228,7 @@ class Index {
         for (int probe = 0; probe < 2; ++probe) {
             const Bucket& bucket = buckets_[at];
             if (bucket.stamp != stamp_) break;
-            if (uint32_t matches = matching(bucket, tag(hash)))
-                return bucket.slots[__builtin_ctz(matches)];
+            if (uint32_t matches = matching(bucket, tag(hash))) return bucket.slots[__builtin_ctz(matches)];
             if (bucket.tags[kBucketEntries - 1] == 0 || ++at == count_) break;
         }
         return kAbsent;
@@ -264,9 +262,8 @@ class Index {
         __m128i first = _mm_load_si128(reinterpret_cast<const __m128i*>(bucket.tags));
         uint32_t last;
         std::memcpy(&last, bucket.tags + 8, 4);
-        __m128i found = _mm_packs_epi16(
-            _mm_cmpeq_epi16(first, wanted),
-            _mm_cmpeq_epi16(_mm_cvtsi32_si128(static_cast<int>(last)), wanted));
+        __m128i found = _mm_packs_epi16(_mm_cmpeq_epi16(first, wanted),
+                                        _mm_cmpeq_epi16(_mm_cvtsi32_si128(static_cast<int>(last)), wanted));
         return static_cast<uint32_t>(_mm_movemask_epi8(found)) & ((1u << kBucketEntries) - 1);
 #else
         uint32_t found = 0;
@@ -284,7 +281,8 @@ class Index {
 // Puts absent rows into consecutive slots. Each waits for kAhead others while its bucket is fetched.
 class Inserts {
   public:
-    Inserts(const Index& index, uint64_t first_slot) : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
+    Inserts(const Index& index, uint64_t first_slot)
+        : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
 
     void add(int64_t row) {
         Index::Place& place = waiting_[added_ % kAhead];

@@ -15,7 +15,8 @@
 
 #include "layout.hpp"
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define SHMACC_TWO_WIDTHS __attribute__((target_clones("avx2", "default")))
 #else
 #define SHMACC_TWO_WIDTHS
@@ -51,7 +52,8 @@ template <class T>
 T add_one(T a, T b, uint64_t& wrong) {
     if constexpr (std::is_integral_v<T>) {
         const T sum = static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-        wrong |= static_cast<uint64_t>(std::is_signed_v<T> ? (a ^ sum) & (b ^ sum) : (a & b) | ((a | b) & ~sum));
+        wrong |= static_cast<uint64_t>(std::is_signed_v<T> ? (a ^ sum) & (b ^ sum)
+                                                           : (a & b) | ((a | b) & ~sum));
         return sum;
     } else {
         return a + b;

@@ -54,10 +54,10 @@ struct Named {
     const char* name;
 };
 constexpr Named kRegionNames[] = {
-    {kHeaderRegion, "header"},   {kParticipantsRegion, "participants"},
-    {kWaitersRegion, "waiters"}, {kIndex0Region, "index 0"},
-    {kIndex1Region, "index 1"},  {kSlotsRegion, "slots"},
-    {kRows0Region, "rows 0"},    {kRows1Region, "rows 1"},
+    {kHeaderRegion, "header"},    {kParticipantsRegion, "participants"},
+    {kWaitersRegion, "waiters"},  {kIndex0Region, "index 0"},
+    {kIndex1Region, "index 1"},   {kSlotsRegion, "slots"},
+    {kRows0Region, "rows 0"},     {kRows1Region, "rows 1"},
     {kUndoLogRegion, "undo log"}, {kUndoRowsRegion, "undo rows"},
 };
 static_assert(std::size(kRegionNames) == kRegions, "every region has a name");
@@ -83,10 +83,22 @@ enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // What sums are kept in. Half types sum in float, integers in 64 bits, complex ones as pairs.
 enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
-constexpr Named kSumNames[] = {
-    {kFloat32, "float32"}, {kFloat64, "float64"}, {kInt64, "int64"}, {kUint64, "uint64"}};
+constexpr Named kSumNames[] = {{kFloat32, "float32"},
+                               {kFloat64, "float64"},
+                               {kInt64, "int64"},
+                               {kUint64, "uint64"}};
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
+// Calls act(T{}), T being the C++ type of those sums.
+template <class Act>
+auto with_sum_type(uint32_t sum, Act act) {
+    switch (sum) {
+        case kFloat32: return act(float{});
+        case kFloat64: return act(double{});
+        case kInt64: return act(int64_t{});
+        default: return act(uint64_t{});
+    }
+}
 
 // FNV-like mix of 8-byte words: finds scribbled records, is no protection against forgers (every field is
 // range-checked as well before it is used).
@@ -119,9 +131,9 @@ struct Config {
     uint32_t declared_rank;
     uint32_t is_private;
     int64_t declared_dims[kMaxRank];  // -1: unknown
-    uint64_t token;                   // tells this incarnation of the name from all others
-    uint64_t hash_key[4];             // random; of the index's hash, see index.hpp
-    int64_t created_ns;               // CLOCK_REALTIME
+    uint64_t token;  // tells this incarnation of the name from all others
+    uint64_t hash_key[4];  // random; of the index's hash, see index.hpp
+    int64_t created_ns;  // CLOCK_REALTIME
     uint32_t mode;
     uint32_t name_length;
     char name[kMaxName];
@@ -132,25 +144,25 @@ struct Config {
 struct State {
     uint64_t generation;
     int64_t step;
-    int64_t count;          // gradients in this round
-    uint64_t sealed;        // 1: applies are refused
-    uint64_t rows;          // sparse: slots in use; dense: 0
+    int64_t count;  // gradients in this round
+    uint64_t sealed;  // 1: applies are refused
+    uint64_t rows;  // sparse: slots in use; dense: 0
     uint64_t row_elements;  // numbers in a row (dense: in the array) of this round
-    uint64_t shape;         // which of Header::shapes is this round's
-    uint64_t buffer;        // dense: which Rows region holds the sum
-    uint64_t index;         // which Index region is current
+    uint64_t shape;  // which of Header::shapes is this round's
+    uint64_t buffer;  // dense: which Rows region holds the sum
+    uint64_t index;  // which Index region is current
     uint64_t index_buckets;
-    uint64_t index_stamp;   // buckets with another stamp are empty
+    uint64_t index_stamp;  // buckets with another stamp are empty
     uint64_t index_filled;  // entries in use, those of undone applies included
     uint64_t reserved[kRegions];
-    uint64_t applied;    // gradients accepted, ever
-    uint64_t dropped;    // gradients refused as stale or because of a seal, ever
+    uint64_t applied;  // gradients accepted, ever
+    uint64_t dropped;  // gradients refused as stale or because of a seal, ever
     uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
-    uint64_t taken;      // gradients handed out, ever
-    uint64_t takes;      // takes that handed out, ever
-    uint64_t recoveries; // operations cut short by a death and undone, ever
+    uint64_t taken;  // gradients handed out, ever
+    uint64_t takes;  // takes that handed out, ever
+    uint64_t recoveries;  // operations cut short by a death and undone, ever
     uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
-    uint64_t small_rounds;   // so many rounds in a row have left much of what is reserved unused
+    uint64_t small_rounds;  // so many rounds in a row have left much of what is reserved unused
     uint64_t checksum;
 };
 
@@ -162,21 +174,21 @@ struct Shape {
 
 struct Journal {
     uint64_t generation;  // the undo records belong to an operation that would become this generation
-    uint64_t records;     // undo records that are complete
-    uint64_t new_rows;    // index entries that the operation may have left behind
+    uint64_t records;  // undo records that are complete
+    uint64_t new_rows;  // index entries that the operation may have left behind
 };
 
-struct LineHead {
+struct QueueHead {
     uint64_t next_ticket;
     uint64_t cancelled_through;  // every ticket up to this one is cancelled
-    uint64_t cancels;            // for takes that wait for the lock and have no ticket yet
-    uint32_t top;                // waiter entries from here on have never been used
-    uint32_t turn;               // futex: changes with the step, and when a take or a waiter leaves
+    uint64_t cancels;  // for takes that wait for the lock and have no ticket yet
+    uint32_t top;  // waiter entries from here on have never been used
+    uint32_t progress;  // futex: changes with the step, and when a take or a waiter leaves
 };
 
 // Who goes first among those who want the lock; only hints, see lock.hpp.
-struct Courtesy {
-    uint64_t asked;       // 1: somebody was passed over for a while
+struct Fairness {
+    uint64_t asked;  // 1: somebody was passed over for a while
     int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only those who have slept take a token; 0: all do
 };
 
@@ -187,9 +199,9 @@ struct Header {
     alignas(64) State state[2];
     alignas(64) Shape shapes[2];
     alignas(64) Journal journal;
-    alignas(64) LineHead line;
+    alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free
-    alignas(64) Courtesy courtesy;
+    alignas(64) Fairness fairness;
 };
 
 constexpr uint64_t kHeaderBytes = 8192;
@@ -201,7 +213,7 @@ enum Activity : uint32_t {
     kApplies,
     kTakes,
     kWaitsInLine,
-    kWaitsForTurn,
+    kWaitsForHead,
     kWaitsForStep,
     kActivities
 };
@@ -211,7 +223,7 @@ constexpr Named kActivityNames[] = {
     {kApplies, "applies"},
     {kTakes, "takes"},
     {kWaitsInLine, "waits in line"},
-    {kWaitsForTurn, "waits for the head of the line"},
+    {kWaitsForHead, "waits for the head of the line"},
     {kWaitsForStep, "waits for the step"},
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
@@ -219,11 +231,11 @@ static_assert(std::size(kActivityNames) == kActivities, "every activity has a na
 // Written by its process alone; read by others for display, and `token` as proof of identity.
 struct Participant {
     alignas(64) uint64_t token;  // 0: free or left in order
-    uint64_t pid_namespace;      // inode of /proc/self/ns/pid
-    uint64_t start_ticks;        // field 22 of /proc/self/stat
-    int64_t attached_ns;         // CLOCK_REALTIME, like all times here
+    uint64_t pid_namespace;  // inode of /proc/self/ns/pid
+    uint64_t start_ticks;  // field 22 of /proc/self/stat
+    int64_t attached_ns;  // CLOCK_REALTIME, like all times here
     int64_t seen_ns;
-    int64_t applied_ns;    // last accepted apply
+    int64_t applied_ns;  // last accepted apply
     int64_t applied_step;  // global step that it was accepted at
     uint32_t pid;
     uint32_t activity;
@@ -239,7 +251,7 @@ struct Waiter {
     int64_t num_required;
     int64_t since_ns;
     uint32_t participant;
-    uint32_t wake;     // futex
+    uint32_t wake;  // futex
     uint32_t overdue;  // 1: did not come although its number was reached; applies no longer wait for it
 };
 static_assert(sizeof(Waiter) == 64, "entries must not share a cache line");

@@ -29,7 +29,7 @@
 // one's stores and whose acquire precedes the other's loads. The same holds if the kernel drops the lock of a
 // killed process, which it does after every thread of the process has executed its last instruction and given
 // up the open files in the kernel. Between the threads of one process the mutex does it. The semaphore and
-// the words of courtesy are hints and need no order.
+// the words of fairness are hints and need no order.
 //
 // An owner is mostly gone within microseconds, while to sleep and be woken takes tens of them: so who finds
 // no token looks for one for a moment before it sleeps. But then a process that applies in a loop would always
@@ -43,7 +43,7 @@
 //
 // Record locks belong to a process. Hence threads queue on a mutex of the process's own first, a forked
 // child starts with a fresh one, and the process must have one descriptor of the file and no more, since
-// closing any other would drop the lock (core.hpp sees to that).
+// closing any other would drop the lock (open_segment.hpp sees to that).
 #pragma once
 
 #include <fcntl.h>
@@ -61,7 +61,7 @@
 namespace shmacc {
 
 inline bool set_record_lock(int fd, int64_t byte, short type) {
-    struct flock lock {};
+    struct flock lock{};
     lock.l_type = type;
     lock.l_whence = SEEK_SET;
     lock.l_start = byte;
@@ -72,7 +72,7 @@ inline bool set_record_lock(int fd, int64_t byte, short type) {
 // Whether another process holds a record lock in [first, first + count). *pid: the holder as this
 // process's pid namespace knows it (0: not in it).
 inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr) {
-    struct flock lock {};
+    struct flock lock{};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
     lock.l_start = first;
@@ -87,8 +87,8 @@ class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    Lock(const Mapping& mapping, sem_t* queue, Courtesy& courtesy)
-        : mapping_(mapping), fd_(mapping.file().fd()), queue_(queue), courtesy_(courtesy) {}
+    Lock(const Mapping& mapping, sem_t* queue, Fairness& fairness)
+        : mapping_(mapping), fd_(mapping.file().fd()), queue_(queue), fairness_(fairness) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
@@ -103,28 +103,28 @@ class Lock {
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
-            const auto [open, whole, named] = mapping_.file().state();
+            const auto [open, intact, named] = mapping_.file().state();
             if (open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
-                if (whole) store(courtesy_.keep_off_ns, int64_t{0});
+                if (intact) store(fairness_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
-            if (whole && monotonic_ns() - since >= kMillisecond) store(courtesy_.asked, uint64_t{1});
+            if (intact && monotonic_ns() - since >= kMillisecond) store(fairness_.asked, uint64_t{1});
             // A signal handler may use the accumulator that its thread waits for: it must not find the
             // threads' mutex locked by itself.
             threads_.unlock();
             mapping_.file().check_open();
-            if (!whole) data_loss("its file was truncated");
+            if (!intact) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();
             if (!queue_with_threads(deadline, interruption)) return Acquired::kNot;
         }
     }
 
-    // whole: whether the file is as long as it was made; its pages are gone otherwise.
-    void release(bool whole = true) {
-        if (whole && load(courtesy_.asked)) {
-            store(courtesy_.asked, uint64_t{0});
-            store(courtesy_.keep_off_ns, monotonic_ns() + kComing);
+    // intact: whether the file is as long as it was made; its pages are gone otherwise.
+    void release(bool intact = true) {
+        if (intact && load(fairness_.asked)) {
+            store(fairness_.asked, uint64_t{0});
+            store(fairness_.keep_off_ns, monotonic_ns() + kComing);
         }
         set_record_lock(fd_, kLockByte, F_UNLCK);
         int value = 0;
@@ -150,9 +150,7 @@ class Lock {
         }
         return true;
     }
-    static bool past(int64_t deadline) {
-        return deadline != kForever && monotonic_ns() >= deadline;
-    }
+    static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
     static int64_t slice_until(int64_t deadline, int64_t slice) {
         if (deadline == kForever) return slice;
         return std::clamp<int64_t>(deadline - monotonic_ns(), 0, slice);
@@ -164,15 +162,15 @@ class Lock {
     }
 
     bool token_at_once() {
-        if (load(courtesy_.keep_off_ns) == 0 && sem_trywait(queue_) == 0) return true;
+        if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0) return true;
         for (const int64_t since = monotonic_ns();;) {
             for (int i = 0; i < 16; ++i) relax();
             const int64_t now = monotonic_ns();
             // A scribbled time keeps nobody off.
-            const int64_t keep_off = load(courtesy_.keep_off_ns);
+            const int64_t keep_off = load(fairness_.keep_off_ns);
             const bool kept_off = keep_off > now && keep_off - now <= kComing;
             if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {
-                if (keep_off != 0) store(courtesy_.keep_off_ns, int64_t{0});
+                if (keep_off != 0) store(fairness_.keep_off_ns, int64_t{0});
                 return true;
             }
             if (now - since >= (kept_off ? kLook + kComing : kLook)) return false;
@@ -184,13 +182,13 @@ class Lock {
 #endif
     }
 
-    static constexpr int64_t kLook = 20000;     // nanoseconds: a small apply or two
+    static constexpr int64_t kLook = 20000;  // nanoseconds: a small apply or two
     static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
 
     const Mapping& mapping_;
     int fd_;
     sem_t* queue_;
-    Courtesy& courtesy_;
+    Fairness& fairness_;
     std::timed_mutex threads_;
 };
 

@@ -3,7 +3,7 @@
 // Two rules keep SIGBUS out. Nothing is touched before this process has had posix_fallocate reserve it (a
 // full /dev/shm is an error with the state intact), not even if another process has recorded it as reserved:
 // the record may lie, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
-// the file's size is checked at every entry (Core::check_file), since another process might truncate it.
+// the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate it.
 //
 //   Invariant: under the lock, [0, proved_[r]) of region r is mapped, has been reserved by this process, and
 //              is no more than what the state records as reserved.
@@ -155,8 +155,7 @@ class Mapping {
         from = page_up(from);
         proved_[region] = std::min(proved_[region], from);
         fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  static_cast<off_t>(region_offset(region) + from),
-                  static_cast<off_t>(kRegionSpan - from));
+                  static_cast<off_t>(region_offset(region) + from), static_cast<off_t>(kRegionSpan - from));
     }
 
     // Under the lock: other processes may have made holes above the sizes that the state records.
@@ -189,10 +188,9 @@ class Mapping {
         if (bytes <= mapped_[region]) return;
         store(resizing_, region);
         store_barrier();
-        void* base = base_[region]
-                         ? mremap(base_[region], mapped_[region], bytes, MREMAP_MAYMOVE)
-                         : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
-                                static_cast<off_t>(region_offset(region)));
+        void* base = base_[region] ? mremap(base_[region], mapped_[region], bytes, MREMAP_MAYMOVE)
+                                   : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
+                                          static_cast<off_t>(region_offset(region)));
         const int failed = base == MAP_FAILED ? errno : 0;
         if (!failed) {
             base_[region] = static_cast<unsigned char*>(base);

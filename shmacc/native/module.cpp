@@ -43,7 +43,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
             unlink(semaphore_path.c_str());
             return nb::none();
         }
-        handle = std::make_unique<Handle>(Core::on(file, config), std::move(private_names));
+        handle = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(private_names));
         if (!handle->enter(path, semaphore_path)) return nb::none();
     } catch (...) {
         // What cannot be attached, for want of space say, is not left behind, if that can be helped.
@@ -69,7 +69,7 @@ nb::tuple open_found(const std::string& path, SegmentFile::Access access, const 
 
 nb::tuple open_segment(const std::string& path, const Owners& owners) {
     return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
-        return nb::cast(new Handle(Core::on(std::move(opened.file), opened.config)),
+        return nb::cast(new Handle(OpenSegment::on(std::move(opened.file), opened.config)),
                         nb::rv_policy::take_ownership);
     });
 }
@@ -114,9 +114,9 @@ void export_layout(nb::module_& m) {
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
 // the interpreter's end.
 constexpr const char* kErrorNames[] = {
-    "InvalidArgumentError", "DeadlineExceededError",  "CancelledError",
-    "NotFoundError",        "FailedPreconditionError", "ResourceExhaustedError",
-    "PermissionDeniedError", "OutOfRangeError",        "DataLossError",
+    "InvalidArgumentError",  "DeadlineExceededError",   "CancelledError",
+    "NotFoundError",         "FailedPreconditionError", "ResourceExhaustedError",
+    "PermissionDeniedError", "OutOfRangeError",         "DataLossError",
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
@@ -151,14 +151,22 @@ NB_MODULE(_core, m) {
         }
     });
 
+    nb::class_<TakenRound>(m, "TakenRound")
+        .def_prop_ro("count", &TakenRound::count)
+        .def_prop_ro("step", &TakenRound::step)
+        .def_prop_ro("indices", &TakenRound::indices)
+        .def_prop_ro("values", &TakenRound::values)
+        .def_prop_ro("shape", &TakenRound::shape)
+        .def_prop_ro("row_counts", &TakenRound::row_counts);
+
     nb::class_<Handle>(m, "Handle")
         .def("close", &Handle::close)
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
              nb::arg("contributions").none(), nb::arg("dims"), nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("ascending"))
-        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"),
-             nb::arg("local_step"), nb::arg("gradients"))
+        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"), nb::arg("local_step"),
+             nb::arg("gradients"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
              nb::arg("divide"), nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
@@ -177,8 +185,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)
         .def("config", &Handle::config)
-        .def("state", &Handle::state)
-;
+        .def("state", &Handle::state);
 
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
@@ -208,20 +215,22 @@ NB_MODULE(_core, m) {
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
     m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
-    m.def("check_rows",
-          [](nb::handle indices, int64_t limit) {
-              View<int64_t> keys(indices, 1);
-              RowCheck check = check_rows(keys.data(), keys.size(), limit);
-              return nb::make_tuple(check.ascending, check.over, check.negative);
-          },
-          nb::arg("indices"), nb::arg("limit"));
-    m.def("repeated_row",
-          [](nb::handle indices) {
-              View<int64_t> keys(indices, 1);
-              if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
-              return repeated_row(keys.data(), keys.size());
-          },
-          nb::arg("indices"));
+    m.def(
+        "check_rows",
+        [](nb::handle indices, int64_t limit) {
+            View<int64_t> keys(indices, 1);
+            RowCheck check = check_rows(keys.data(), keys.size(), limit);
+            return nb::make_tuple(check.ascending, check.over, check.negative);
+        },
+        nb::arg("indices"), nb::arg("limit"));
+    m.def(
+        "repeated_row",
+        [](nb::handle indices) {
+            View<int64_t> keys(indices, 1);
+            if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
+            return repeated_row(keys.data(), keys.size());
+        },
+        nb::arg("indices"));
     watch_forks();
     export_layout(m);
 }

@@ -32,7 +32,7 @@
 // segment); unlinking by name alone (it may have been made anew); sem_open (semaphore.hpp).
 #pragma once
 
-#include "core.hpp"
+#include "open_segment.hpp"
 
 namespace shmacc {
 
@@ -130,18 +130,19 @@ enum class Entered { kYes, kGivenUp, kElsewhere };
 
 // The second look of an attacher, with the name lock held. kGivenUp: the removal that somebody began is
 // finished now.
-inline Entered look_again(Core& core, const std::string& path, const std::string& semaphore_path) {
-    SegmentFile& file = core.file();
-    if (load(core.header().unlinked)) {
+inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
+    SegmentFile& file = segment.file();
+    if (load(segment.header().unlinked)) {
         if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
-            belongs_to_another(file.status(), std::string("; it was given up, and this user cannot remove its "
-                                                          "name: ") +
-                                                  std::strerror(errno));
+            belongs_to_another(file.status(),
+                               std::string("; it was given up, and this user cannot remove its "
+                                           "name: ") +
+                                   std::strerror(errno));
         unlink(semaphore_path.c_str());
         return Entered::kGivenUp;
     }
     if (file.is_at(path)) {
-        core.now_attached();
+        segment.now_attached();
         return Entered::kYes;
     }
     unlink(semaphore_path.c_str());  // made by this process for a segment that was removed meanwhile
@@ -154,25 +155,26 @@ inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
     if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
         system_failure("Removing it", errno);
-    store_barrier();  // then the name is removed: who finds none finds the mark (Core::check_file)
+    store_barrier();  // then the name is removed: who finds none finds the mark (OpenSegment::check_file)
 }
 inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
-    if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) system_failure("Removing it", errno);
+    if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
+        system_failure("Removing it", errno);
     unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
 }
 
 // With the name lock held, by a maker that could not attach. Another process, or another thread of this one, may
 // have attached by now: then it keeps the segment.
 inline void take_back_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
-    const auto core = Core::of(file);
-    const bool used = Presence::anybody_else(file.fd()) || (core && core->attached());
+    const auto segment = OpenSegment::of(file);
+    const bool used = Presence::anybody_else(file.fd()) || (segment && segment->attached());
     if (!used && file.is_at(path)) remove_names(file, path, semaphore_path);
 }
 
 // Whether a living process is attached, this one included.
 inline bool in_use(SegmentFile& file) {
-    const auto core = Core::of(file);
-    return Presence::anybody_else(file.fd()) || (core && core->presence().claimed());
+    const auto segment = OpenSegment::of(file);
+    return Presence::anybody_else(file.fd()) || (segment && segment->presence().claimed());
 }
 
 }  // namespace shmacc

@@ -40,8 +40,7 @@ class Table {
   public:
     Table(Mapping& mapping, uint32_t region, uint32_t capacity, uint32_t& top)
         : mapping_(mapping), region_(region), capacity_(capacity), top_(top),
-          entries_(reinterpret_cast<Entry*>(
-              mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
+          entries_(reinterpret_cast<Entry*>(mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
     // How many entries may be looked at.
     uint32_t size() {
@@ -54,8 +53,8 @@ class Table {
     Entry& first_use(uint32_t i) {
         reserve(i + 1);
         uint32_t top = load(top_);
-        while (top <= i && !__atomic_compare_exchange_n(&top_, &top, i + 1, false, __ATOMIC_ACQ_REL,
-                                                        __ATOMIC_ACQUIRE)) {
+        while (top <= i &&
+               !__atomic_compare_exchange_n(&top_, &top, i + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         }
         return entries_[i];
     }
@@ -124,7 +123,7 @@ class Presence {
         const uint32_t i = index_;
         claimed_ = false;
         index_ = kNobody;
-        if (file.whole) store(table_[i].token, uint64_t{0});
+        if (file.intact) store(table_[i].token, uint64_t{0});
         if (!file.open) return;  // others have closed the descriptor, and the locks went with it
         set_record_lock(fd_, life_byte(i), F_UNLCK);
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
@@ -146,8 +145,7 @@ class Presence {
     // token was stored with release after the lock was taken: a reader that sees the token finds the lock.
     bool alive(uint32_t i, uint64_t token) {
         if (i == index_) return token == token_;
-        return i < table_.size() && load(table_[i].token) == token &&
-               others_hold(fd_, life_byte(i), 1);
+        return i < table_.size() && load(table_[i].token) == token && others_hold(fd_, life_byte(i), 1);
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
@@ -176,8 +174,8 @@ class Presence {
     int fd_;
     Table<Participant> table_;
     std::atomic<uint32_t> index_{kNobody};  // while it claims, and from then on
-    std::atomic<bool> claimed_{false};      // from the end of the claim on
-    uint64_t token_ = 0;                    // written before index_
+    std::atomic<bool> claimed_{false};  // from the end of the claim on
+    uint64_t token_ = 0;  // written before index_
 };
 
 }  // namespace shmacc

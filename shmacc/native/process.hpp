@@ -3,7 +3,7 @@
 // A forked child has its parent's memory but none of its record locks and threads. Nothing is done about
 // that in the fork itself: no lock is taken around it, and a child that never uses shmacc pays for one
 // addition. Whatever belongs to a process remembers the fork generation it belongs to, and is put in order
-// when it is first used in another one (Core::after_fork).
+// when it is first used in another one (OpenSegment::after_fork).
 #pragma once
 
 #include <fcntl.h>
@@ -62,7 +62,7 @@ inline uint64_t own_start_ticks() {
 
 inline ProcessIdentity identify() {
     ProcessIdentity identity;
-    struct stat found {};
+    struct stat found{};
     if (stat("/proc/self/ns/pid", &found) == 0) identity.pid_namespace = found.st_ino;
     identity.start_ticks = own_start_ticks();
     return identity;

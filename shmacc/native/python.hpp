@@ -112,8 +112,7 @@ template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
     View<From> source(from, 1);
     View<To> target(to, 1, PyBUF_WRITABLE);
-    if (source.size() != target.size())
-        throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
+    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());
 }
@@ -144,11 +143,11 @@ template <class T>
 nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
     std::vector<npy_intp> dims(shape.begin(), shape.end());
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
-    PyObject* array =
-        PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get());
+    PyObject* array = PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get());
     if (!array) throw nb::python_error();
     nb::object owned = nb::steal(array);
-    nb::capsule owner(output.release(), [](void* memory) noexcept { std::free(memory); });
+    nb::capsule owner(output.get(), [](void* memory) noexcept { std::free(memory); });
+    output.release();
     if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.release().ptr()) < 0)
         throw nb::python_error();
     return owned;

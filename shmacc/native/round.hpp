@@ -65,9 +65,7 @@ inline void start_round(Header& header, const Config& config, State& state, cons
 }
 
 // Sizes grow by a sixteenth, or 64 KiB: memory stays near what the rows need.
-inline uint64_t with_room(uint64_t bytes) {
-    return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536));
-}
+inline uint64_t with_room(uint64_t bytes) { return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536)); }
 
 inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uint64_t bytes) {
     if (bytes <= state.reserved[region]) return;
@@ -100,9 +98,7 @@ inline void end_round(State& state, uint64_t row_bytes, uint64_t index_buckets_n
     needed[kUndoLogRegion] = rows * kUndoLogBytes;
     needed[kUndoRowsRegion] = rows * row_bytes;
     const bool large_index = state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket);
-    auto large = [&](uint32_t region) {
-        return state.reserved[region] > needed[region] / 4 * 5 + kSpare;
-    };
+    auto large = [&](uint32_t region) { return state.reserved[region] > needed[region] / 4 * 5 + kSpare; };
     bool small = large_index;
     for (uint32_t region = kSlotsRegion; region < kRegions; ++region) small |= large(region);
     state.small_rounds = small ? state.small_rounds + 1 : 0;

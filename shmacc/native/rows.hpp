@@ -31,9 +31,7 @@ class Rows {
     // All rows in ascending order, reduced. False: a result does not fit the dtype.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         bool fits = true;
-        with_width([&](auto width) {
-            fits = read_rows<width.value>(keys, values, contributions, reduce);
-        });
+        with_width([&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
         return fits;
     }
 
@@ -131,7 +129,8 @@ class Rows {
 
     // Rows that the table does not have yet.
     template <uint64_t kWidth>
-    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums, Inserts& inserts) {
+    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
+                Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const int64_t* keys = gradient.keys();
         const uint32_t end = at + count;
@@ -156,7 +155,7 @@ class Rows {
             for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], 1);
         }
         bool fits = true;
-        if (gradient.in_place() && length > 1) {
+        if (gradient.contiguous() && length > 1) {
             fits = add_many(sums, gradient.row(at, width), length * width);
         } else {
             for (uint32_t j = 0; j < length; ++j)
@@ -229,8 +228,7 @@ class Rows {
 
     uint32_t find(const Gradient<T>& gradient, Run* runs) {
         return current_index().find(gradient.keys(), gradient.count(),
-                                    mapping_.array<Slot>(state_, kSlotsRegion, state_.rows), state_.rows,
-                                    runs);
+                                    mapping_.array<Slot>(state_, kSlotsRegion, state_.rows), state_.rows, runs);
     }
 
     // Room for `fresh` new rows and the undo of `added` old ones.
@@ -246,7 +244,7 @@ class Rows {
         ensure_reserved(state_, mapping_, kUndoLogRegion, added * kUndoLogBytes);
         ensure_reserved(state_, mapping_, kUndoRowsRegion, added * row_bytes);
         if (known[0] != state_.reserved[kUndoLogRegion] || known[1] != state_.reserved[kUndoRowsRegion]) {
-            // `undo` checks the records against what is committed as reserved.
+            // `recover` checks the records against what is committed as reserved.
             State now = committed_.current();
             now.reserved[kUndoLogRegion] = state_.reserved[kUndoLogRegion];
             now.reserved[kUndoRowsRegion] = state_.reserved[kUndoRowsRegion];

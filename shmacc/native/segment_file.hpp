@@ -74,8 +74,7 @@ inline std::string four_octal(mode_t mode) {
     switch (error) {
         case EACCES:
         case EPERM:
-            throw Error(Failure::kPermissionDenied,
-                        what + " failed: /dev/shm does not let this user in" + why);
+            throw Error(Failure::kPermissionDenied, what + " failed: /dev/shm does not let this user in" + why);
         case EROFS:
             throw Error(Failure::kPermissionDenied, what + " failed: /dev/shm is mounted read-only" + why);
         case EMFILE:
@@ -89,7 +88,7 @@ inline std::string four_octal(mode_t mode) {
         case EDQUOT: break;
         default: throw Error(Failure::kFailedPrecondition, what + " failed: /dev/shm cannot be used" + why);
     }
-    struct statvfs space {};
+    struct statvfs space{};
     statvfs(kDirectory, &space);
     if (error == ENOSPC && space.f_files > 0 && space.f_favail == 0)
         throw Error(Failure::kResourceExhausted,
@@ -114,11 +113,12 @@ using Owners = std::optional<std::vector<uint32_t>>;
 
 [[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
     throw Error(Failure::kPermissionDenied,
-                "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) + why,
+                "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) +
+                    why,
                 {{"uid", found.st_uid}, {"mode", found.st_mode & 07777u}});
 }
 
-class Core;
+class OpenSegment;
 
 class SegmentFile {
   public:
@@ -133,7 +133,7 @@ class SegmentFile {
             if (errno == ENOENT) return nullptr;
             system_failure("Opening it", errno);
         }
-        struct stat found {};
+        struct stat found{};
         fstat(look.get(), &found);
         if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
         if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
@@ -156,7 +156,7 @@ class SegmentFile {
     static std::shared_ptr<SegmentFile> create() {
         Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
         if (!fd) system_failure("Making a segment", errno);
-        struct stat made {};
+        struct stat made{};
         fstat(fd.get(), &made);
         const Id id{made.st_dev, made.st_ino};
         auto file = std::make_shared<SegmentFile>(id);
@@ -181,7 +181,7 @@ class SegmentFile {
         // A look first, as in `open`: elsewhere may be a file that this process has locks on.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look && errno != ENOENT) system_failure("Opening it", errno);
-        struct stat found {};
+        struct stat found{};
         if (!look || fstat(look.get(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_) return false;
         Descriptor fd = same_file(look.get(), Access::kWrite);
         if (!fd) system_failure("Opening it", errno);
@@ -192,7 +192,7 @@ class SegmentFile {
     int fd() const { return writable_ ? writable_.get() : readable_.get(); }
     Id id() const { return id_; }
     struct stat status() const {
-        struct stat found {};
+        struct stat found{};
         if (fstat(fd(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_)
             throw Error(Failure::kFailedPrecondition,
                         "This process has closed the segment's descriptor (daemonizing closes all of them); "
@@ -201,12 +201,12 @@ class SegmentFile {
     }
 
     struct State {
-        bool open;   // the descriptor is still this file's
-        bool whole;  // as long as it was made
+        bool open;  // the descriptor is still this file's
+        bool intact;  // as long as it was made
         bool named;  // some name still leads to it
     };
     State state() const {
-        struct stat found {};
+        struct stat found{};
         const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
         return {open, open && static_cast<uint64_t>(found.st_size) == kFileSize, open && found.st_nlink > 0};
     }
@@ -215,12 +215,12 @@ class SegmentFile {
 
     // Whether a name leads to this very file.
     bool is_at(const std::string& path) const {
-        struct stat found {};
+        struct stat found{};
         return lstat(path.c_str(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
     }
 
-    // The process's Core on this file, if it has one (core.hpp).
-    std::weak_ptr<Core> core;
+    // The process's OpenSegment on this file, if it has one (open_segment.hpp).
+    std::weak_ptr<OpenSegment> open_segment;
 
   private:
     // look: a descriptor that was opened this moment. It cannot have the number of one that is still open.
@@ -235,8 +235,9 @@ class SegmentFile {
         successor.readable_ = std::move(readable_);
     }
     bool leads_here(int fd) const {
-        struct stat found {};
-        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ && !(fcntl(fd, F_GETFL) & O_PATH);
+        struct stat found{};
+        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ &&
+               !(fcntl(fd, F_GETFL) & O_PATH);
     }
 
     void need(Access access, int look, const struct stat& found) {

@@ -47,7 +47,7 @@ class NamedSemaphore {
     // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
     // made it has finished, or has died; or it is not there, or not for this user to remove.
     static bool is_being_made(const std::string& path) {
-        struct stat found {};
+        struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);
         if (!fd && (errno == EMFILE || errno == ENFILE)) system_failure("Opening a semaphore", errno);
         return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
@@ -83,7 +83,7 @@ class NamedSemaphore {
 
     // owner: the segment's. A mode that is not the segment's is mended, if this user may.
     Found open(const std::string& path, mode_t mode, uid_t owner) {
-        struct stat found {};
+        struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);
         if (!fd) {
             if (errno == EMFILE || errno == ENFILE) system_failure("Opening a semaphore", errno);

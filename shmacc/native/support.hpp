@@ -49,7 +49,7 @@ class Error : public std::exception {
 }
 
 // Memory order. What must be ordered, and why, is said where it is stored: commit.hpp for all that an
-// operation writes, lock.hpp, presence.hpp, line.hpp. In short:
+// operation writes, lock.hpp, presence.hpp, wait_queue.hpp. In short:
 //
 //   * Readers without the lock use atomic words, with the orders below; plain ones would be a data race.
 //   * The lock's next owner needs no order: the lock passes through the kernel, which orders everything.
@@ -89,8 +89,8 @@ inline void compiler_barrier() { std::atomic_signal_fence(std::memory_order_acq_
 // but no word is torn.
 using AnyWord = uint64_t __attribute__((may_alias));
 template <class Record>
-constexpr bool kIsWords =
-    std::is_trivially_copyable_v<Record> && sizeof(Record) % 8 == 0 && alignof(Record) % 8 == 0;
+constexpr bool kIsWords = std::is_trivially_copyable_v<Record> && sizeof(Record) % 8 == 0 &&
+                          alignof(Record) % 8 == 0;
 
 template <class Record>
 Record load_words(const Record& shared) {

@@ -14,7 +14,8 @@ namespace shmacc {
 
 class SegmentView {
   public:
-    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config) : file_(std::move(file)), config_(config) {}
+    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config)
+        : file_(std::move(file)), config_(config) {}
 
     void close() { file_.reset(); }
 
@@ -41,8 +42,9 @@ class SegmentView {
     }
     nb::list waiters() const {
         nb::list out;
-        const uint64_t cancelled = header<uint64_t>(offsetof(Header, line) + offsetof(LineHead, cancelled_through));
-        const uint32_t top = header<uint32_t>(offsetof(Header, line) + offsetof(LineHead, top));
+        const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +
+                                                    offsetof(QueueHead, cancelled_through));
+        const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
         for (const Waiter& entry : table<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
             if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
             nb::dict item = describe(entry);
@@ -59,7 +61,7 @@ class SegmentView {
     }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
-        struct stat found {};
+        struct stat found{};
         sem_t semaphore{};
         const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
         if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
@@ -115,7 +117,8 @@ class SegmentView {
             uint64_t claimed = 0;
             for (uint64_t bytes : out.state.reserved) claimed += bytes;
             check_occupied(claimed);
-            if (out.state.count > 0) out.round = round_dims(seen->shapes[out.state.shape], config_, out.state);
+            if (out.state.count > 0)
+                out.round = round_dims(seen->shapes[out.state.shape], config_, out.state);
             return out;
         }
     }
@@ -139,8 +142,8 @@ class SegmentView {
 
     bool alive(uint32_t i, uint64_t token) const {
         if (i >= kMaxParticipants) return false;
-        if (const auto core = Core::of(file()); core && core->presence().index() == i)
-            return token == core->presence().token();
+        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i)
+            return token == segment->presence().token();
         uint64_t now = 0;
         if (!others_hold(file().fd(), life_byte(i), 1)) return false;
         read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);

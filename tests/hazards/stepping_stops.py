@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hazards.stepping_tracer import Traced
     from numpy_model import Array
 
-# Longer than every slice and every patience there is (lock.hpp, line.hpp, operations.hpp).
+# Longer than every slice and every patience there is (lock.hpp, wait_queue.hpp, operations.hpp).
 LONGER: Final = 1.6
 
 FIRST: Final = rows(*range(12), width=64)

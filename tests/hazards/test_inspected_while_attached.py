@@ -84,7 +84,7 @@ def remove_them() -> None:
 def look_at_all() -> None:
     """Every function of the inspection, on every name; what is damaged says so."""
     namespace = names.current_namespace()
-    inspection.nameless_uses()
+    inspection.unlinked_uses()
     inspection.shared_memory_space()
     found = inspection.list_segments(namespace=namespace)
     inspection.check_all(namespace=namespace)

@@ -323,7 +323,7 @@ inline undo() {
 #endif
 }
 
-/* ---- core.hpp: Session ---- */
+/* ---- open_segment.hpp: Session ---- */
 inline Session() {
   atomic { runs(me) && record_lock == NOBODY -> record_lock = me };
   if

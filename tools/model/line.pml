@@ -1,4 +1,4 @@
-/* The line of waiting takers (native/line.hpp, place.hpp, operations.hpp): take with join, leave, living_head,
+/* The line of waiting takers (native/wait_queue.hpp, queue_entry.hpp, operations.hpp): take with join, leave, living_head,
  * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
  * cancel; claim (presence.hpp).
  *
@@ -189,7 +189,7 @@ inline claim() {
 }
 #endif
 
-/* ---- the line: line.hpp; was_cancelled: Place::check_cancelled ---- */
+/* ---- the line: wait_queue.hpp; was_cancelled: QueueEntry::check_cancelled ---- */
 #define is_cancelled(t) (ticket[t] <= cancelled_through)
 #ifdef BROKEN_CANCEL_GAP
 #define was_cancelled(t) (ticket[t] != 0 -> is_cancelled(t) : cancels != cancels_seen)

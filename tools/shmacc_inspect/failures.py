@@ -36,5 +36,5 @@ def status_of(error: Exception) -> int | None:
 
 def explain(error: Exception) -> None:
     """Says on stderr what went wrong."""
-    page.tell(str(error) or type(error).__name__)
+    page.write_line(str(error) or type(error).__name__)
     sys.stderr.flush()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import NotFoundError
-from shmacc_inspect import NAMESPACE_VARIABLE, words
+from shmacc_inspect import NAMESPACE_VARIABLE, formatting
 
 if TYPE_CHECKING:
     from shmacc.inspection import SegmentName, Summary
@@ -35,7 +35,9 @@ def find(name: str) -> Summary:
     except NotFoundError:
         alike = _alike(name)
         hint = f"; there is {', '.join(alike)}" if alike else ""
-        raise NotFoundError(f"There is no segment named {words.printable(name)!r}{hint}") from None
+        raise NotFoundError(
+            f"There is no segment named {formatting.printable(name)!r}{hint}"
+        ) from None
 
 
 def _alike(name: str) -> list[str]:

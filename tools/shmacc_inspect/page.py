@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import words
+from shmacc_inspect import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,7 +84,7 @@ Element = Table | Fields | Heading | Cell
 
 
 @dataclass(frozen=True, slots=True)
-class Paper:
+class Terminal:
     """What is written on.
 
     Attributes:
@@ -96,7 +96,7 @@ class Paper:
     colour: bool
 
     @classmethod
-    def of_stdout(cls) -> Paper:
+    def of_stdout(cls) -> Terminal:
         """A terminal, or something that has neither width nor colours."""
         if not is_terminal():
             return cls(None, colour=False)
@@ -111,58 +111,58 @@ def is_terminal() -> bool:
 
 def show(elements: Iterable[Element]) -> None:
     """Prints them on stdout, as suits what stdout is."""
-    paper = Paper.of_stdout()
+    terminal = Terminal.of_stdout()
     for element in elements:
-        for line in lines(element, paper):
+        for line in lines(element, terminal):
             print(line)
 
 
-def tell(text: str) -> None:
+def write_line(text: str) -> None:
     """Talk, which goes to stderr."""
     print(f"shmacc-inspect: {text}", file=sys.stderr)
 
 
-def lines(element: Element, paper: Paper) -> list[str]:
+def lines(element: Element, terminal: Terminal) -> list[str]:
     """An element as lines."""
     match element:
         case Cell():
-            return [paint(element, paper)]
+            return [paint(element, terminal)]
         case Heading(text, note):
-            return ["", f"{paint(Cell(text, 'bold'), paper)} {paint(note, paper)}".rstrip()]
+            return ["", f"{paint(Cell(text, 'bold'), terminal)} {paint(note, terminal)}".rstrip()]
         case Fields(items):
             return [
-                paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), paper)
+                paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), terminal)
                 + " " * _GAP
-                + paint(Cell(cell.text or EMPTY, cell.style), paper)
+                + paint(Cell(cell.text or EMPTY, cell.style), terminal)
                 for label, cell in items
             ]
         case Table():
-            return _table(element, paper)
+            return _table(element, terminal)
 
 
-def paint(cell: Cell, paper: Paper) -> str:
+def paint(cell: Cell, terminal: Terminal) -> str:
     """A piece of text in its style."""
-    if not paper.colour or not cell.style or not cell.text:
+    if not terminal.colour or not cell.style or not cell.text:
         return cell.text
     codes = ";".join(str(_STYLES[word]) for word in cell.style.split())
     return f"\x1b[{codes}m{cell.text}\x1b[0m"
 
 
-def _table(table: Table, paper: Paper) -> list[str]:
-    kept, widths = fitted(table, paper.width)
+def _table(table: Table, terminal: Terminal) -> list[str]:
+    kept, widths = fitted(table, terminal.width)
     titles = [Cell(column.title, "bold") for column in table.columns]
     return [
         (" " * _GAP).join(
-            _padded(row[i], widths[i], table.columns[i], paper, last=i == kept[-1]) for i in kept
+            _padded(row[i], widths[i], table.columns[i], terminal, last=i == kept[-1]) for i in kept
         )
         for row in (titles, *table.rows)
     ]
 
 
-def _padded(cell: Cell, width: int, column: Column, paper: Paper, *, last: bool) -> str:
-    text = words.shorten(cell.text or (EMPTY if column.title else ""), width)
+def _padded(cell: Cell, width: int, column: Column, terminal: Terminal, *, last: bool) -> str:
+    text = formatting.shorten(cell.text or (EMPTY if column.title else ""), width)
     room = " " * (width - len(text))
-    painted = paint(Cell(text, cell.style if cell.text else "dim"), paper)
+    painted = paint(Cell(text, cell.style if cell.text else "dim"), terminal)
     if column.right:
         return room + painted
     return painted if last else painted + room

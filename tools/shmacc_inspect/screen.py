@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import keys, page, words
+from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shmacc.inspection import AttachedProcess, Description
     from shmacc_inspect.output.intervals import Interval
-    from shmacc_inspect.page import Paper
+    from shmacc_inspect.page import Terminal
     from shmacc_inspect.progress import Course, Watch
 
 _SEGMENT_COLUMNS: Final = (
@@ -42,10 +42,10 @@ _PROCESS_COLUMNS: Final = (
     Column("COMMAND", least=12),
 )
 _LINES: Final = (
-    ("steps/s", "steps_per_second", words.rate),
-    ("gradients/s", "gradients_per_second", words.rate),
-    ("bytes/s", "bytes_per_second", words.size),
-    ("drops/s", "drops_per_second", words.rate),
+    ("steps/s", "steps_per_second", formatting.rate),
+    ("gradients/s", "gradients_per_second", formatting.rate),
+    ("bytes/s", "bytes_per_second", formatting.size),
+    ("drops/s", "drops_per_second", formatting.rate),
 )
 _LABEL: Final = 14
 _VALUE: Final = 11
@@ -82,10 +82,10 @@ class Screen:
             self._picked = courses[min(max(place, 0), len(courses) - 1)].name.system_name
         return False
 
-    def draw(self, paper: Paper, height: int) -> list[str]:
+    def draw(self, terminal: Terminal, height: int) -> list[str]:
         """The whole screen, line by line."""
         courses, place = self._watch.courses, self._place()
-        lines = [self._title(paper)]
+        lines = [self._title(terminal)]
         if not courses:
             return [*lines, "", "no segments"]
         room = height - 1
@@ -96,9 +96,9 @@ class Screen:
                 _segment_row(number, course, picked=number == place)
                 for number, course in enumerate(courses)
             ][first : first + shown]
-            lines += ["", *page.lines(Table(_SEGMENT_COLUMNS, rows), paper)]
+            lines += ["", *page.lines(Table(_SEGMENT_COLUMNS, rows), terminal)]
             room -= 2 + len(rows)
-        return lines + list(_details(courses[place], paper, room))
+        return lines + list(_details(courses[place], terminal, room))
 
     def _place(self) -> int:
         names = [course.name.system_name for course in self._watch.courses]
@@ -106,11 +106,11 @@ class Screen:
             self._picked = names[0]
         return names.index(self._picked) if self._picked in names else 0
 
-    def _title(self, paper: Paper) -> str:
+    def _title(self, terminal: Terminal) -> str:
         left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
         right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
-        room = max(1, (paper.width or 0) - len(left) - len(right))
-        return page.paint(Cell(left + " " * room + right, "reverse"), paper)
+        room = max(1, (terminal.width or 0) - len(left) - len(right))
+        return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
 
 
 def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
@@ -121,17 +121,17 @@ def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
         Cell(now.name, "bold" if picked else ""),
         Cell("" if now.step is None else str(now.step)),
         Cell(_round(now)),
-        Cell(words.rate(now.steps_per_second)),
-        Cell(words.rate(now.gradients_per_second)),
+        Cell(formatting.rate(now.steps_per_second)),
+        Cell(formatting.rate(now.gradients_per_second)),
         Cell(_said(now.bytes_per_second)),
-        Cell(words.rate(now.drops_per_second), "yellow" if now.drops_per_second else ""),
+        Cell(formatting.rate(now.drops_per_second), "yellow" if now.drops_per_second else ""),
         Cell("" if now.attached_alive is None else str(now.attached_alive)),
         Cell(now.state, STATE_STYLES.get(now.state, "red")),
     ]
 
 
 def _said(per_second: float | None) -> str:
-    return "-" if per_second is None else words.size(per_second)
+    return "-" if per_second is None else formatting.size(per_second)
 
 
 def _round(now: Interval) -> str:
@@ -139,29 +139,29 @@ def _round(now: Interval) -> str:
         return ""
     if now.num_required is None:
         return f"{now.gradients}"
-    bar = words.bar(now.gradients, now.num_required, _ROUND_BAR)
+    bar = formatting.bar(now.gradients, now.num_required, _ROUND_BAR)
     return f"{bar} {now.gradients}/{now.num_required}"
 
 
-def _details(course: Course, paper: Paper, room: int) -> Iterator[str]:
+def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     now, seen = course.intervals[-1], course.seen
     yield ""
     state = Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
-    yield f"{page.paint(Cell(now.name, 'bold'), paper)}  {page.paint(state, paper)}"
+    yield f"{page.paint(Cell(now.name, 'bold'), terminal)}  {page.paint(state, terminal)}"
     if seen is None:
         yield "nothing to be seen of it"
         return
-    yield from page.lines(Fields(_facts(now, seen, paper.width or 0)), paper)
+    yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
     rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
     room -= _HEAD_LINES
     # Who is there matters more than how it was.
     if room >= len(_LINES) + _LEAST_LINES:
         room -= len(_LINES)
         for label, field, say in _LINES:
-            yield _history(label, course.history(field), paper, say)
+            yield _history(label, course.history(field), terminal, say)
     yield ""
     shown = rows if len(rows) <= room else rows[: max(1, room - 1)]
-    yield from page.lines(Table(_PROCESS_COLUMNS, shown), paper)
+    yield from page.lines(Table(_PROCESS_COLUMNS, shown), terminal)
     if len(shown) < len(rows):
         yield f"… and {len(rows) - len(shown)} more"
 
@@ -171,29 +171,29 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
     line = [Taker.of(take, now.time) for take in seen.line]
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
-        yield "round", Cell(f"{words.count_of(now.gradients or 0, 'gradient')}; nobody waits")
+        yield "round", Cell(f"{formatting.count_of(now.gradients or 0, 'gradient')}; nobody waits")
     else:
-        bar = words.bar(now.gradients or 0, head.num_required, max(4, min(30, width - 70)))
+        bar = formatting.bar(now.gradients or 0, head.num_required, max(4, min(30, width - 70)))
         behind = f", {len(line) - 1} more in line" if len(line) > 1 else ""
-        waited = words.duration(head.waiting_seconds)
+        waited = formatting.duration(head.waiting_seconds)
         text = f"{bar} {now.gradients} of {head.num_required}"
         yield "round", Cell(f"{text}  pid {head.pid} has waited for {waited}{behind}", "cyan")
     yield "lock", describe_lock(Lock.of(seen, now.time))
 
 
 def _history(
-    label: str, values: list[float | None], paper: Paper, say: Callable[[float], str]
+    label: str, values: list[float | None], terminal: Terminal, say: Callable[[float], str]
 ) -> str:
     last = values[-1] if values else None
     value = "-" if last is None else say(last)
     style = "yellow" if label == "drops/s" and last else "green"
-    room = max(10, (paper.width or 0) - _LABEL - _VALUE - 2)
+    room = max(10, (terminal.width or 0) - _LABEL - _VALUE - 2)
     return "".join(
-        page.paint(cell, paper)
+        page.paint(cell, terminal)
         for cell in (
             Cell(f"{label:<{_LABEL}}", "cyan"),
             Cell(f"{value:>{_VALUE}}  ", "bold"),
-            Cell(words.sparkline(values, room), style),
+            Cell(formatting.sparkline(values, room), style),
         )
     )
 
@@ -216,7 +216,7 @@ def _process_row(process: AttachedProcess, seen: Description, now: Interval) -> 
         this_round = Cell("never", "dim")
     elif straggler is not None:
         late = "bold red" if straggler.seconds > _LONG_IDLE else "yellow"
-        this_round = Cell(f"not yet: {words.duration(straggler.seconds)}", late)
+        this_round = Cell(f"not yet: {formatting.duration(straggler.seconds)}", late)
     else:
         this_round = Cell("")
     halted = process.condition in {"stopped", "traced"}
@@ -228,5 +228,5 @@ def _process_row(process: AttachedProcess, seen: Description, now: Interval) -> 
         Cell(str(process.applied)),
         Cell(str(process.dropped), "yellow" if process.dropped else ""),
         Cell(str(process.taken)),
-        Cell(words.printable(process.command), "dim"),
+        Cell(formatting.printable(process.command), "dim"),
     ]

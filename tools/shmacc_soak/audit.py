@@ -26,8 +26,8 @@ class Findings:
         kills: Processes killed.
         stops: Processes stopped for a while.
         applies: Gradients that were accepted, as their workers know.
-        cut_short: Applies whose worker was killed; of these,
-        cut_short_in: so many are known to be in.
+        interrupted: Applies whose worker was killed; of these,
+        interrupted_in: so many are known to be in.
         refused: Gradients that were refused, as their workers know.
         takes: Takes, as the counters say; of these,
         takes_died: so many with a taker that was killed before it could note what it got.
@@ -45,8 +45,8 @@ class Findings:
     kills: int = 0
     stops: int = 0
     applies: int = 0
-    cut_short: int = 0
-    cut_short_in: int = 0
+    interrupted: int = 0
+    interrupted_in: int = 0
     refused: int = 0
     takes: int = 0
     takes_died: int = 0
@@ -125,16 +125,16 @@ def audit(
     # Now the counters. Those takes that died had so many gradients,
     unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
     # which are the accepted ones that nobody saw, and some of those cut short.
-    cut_short_unseen = int(np.count_nonzero(begun & ~seen))
+    interrupted_unseen = int(np.count_nonzero(begun & ~seen))
     members = np.bincount(step[seen], minlength=stats.global_step)
     checks = [
         stats.takes == stats.global_step,
         stats.num_accumulated == 0,
         stats.applied == stats.taken,
-        len(missing) <= unseen <= len(missing) + cut_short_unseen,
+        len(missing) <= unseen <= len(missing) + interrupted_unseen,
         len(died) <= risked,
         stats.applied == int(np.count_nonzero(seen)) + unseen,
-        0 <= stats.dropped - int(np.count_nonzero(refused)) <= cut_short_unseen,
+        0 <= stats.dropped - int(np.count_nonzero(refused)) <= interrupted_unseen,
         # Each gradient noted under the take that had it, and no other.
         np.array_equal(members[logged > 0], logged[logged > 0] - 1),
     ]
@@ -143,8 +143,8 @@ def audit(
         kills=kills,
         stops=stops,
         applies=int(np.count_nonzero(accepted)),
-        cut_short=int(np.count_nonzero(begun)),
-        cut_short_in=int(np.count_nonzero(begun & seen)),
+        interrupted=int(np.count_nonzero(begun)),
+        interrupted_in=int(np.count_nonzero(begun & seen)),
         refused=int(np.count_nonzero(refused)),
         takes=stats.takes,
         takes_died=len(died),

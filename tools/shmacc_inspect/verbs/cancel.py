@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from shmacc_inspect import options, page, words
+from shmacc_inspect import formatting, options, page
 from shmacc_inspect.page import Cell
 
 EPILOG: Final = """\b
@@ -38,14 +38,14 @@ def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = Fa
     page.show(
         Cell(
             f"{verb} the take of pid {taker.pid} for {taker.num_required} gradients, "
-            f"which has waited for {words.duration(taker.waiting_seconds)}"
+            f"which has waited for {formatting.duration(taker.waiting_seconds)}"
         )
         for taker in line
         if taker.alive
     )
     if yes:
-        page.tell(f"{words.count_of(cancelled, 'take')} cancelled")
+        page.write_line(f"{formatting.count_of(cancelled, 'take')} cancelled")
     elif any(taker.alive for taker in line):
-        page.tell("nothing was cancelled; --yes does it")
+        page.write_line("nothing was cancelled; --yes does it")
     else:
-        page.tell("nobody waits")
+        page.write_line("nobody waits")

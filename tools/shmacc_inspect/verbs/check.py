@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def run(
     else:
         page.show(_elements(answer, quiet=quiet))
         verdict = f"{wrong} wrong" if wrong else "nothing wrong"
-        notes = f", {words.count_of(answer.notes, 'note')}" if answer.notes else ""
-        page.tell(f"{words.count_of(checked, 'segment')} checked: {verdict}{notes}")
+        notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
+        page.write_line(f"{formatting.count_of(checked, 'segment')} checked: {verdict}{notes}")
     if wrong:
         failures.end(failures.WRONG_OR_FAILED)
 
@@ -77,6 +77,6 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         if is_note and quiet:
             continue
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
-        problem = words.printable(finding.problem)
+        problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
         yield Cell(f"       do: {finding.remedy}")

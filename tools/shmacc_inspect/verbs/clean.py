@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(
 
 def _seconds(text: str) -> float:
     try:
-        return words.parse_duration(text)
+        return formatting.parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="'--older-than'") from error
 
@@ -123,22 +123,22 @@ def _show(answer: Cleaning, *, json: bool) -> None:
     else:
         page.show([Cell(f"removed {file_name}") for file_name in answer.removed])
     for leftover in answer.left:
-        page.tell(f"left {leftover.file_name}: {words.printable(leftover.why)}")
+        page.write_line(f"left {leftover.file_name}: {formatting.printable(leftover.why)}")
     for failure in answer.failed:
-        page.tell(f"failed: {words.printable(failure)}")
+        page.write_line(f"failed: {formatting.printable(failure)}")
     if answer.dry_run:
-        size = words.size(sum(leftover.bytes_reserved for leftover in answer.would_remove))
-        count = words.count_of(len(answer.would_remove), "thing")
+        size = formatting.size(sum(leftover.bytes_reserved for leftover in answer.would_remove))
+        count = formatting.count_of(len(answer.would_remove), "thing")
         advice = "; nothing was removed, --yes does it" if answer.would_remove else ""
-        page.tell(f"{count} to remove ({size}){advice}")
+        page.write_line(f"{count} to remove ({size}){advice}")
     else:
-        page.tell(f"{words.count_of(len(answer.removed), 'name')} removed")
+        page.write_line(f"{formatting.count_of(len(answer.removed), 'name')} removed")
 
 
 def _row(leftover: Leftover) -> list[Cell]:
     return [
         Cell(leftover.file_name, "bold"),
-        Cell(words.size(leftover.bytes_reserved)),
-        Cell(words.duration(leftover.age_seconds)),
+        Cell(formatting.size(leftover.bytes_reserved)),
+        Cell(formatting.duration(leftover.age_seconds)),
         Cell(leftover.why),
     ]

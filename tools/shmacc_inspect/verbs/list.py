@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def run(
         page.show([table])
         _tell_what_is_left_out(table)
     if not found and not set(pattern) & set("*?["):
-        page.tell(f"no segment is named {words.printable(pattern)}")
+        page.write_line(f"no segment is named {formatting.printable(pattern)}")
         failures.end(failures.NO_SUCH_NAME)
     if not segments and not json:
-        page.tell("no segments" if pattern == "*" else "no such segments")
+        page.write_line("no segments" if pattern == "*" else "no such segments")
 
 
 def row(segment: Segment) -> list[Cell]:
@@ -125,19 +125,19 @@ def row(segment: Segment) -> list[Cell]:
         Cell(segment.name, "bold"),
         Cell(segment.kind or ""),
         Cell(segment.dtype or ""),
-        Cell(words.shape(segment.shape) if segment.kind else ""),
+        Cell(formatting.shape(segment.shape) if segment.kind else ""),
         Cell(segment.reduction_type or ""),
         _number(segment.step),
         _number(segment.gradients),
         _number(segment.rows if sparse else None),
-        Cell("" if segment.bytes_used is None else words.size(segment.bytes_used)),
-        Cell(words.size(segment.bytes_reserved)),
+        Cell("" if segment.bytes_used is None else formatting.size(segment.bytes_used)),
+        Cell(formatting.size(segment.bytes_reserved)),
         _number(segment.attached_alive),
         Cell(_said(segment.attached_dead), "yellow" if segment.attached_dead else ""),
         Cell(",".join(map(str, segment.waiting_for or [])), "cyan"),
         Cell(segment.owner),
         Cell(segment.mode),
-        Cell(words.duration(segment.age_seconds)),
+        Cell(formatting.duration(segment.age_seconds)),
         Cell(segment.state, STATE_STYLES[segment.state]),
     ]
 
@@ -167,6 +167,8 @@ def _key(segment: Segment, sort: Sort) -> tuple[Any, str]:
 
 
 def _tell_what_is_left_out(table: Table) -> None:
-    missing = page.left_out(table, page.Paper.of_stdout().width)
+    missing = page.left_out(table, page.Terminal.of_stdout().width)
     if missing:
-        page.tell(f"left out for want of width: {', '.join(missing)} (they are in `show NAME`)")
+        page.write_line(
+            f"left out for want of width: {', '.join(missing)} (they are in `show NAME`)"
+        )

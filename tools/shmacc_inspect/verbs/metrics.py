@@ -88,7 +88,7 @@ def _registry(namespace: str | None) -> Any:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector, CollectorRegistry
     except ImportError:
-        page.tell("`metrics` needs prometheus_client: pip install 'shmacc[metrics]'")
+        page.write_line("`metrics` needs prometheus_client: pip install 'shmacc[metrics]'")
         failures.end(failures.WRONG_OR_FAILED)
     from shmacc_inspect import gauges  # late: see the package
 
@@ -142,7 +142,7 @@ def _serve(registry: Any, address: str, port: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     server, _thread = start_wsgi_server(port, address, registry)
     shown = f"[{address}]" if ":" in address else address
-    page.tell(f"listening on http://{shown}:{server.server_port}/metrics")
+    page.write_line(f"listening on http://{shown}:{server.server_port}/metrics")
     try:
         threading.Event().wait()
     finally:

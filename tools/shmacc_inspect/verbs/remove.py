@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(
     pids = _attached(summary)
     obstacle = _obstacle(summary, pids)
     if obstacle and not force:
-        page.tell(f"{obstacle}; --force removes it all the same")
+        page.write_line(f"{obstacle}; --force removes it all the same")
         failures.end(failures.WRONG_OR_FAILED)
     removed: tuple[str, ...] = ()
     if yes:
@@ -61,9 +61,9 @@ def run(
     else:
         page.show([Cell(f"would remove {summary.name.system_name} and its semaphore")])
     if obstacle:
-        page.tell(obstacle)
+        page.write_line(obstacle)
     if not yes:
-        page.tell("nothing was removed; --yes does it")
+        page.write_line("nothing was removed; --yes does it")
 
 
 def _attached(summary: inspection.Summary) -> list[int]:
@@ -85,4 +85,4 @@ def _obstacle(summary: inspection.Summary, pids: list[int]) -> str:
         return f"{summary.name.system_name} is in use by {said}"
     if summary.state is SegmentState.ORPHANED:
         return ""
-    return words.printable(f"{summary.name.system_name} is {summary.state}: {summary.detail}")
+    return formatting.printable(f"{summary.name.system_name} is {summary.state}: {summary.detail}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 
@@ -100,7 +100,7 @@ def run(
     else:
         page.show(elements(answer, now))
     if answer.error is not None:
-        page.tell(answer.error)
+        page.write_line(answer.error)
         failures.end(failures.WRONG_OR_FAILED)
 
 
@@ -117,7 +117,7 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
     yield Heading("Line", Cell("" if answer.line else "nobody waits"))
     if answer.line:
         yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
-    yield Heading("Layout", Cell(f"{words.size(segment.bytes_reserved)} of memory"))
+    yield Heading("Layout", Cell(f"{formatting.size(segment.bytes_reserved)} of memory"))
     yield Table(_REGION_COLUMNS, [_region_row(region) for region in answer.regions])
     if answer.most_touched is not None:
         yield from _row_elements(answer.most_touched)
@@ -129,11 +129,11 @@ def progress(gradients: int, line: list[details.Taker]) -> str:
     """How far the round is towards what the head of the line waits for."""
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
-        return words.count_of(gradients, "gradient")
+        return formatting.count_of(gradients, "gradient")
     of = f"{gradients} of the {head.num_required} gradients that pid {head.pid} waits for"
     if not page.is_terminal():
         return of
-    return f"{words.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
+    return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
 
 
 def describe_lock(lock: details.Lock) -> Cell:
@@ -141,7 +141,7 @@ def describe_lock(lock: details.Lock) -> Cell:
     if lock.held:
         text = f"held by pid {lock.holder_pid}" if lock.holder_pid else "held"
         if lock.held_seconds is not None:
-            text += f", in an operation for {words.duration(lock.held_seconds)}"
+            text += f", in an operation for {formatting.duration(lock.held_seconds)}"
         halted = lock.holder_condition in {"stopped", "traced"}
         if halted:
             text += f"; the process is {lock.holder_condition}, so nobody can apply or take"
@@ -158,7 +158,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
     yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
     yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
-    made = f"{words.date(segment.created)}, {words.duration(segment.age_seconds)} ago"
+    made = f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
     yield "made", Cell(made)
     counters, lock = answer.counters, answer.lock
     if counters is None or lock is None:
@@ -167,7 +167,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield (
         "kind",
         Cell(
-            f"{segment.kind} {segment.dtype} {words.shape(segment.shape)} "
+            f"{segment.kind} {segment.dtype} {formatting.shape(segment.shape)} "
             f"{segment.reduction_type}{private}"
         ),
     )
@@ -175,11 +175,15 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
     yield "round", Cell(progress(segment.gradients or 0, answer.line))
     if segment.kind == "sparse":
-        row = "" if answer.round_shape is None else f" of shape {words.shape(answer.round_shape)}"
+        row = (
+            ""
+            if answer.round_shape is None
+            else f" of shape {formatting.shape(answer.round_shape)}"
+        )
         load = "" if answer.index_load is None else f", index {answer.index_load:.0%} full"
         yield "rows", Cell(f"{segment.rows}{row}{load}")
     elif answer.round_shape is not None:
-        yield "array", Cell(f"of shape {words.shape(answer.round_shape)}")
+        yield "array", Cell(f"of shape {formatting.shape(answer.round_shape)}")
     yield "lock", describe_lock(lock)
     if lock.held or lock.in_operation:
         yield "read", Cell("without the lock: the state as last committed", "dim")
@@ -192,12 +196,8 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
             f"{counters.dropped} dropped as stale, {counters.discarded} discarded"
         ),
     )
-    yield (
-        "commits",
-        Cell(
-            f"{counters.commits}, {words.count_of(counters.recoveries, 'recovery', 'recoveries')}"
-        ),
-    )
+    recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
+    yield "commits", Cell(f"{counters.commits}, {recoveries}")
 
 
 def _census(segment: Segment) -> str:
@@ -217,11 +217,11 @@ def _process_row(process: details.Process, now: float) -> list[Cell]:
         Cell(str(process.applied), style),
         Cell(str(process.dropped), style),
         Cell(str(process.taken), style),
-        Cell(words.ago(process.last_applied, now), style),
-        Cell(words.ago(process.last_seen, now), style),
-        Cell(words.ago(process.attached_at, now), style),
-        Cell("" if process.started is None else words.ago(process.started, now), style),
-        Cell(words.printable(process.command), style),
+        Cell(formatting.ago(process.last_applied, now), style),
+        Cell(formatting.ago(process.last_seen, now), style),
+        Cell(formatting.ago(process.attached_at, now), style),
+        Cell("" if process.started is None else formatting.ago(process.started, now), style),
+        Cell(formatting.printable(process.command), style),
     ]
 
 
@@ -233,7 +233,7 @@ def _taker_row(taker: details.Taker) -> list[Cell]:
         Cell(str(taker.position)),
         Cell("" if taker.pid is None else str(taker.pid), "bold"),
         Cell(str(taker.num_required)),
-        Cell(words.duration(taker.waiting_seconds)),
+        Cell(formatting.duration(taker.waiting_seconds)),
         Cell(remark, "yellow"),
     ]
 
@@ -242,9 +242,9 @@ def _region_row(region: details.Region) -> list[Cell]:
     return [
         Cell(region.name),
         Cell(f"{region.offset:#x}"),
-        Cell(words.size(region.reserved)),
-        Cell(words.size(region.used)),
-        Cell(words.percent(region.used, region.reserved)),
+        Cell(formatting.size(region.reserved)),
+        Cell(formatting.size(region.used)),
+        Cell(formatting.percent(region.used, region.reserved)),
     ]
 
 
@@ -260,8 +260,8 @@ def _value_elements(values: details.Values) -> Iterator[Element]:
     yield Fields(
         [
             ("numbers", Cell(str(values.numbers))),
-            ("norm", Cell(words.number(values.norm))),
-            ("largest", Cell(words.number(values.largest))),
+            ("norm", Cell(formatting.number(values.norm))),
+            ("largest", Cell(formatting.number(values.largest))),
             ("NaN", Cell(str(values.nan), wrong if values.nan else "")),
             ("infinite", Cell(str(values.infinite), wrong if values.infinite else "")),
         ]

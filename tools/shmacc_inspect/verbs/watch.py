@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from shmacc_inspect import failures, options, page, words
+from shmacc_inspect import failures, formatting, options, page
 
 if TYPE_CHECKING:
     from shmacc_inspect.output.intervals import Interval
@@ -92,12 +92,12 @@ def line(seen: Interval) -> str:
     parts = {
         "step": str(seen.step),
         "gradients": f"{seen.gradients}{required}",
-        "steps/s": words.rate(seen.steps_per_second),
-        "gradients/s": words.rate(seen.gradients_per_second),
+        "steps/s": formatting.rate(seen.steps_per_second),
+        "gradients/s": formatting.rate(seen.gradients_per_second),
         "bytes/s": "-"
         if seen.bytes_per_second is None
-        else words.size(seen.bytes_per_second).replace(" ", ""),
-        "drops/s": words.rate(seen.drops_per_second),
+        else formatting.size(seen.bytes_per_second).replace(" ", ""),
+        "drops/s": formatting.rate(seen.drops_per_second),
         "waiting": str(seen.waiting),
         "alive": str(seen.attached_alive),
         "behind": ",".join([*behind, *([f"+{more}"] if more else [])]) or "-",
@@ -129,7 +129,7 @@ def _draw(watched: Watch, interval: float, count: int | None) -> None:
                 looks += 1
                 due = max(due + interval, time.monotonic())
             lines = screen.draw(
-                page.Paper(console.width, colour=not console.no_color), console.height
+                page.Terminal(console.width, colour=not console.no_color), console.height
             )
             text = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
             live.update(text, refresh=True)

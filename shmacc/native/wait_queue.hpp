@@ -33,8 +33,8 @@
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
-// first, so such a gradient waits for it (Patience in place.hpp). If the head lives but does not come (it is
-// stopped), after Patience::kPatience the apply goes on and the gradient joins the round, which is what a take allows
+// first, so such a gradient waits for it (HeadGrace in queue_entry.hpp). If the head lives but does not come (it is
+// stopped), after HeadGrace::kHeadGrace the apply goes on and the gradient joins the round, which is what a take allows
 // too: "at least num_required".
 //
 // Slices. What a sleeper finds out only when its slice ends: that somebody in front of it died, that who should
@@ -71,13 +71,13 @@ inline void futex_wake(uint32_t& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-class Line {
+class WaitQueue {
   public:
     static constexpr uint32_t kNobody = UINT32_MAX;
 
-    Line(Mapping& mapping, Header* header, Presence& presence)
-        : head_(header->line), presence_(presence),
-          table_(mapping, kWaitersRegion, kMaxWaiters, header->line.top) {}
+    WaitQueue(Mapping& mapping, Header* header, Presence& presence)
+        : head_(header->wait_queue), presence_(presence),
+          table_(mapping, kWaitersRegion, kMaxWaiters, header->wait_queue.top) {}
 
     // Under the lock. The entry's index.
     uint32_t join(int64_t num_required) {
@@ -95,8 +95,7 @@ class Line {
             full_barrier();
             return i;
         }
-        throw Error(Failure::kResourceExhausted,
-                    std::to_string(kMaxWaiters) + " takes wait in line already");
+        throw Error(Failure::kResourceExhausted, std::to_string(kMaxWaiters) + " takes wait in line already");
     }
 
     void leave(uint32_t i) { store(table_[i].ticket, uint64_t{0}); }
@@ -155,9 +154,9 @@ class Line {
             if (load(table_[i].ticket) != 0) wake(i);
     }
     // Wakes whoever follows the step or waits for the head to take.
-    void turn() { futex_wake(head_.turn); }
+    void announce_progress() { futex_wake(head_.progress); }
 
-    uint32_t& turn_word() { return head_.turn; }
+    uint32_t& progress_word() { return head_.progress; }
     Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
     // How many wait of those processes that `lives(participant, token)`.
@@ -179,7 +178,7 @@ class Line {
     struct Scan {
         uint32_t head;
         uint64_t ticket;  // the head's
-        uint32_t top;     // one past the last entry in use
+        uint32_t top;  // one past the last entry in use
     };
     Scan scan() {
         Scan found{kNobody, UINT64_MAX, 0};
@@ -196,8 +195,8 @@ class Line {
     // Under the lock: `head`, without looking at every entry each time. What was found holds until the head has
     // left; if nobody waited, until a ticket is given. For tickets only grow, and are given under the lock.
     uint32_t known_head() {
-        const uint64_t ticket =
-            known_.head == kNobody ? load(head_.next_ticket) : load(table_[known_.head].ticket);
+        const uint64_t ticket = known_.head == kNobody ? load(head_.next_ticket)
+                                                       : load(table_[known_.head].ticket);
         if (ticket == known_.ticket && (known_.head == kNobody || !is_cancelled(ticket))) return known_.head;
         known_ = scan();
         if (known_.top < load(head_.top)) store(head_.top, known_.top);
@@ -206,7 +205,7 @@ class Line {
     }
     bool is_cancelled(uint64_t ticket) const { return ticket <= load(head_.cancelled_through); }
 
-    LineHead& head_;
+    QueueHead& head_;
     Presence& presence_;
     Table<Waiter> table_;
     Scan known_{kNobody, UINT64_MAX, 0};

@@ -2,78 +2,81 @@
 //
 // A thread that waits may run Python (a signal handler, a finaliser), which may use the accumulator that the
 // thread waits for. The take further out cannot come before it returns, so whatever it does in there must
-// not wait for that take: `Place::of_this_thread` tells.
+// not wait for that take: `QueueEntry::of_this_thread` tells.
 //
 // If it forks in there, the child has a copy of the take, but the place is the parent's: the child gives up,
 // and leaves the place alone.
 #pragma once
 
-#include "core.hpp"
+#include "open_segment.hpp"
 
 namespace shmacc {
 
 // A take's place in line; given up however the take ends.
-class Place {
+class QueueEntry {
   public:
-    explicit Place(Core& core)
-        : core_(core), line_(core.line()), cancels_(line_.cancels()), outer_(innermost_) {
+    explicit QueueEntry(OpenSegment& segment)
+        : segment_(segment), wait_queue_(segment.wait_queue()), cancels_(wait_queue_.cancels()),
+          outer_(innermost_) {
         innermost_ = this;
     }
-    ~Place() {
+    ~QueueEntry() {
         innermost_ = outer_;
-        if (!joined() || !origin_.is_here() || !core_.reachable()) return;
+        if (!joined() || !origin_.is_here() || !segment_.reachable()) return;
         leave();
-        line_.wake_head();  // it may be another's turn now
-        line_.turn();
+        wait_queue_.wake_head();  // it may be another's turn now
+        wait_queue_.announce_progress();
     }
-    Place(const Place&) = delete;
-    Place& operator=(const Place&) = delete;
+    QueueEntry(const QueueEntry&) = delete;
+    QueueEntry& operator=(const QueueEntry&) = delete;
 
-    bool joined() const { return entry_ != Line::kNobody; }
+    bool joined() const { return entry_ != WaitQueue::kNobody; }
     uint32_t entry() const { return entry_; }
-    uint32_t& wake_word() const { return line_[entry_].wake; }
+    uint32_t& wake_word() const { return wait_queue_[entry_].wake; }
     void join(int64_t num_required) {
-        entry_ = line_.join(num_required);
-        ticket_ = load(line_[entry_].ticket);
+        entry_ = wait_queue_.join(num_required);
+        ticket_ = load(wait_queue_[entry_].ticket);
     }
     void leave() {
-        if (joined()) line_.leave(entry_);
-        entry_ = Line::kNobody;
+        if (joined()) wait_queue_.leave(entry_);
+        entry_ = WaitQueue::kNobody;
     }
     void check_cancelled() {
         if (joined() && !origin_.is_here())
-            throw Error(Failure::kCancelled, "The operation was cancelled: the process was forked in the middle of it");
-        if (joined() && load(line_[entry_].ticket) != ticket_) {
-            entry_ = Line::kNobody;
+            throw Error(Failure::kCancelled,
+                        "The operation was cancelled: the process was forked in the middle of it");
+        if (joined() && load(wait_queue_[entry_].ticket) != ticket_) {
+            entry_ = WaitQueue::kNobody;
             data_loss("a waiting take lost its place in line");
         }
         // Both: a cancel may have fallen between the last look and the ticket.
-        if (line_.cancels() != cancels_ || (joined() && line_.cancelled(entry_)))
+        if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(entry_)))
             throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
     }
 
     // Whether an entry of the line is that of a take which this thread is in the middle of.
-    static bool of_this_thread(const Core& core, uint32_t entry) {
-        for (const Place* place = innermost_; place; place = place->outer_)
-            if (&place->core_ == &core && place->entry_ == entry && place->origin_.is_here()) return true;
+    static bool of_this_thread(const OpenSegment& segment, uint32_t entry) {
+        for (const QueueEntry* place = innermost_; place; place = place->outer_)
+            if (&place->segment_ == &segment && place->entry_ == entry && place->origin_.is_here())
+                return true;
         return false;
     }
 
   private:
-    Core& core_;
-    Line& line_;
+    OpenSegment& segment_;
+    WaitQueue& wait_queue_;
     const uint64_t cancels_;
-    uint32_t entry_ = Line::kNobody;
+    uint32_t entry_ = WaitQueue::kNobody;
     uint64_t ticket_ = 0;
     const Origin origin_;
-    Place* const outer_;
-    static inline thread_local Place* innermost_ = nullptr;
+    QueueEntry* const outer_;
+    static inline thread_local QueueEntry* innermost_ = nullptr;
 };
 
 // A take that waits for the lock is not deaf: a stopped process may have it.
 class Cancellable : public Interruption {
   public:
-    Cancellable(Interruption& inner, Place& place) : inner_(inner), place_(place) {}
+    Cancellable(Interruption& inner, QueueEntry& place) : inner_(inner), place_(place) {}
     void check() override {
         inner_.check();
         place_.check_cancelled();
@@ -82,11 +85,11 @@ class Cancellable : public Interruption {
 
   private:
     Interruption& inner_;
-    Place& place_;
+    QueueEntry& place_;
 };
 
-// An apply's patience with a head whose number is reached already (line.hpp).
-class Patience {
+// An apply's patience with a head whose number is reached already (wait_queue.hpp).
+class HeadGrace {
   public:
     bool must_wait(Waiter& head, const State& state) {
         if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
@@ -95,7 +98,7 @@ class Patience {
         const int64_t now = monotonic_ns();
         if (ticket != ticket_) {
             ticket_ = ticket;
-            until_ = now + kPatience;
+            until_ = now + kHeadGrace;
         }
         if (now < until_) return true;
         head.overdue = 1;
@@ -104,13 +107,13 @@ class Patience {
     int64_t until() const { return until_; }
 
   private:
-    static constexpr int64_t kPatience = 1000 * kMillisecond;
+    static constexpr int64_t kHeadGrace = 1000 * kMillisecond;
 
     uint64_t ticket_ = 0;
     int64_t until_ = kForever;
 };
 
-// How long a sleeper sleeps before it looks around (line.hpp).
+// How long a sleeper sleeps before it looks around (wait_queue.hpp).
 class Slices {
   public:
     int64_t now() const { return slice_; }

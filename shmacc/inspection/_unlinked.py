@@ -17,7 +17,7 @@ _FIRST_ORDINARY_UID = 1000  # systemd spares system users
 
 
 @dataclass(frozen=True, slots=True)
-class NamelessUse:
+class UnlinkedUse:
     """A process that uses a segment whose name was removed.
 
     Attributes:
@@ -29,16 +29,16 @@ class NamelessUse:
     pid: int
 
 
-def nameless_uses() -> tuple[NamelessUse, ...]:
+def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     """Who uses a segment that has no name any more, as far as this user may look.
 
     That is as it should be after ``unlink()``, and a trap after an ``rm`` or systemd's RemoveIPC:
     processes that attach from now on make a new segment and never meet these.
     """
     found = {
-        NamelessUse(name, pid)
+        UnlinkedUse(name, pid)
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        for name in _nameless_of(pid)
+        for name in _unlinked_of(pid)
     }
     return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid)))
 
@@ -59,7 +59,7 @@ def goes_at_logout(uid: int) -> bool:
     return removes
 
 
-def _nameless_of(pid: int) -> Iterator[SegmentName]:
+def _unlinked_of(pid: int) -> Iterator[SegmentName]:
     start = f"{names.SHM_DIRECTORY}/{names.PREFIX}"
     with contextlib.suppress(OSError):  # it ended, or is another user's
         for fd in os.listdir(f"/proc/{pid}/fd"):

@@ -1,0 +1,154 @@
+"""Arguments that are no arrays: integers, timeouts, shapes, modes; checked first of all."""
+
+import itertools
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from shmacc import _layout as layout
+from shmacc.errors import InvalidArgumentError
+
+Shape = tuple[int | None, ...] | None
+"""A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
+
+INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+_MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
+_MOST_GRADIENTS = 2**48  # in a partial: more than anybody adds up one by one
+_OWNERS_BITS = 0o600
+
+
+def int64(value: object, what: str) -> int:
+    """An integer argument: an int, a NumPy integer, an integer scalar array; no bool, no float.
+
+    Raises:
+        InvalidArgumentError: It is anything else, or does not fit int64.
+    """
+    if type(value) is not int:
+        if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == np.bool_:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}")
+        try:
+            value = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
+    if not _INT64_MIN <= value <= INT64_MAX:
+        raise InvalidArgumentError(f"{what} must fit 64 bits, but was {value}")
+    return value
+
+
+def timeout(value: object) -> float | None:
+    """A timeout in seconds; None: for ever.
+
+    Raises:
+        InvalidArgumentError: It is negative, NaN or no number.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool | np.bool_ | str | bytes):
+            raise TypeError  # noqa: TRY301
+        seconds = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"timeout must be a number of seconds or None, but was {value!r}"
+        ) from None
+    if math.isnan(seconds) or seconds < 0:
+        raise InvalidArgumentError(f"timeout must not be negative or NaN, but was {value!r}")
+    return None if math.isinf(seconds) else seconds
+
+
+def declared_shape(shape: Any, kind: str) -> Shape:
+    """A constructor's shape: None, an int, or a sequence (a ``tf.TensorShape``) of ints and None.
+
+    Raises:
+        InvalidArgumentError: It is anything else, or so large that nothing could be accumulated.
+    """
+    if shape is None or (hasattr(shape, "rank") and shape.rank is None):
+        return None
+    if hasattr(shape, "as_list"):
+        shape = shape.as_list()
+    if isinstance(shape, str | bytes):
+        raise InvalidArgumentError(f"shape must be integers or None, but was {shape!r}")
+    if hasattr(shape, "__index__") and np.ndim(shape) == 0:
+        shape = [shape]
+    try:
+        entries = list(itertools.islice(iter(shape), layout.MAX_RANK + 1))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"shape must be a sequence of integers and None, but was {shape!r}"
+        ) from None
+    if len(entries) > layout.MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
+    dims = tuple(
+        None if entry is None else int64(getattr(entry, "value", entry), "A dimension")
+        for entry in entries
+    )
+    for dim in dims:
+        if dim is not None and dim < 0:
+            raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
+    row = dims[1:] if kind == "sparse" else dims
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
+    if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"A row, or a dense gradient, has at most 2**36 numbers, but {describe_shape(row)} more"
+        )
+    return dims
+
+
+def describe_shape(shape: Shape) -> str:
+    """As TensorFlow prints it: ``[?,2]``."""
+    if shape is None:
+        return "<unknown>"
+    return "[" + ",".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def partial_count(value: object) -> int:
+    """How many gradients a partial says that it is.
+
+    Raises:
+        InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.
+    """
+    count = int64(value, "partial.count")
+    if not 0 <= count <= _MOST_GRADIENTS:
+        raise InvalidArgumentError(
+            f"partial.count must not be negative, nor more than 2**48, but was {count}"
+        )
+    return count
+
+
+def reduction(reduction_type: object) -> str:
+    """A constructor's reduction_type; None is the default, "MEAN".
+
+    Raises:
+        InvalidArgumentError: It is none of the three words.
+    """
+    if reduction_type is None:
+        return "MEAN"
+    if isinstance(reduction_type, bytes):
+        reduction_type = reduction_type.decode("ascii", "replace")
+    if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
+        raise InvalidArgumentError(
+            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
+            'not in: "MEAN", "SUM", "CMEAN".'
+        )
+    return reduction_type
+
+
+def mode_bits(mode: object) -> int | None:
+    """A constructor's mode; None: not given.
+
+    Raises:
+        InvalidArgumentError: It is no permission bits, or takes the owner's away.
+    """
+    if mode is None:
+        return None
+    bits = int64(mode, "mode")
+    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
+        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    if bits & _OWNERS_BITS != _OWNERS_BITS:
+        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
+    return bits

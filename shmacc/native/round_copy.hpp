@@ -1,0 +1,112 @@
+// What a take hands out: the round reduced into memory of the caller's, before it is consumed.
+#pragma once
+
+#include <cstdlib>
+#include <optional>
+
+#include "open_segment.hpp"
+
+namespace shmacc {
+
+struct FreeDeleter {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory handed out to the caller. Plain malloc, which keeps up to 32 MiB of freed memory for the next take;
+// large pieces ask for huge pages, since faults are what a take of many rows waits for.
+class Output {
+  public:
+    explicit Output(uint64_t bytes) : bytes_(bytes), memory_(std::malloc(std::max<uint64_t>(bytes, 1))) {
+        if (!memory_) throw std::bad_alloc();
+        constexpr uint64_t kHuge = 1 << 21;
+        const uint64_t from = (reinterpret_cast<uint64_t>(memory_.get()) + kHuge - 1) / kHuge * kHuge;
+        const uint64_t to = (reinterpret_cast<uint64_t>(memory_.get()) + bytes) / kHuge * kHuge;
+        if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+    }
+    void* get() const { return memory_.get(); }
+    void* release() { return memory_.release(); }
+    uint64_t bytes() const { return bytes_; }
+
+  private:
+    uint64_t bytes_;
+    std::unique_ptr<void, FreeDeleter> memory_;
+};
+
+struct Taken {
+    int64_t count;
+    int64_t step;
+    std::optional<Dims> dims;  // none: nothing was ever accumulated
+    uint64_t rows;
+    Output indices, values, contributions;
+};
+
+struct TakeRequest {
+    int64_t num_required;
+    int64_t deadline;
+    bool divide;        // MEAN and CMEAN; a partial is not divided
+    bool advance_step;
+    bool seal;
+    int64_t lowest;     // integers: what the dtype holds
+    uint64_t highest;
+};
+
+// A round as a take is going to hand it out, and which round it is a copy of. Made under the lock.
+class RoundCopy {
+  public:
+    // heads: the round is another take's, so this one gets nothing.
+    RoundCopy(OpenSegment& segment, State& state, const TakeRequest& request, bool heads)
+        : taken(empty(segment, state, heads)), nothing_(heads), applied_(state.applied),
+          discarded_(state.discarded), takes_(state.takes) {
+        if (!taken.dims) return;
+        const Config& config = segment.config();
+        const Reduce reduce{request.divide, config.kind == kDense || config.reduction == kCmean, state.count,
+                            request.lowest, request.highest};
+        const bool fits = with_sum_type(config.sum, [&](auto zero) {
+            using T = decltype(zero);
+            auto* values = static_cast<T*>(taken.values.get());
+            if (config.kind == kDense)
+                return Buffer<T>(state, segment.mapping(), segment.committed()).read(values, reduce);
+            return Rows<T>(state, segment.mapping(), segment.committed())
+                .read(static_cast<int64_t*>(taken.indices.get()), values,
+                      static_cast<int64_t*>(taken.contributions.get()), reduce);
+        });
+        if (!fits)
+            throw Error(Failure::kOutOfRange,
+                        "A result does not fit the accumulator's dtype; the round stays as it is, and "
+                        "take_partial hands out its 64-bit sums");
+    }
+
+    // Whatever changes a round counts one of these up.
+    bool is_of(const State& state, bool heads) const {
+        return nothing_ == heads && applied_ == state.applied && discarded_ == state.discarded &&
+               takes_ == state.takes;
+    }
+    // Whether the round is another take's.
+    bool nothing() const { return nothing_; }
+    uint64_t bytes() const {
+        return taken.indices.bytes() + taken.values.bytes() + taken.contributions.bytes();
+    }
+
+    Taken taken;
+
+  private:
+    static Taken empty(OpenSegment& segment, const State& state, bool heads) {
+        const bool any = state.count > 0 && !heads;
+        const uint64_t rows = any ? state.rows : 0;
+        const uint64_t values = any ? segment.row_bytes(state) : 0;
+        std::optional<Dims> dims;
+        if (any) dims = round_dims(segment.header().shapes[state.shape], segment.config(), state);
+        return {any ? state.count : 0,
+                state.step,
+                std::move(dims),
+                rows,
+                Output(rows * sizeof(int64_t)),
+                Output((segment.config().kind == kSparse ? rows : 1) * values),
+                Output(rows * sizeof(int64_t))};
+    }
+
+    bool nothing_;
+    uint64_t applied_, discarded_, takes_;
+};
+
+}  // namespace shmacc
