@@ -59,11 +59,9 @@ class AccumulatorRef:
     __slots__ = ("accumulator",)
 
     def __init__(self, accumulator: "Accumulator") -> None:
-        """A reference to this accumulator."""
         self.accumulator = accumulator
 
     def __repr__(self) -> str:
-        """Says which accumulator."""
         return f"AccumulatorRef({self.accumulator!r})"
 
 
@@ -88,7 +86,7 @@ class Accumulator:
         mode: int | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Creates the accumulator, or attaches to the one that has this shared_name.
+        """Create the accumulator, or attach to the one that has this shared_name.
 
         Args:
             dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
@@ -135,7 +133,7 @@ class Accumulator:
 
     @classmethod
     def attach(cls, shared_name: str, *, owners: Owners = "mine") -> Self:
-        """The accumulator of that name and this kind: the typed form of ``shmacc.attach``.
+        """Return the accumulator of that name and this kind: the typed form of ``shmacc.attach``.
 
         Args:
             shared_name: The name.
@@ -171,7 +169,7 @@ class Accumulator:
         owners: Owners,
         label: str | None = None,
     ) -> Self:
-        """The accumulator that this handle is attached to.
+        """Return the accumulator that this handle is attached to.
 
         Raises:
             InvalidArgumentError: It is of the other kind.
@@ -227,15 +225,12 @@ class Accumulator:
         return type(self).of_name, (self._segment_name, self._label, self._owners)
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes."""
         self.close()
 
     def __repr__(self) -> str:
-        """Kind, name, dtype, shape, reduction."""
         return (
             f"<{type(self).__name__} {self._shared_name!r} {self._dtype.name} "
             f"{arguments.describe_shape(self._shape)} {self._spec.reduction}"
@@ -282,7 +277,7 @@ class Accumulator:
         return self._handle.count
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
-        """Sets the step. What is accumulated stays (TF: AccumulatorSetGlobalStep).
+        """Set the step. What is accumulated stays (TF: AccumulatorSetGlobalStep).
 
         A step lower than the current one is set all the same, with a warning to logger "shmacc".
 
@@ -300,7 +295,7 @@ class Accumulator:
             )
 
     def advance_step(self, step: int) -> int:
-        """Moves the step forward: drops what older steps left here, and unseals.
+        """Move the step forward: drop what older steps left here, and unseal.
 
         A step that is not past the current one changes nothing, so that repeated and late
         announcements of a step are harmless.
@@ -314,7 +309,7 @@ class Accumulator:
         return self._handle.advance_step(arguments.int64(step, "step"))
 
     def wait_step(self, after: int, *, timeout: float | None = None) -> int:
-        """Waits until the global step is past `after`: how a worker follows the chief.
+        """Wait until the global step is past `after`: how a worker follows the chief.
 
         Returns:
             The global step.
@@ -331,11 +326,11 @@ class Accumulator:
         self._handle.unseal()
 
     def stats(self) -> Stats:
-        """The segment's counters at one instant. Takes no lock."""
+        """Return the segment's counters at one instant. Takes no lock."""
         return Stats.of(self._handle.state())
 
     def cancel(self) -> None:
-        """Ends every take that waits now, in whichever process, with CancelledError."""
+        """End every take that waits now, in whichever process, with CancelledError."""
         self._handle.cancel()
 
     def close(self) -> None:
@@ -346,7 +341,7 @@ class Accumulator:
         self._finalizer.detach()
 
     def unlink(self) -> None:
-        """Removes the segment and its semaphore from the system. Idempotent.
+        """Remove the segment and its semaphore from the system. Idempotent.
 
         Who has it open goes on using it until they close, as with an unlinked file; who opens the
         name from now on makes a new one.
@@ -366,7 +361,7 @@ class Accumulator:
         partial: bool,
         seal: bool = False,
     ) -> _Result:
-        """Takes, and makes the result of what was taken.
+        """Take, and make the result of what was taken.
 
         What was taken is not lost if the result does not get to the caller, because an exception
         comes in between: a signal handler's, or a MemoryError of a conversion. The handle keeps

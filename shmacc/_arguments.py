@@ -21,7 +21,7 @@ _OWNERS_BITS = 0o600
 
 
 def int64(value: object, what: str) -> int:
-    """An integer argument: an int, a NumPy integer, an integer scalar array; no bool, no float.
+    """Return an integer argument: an int, a NumPy integer or scalar array; no bool, no float.
 
     Raises:
         InvalidArgumentError: It is anything else, or does not fit int64.
@@ -39,7 +39,7 @@ def int64(value: object, what: str) -> int:
 
 
 def timeout(value: object) -> float | None:
-    """A timeout in seconds; None: for ever.
+    """Return a timeout in seconds; None: for ever.
 
     Raises:
         InvalidArgumentError: It is negative, NaN or no number.
@@ -62,7 +62,9 @@ def timeout(value: object) -> float | None:
 
 
 def declared_shape(shape: Any, kind: str) -> Shape:
-    """A constructor's shape: None, an int, or a sequence (a ``tf.TensorShape``) of ints and None.
+    """Return a constructor's shape: None, an int, or a sequence of ints and None.
+
+    A ``tf.TensorShape`` is such a sequence.
 
     Raises:
         InvalidArgumentError: It is anything else, or so large that nothing could be accumulated.
@@ -121,7 +123,7 @@ def partial_count(value: object) -> int:
 
 
 def reduction(reduction_type: object) -> str:
-    """A constructor's reduction_type; None is the default, "MEAN".
+    """Return a constructor's reduction_type; None is the default, "MEAN".
 
     Raises:
         InvalidArgumentError: It is none of the three words.
@@ -139,7 +141,7 @@ def reduction(reduction_type: object) -> str:
 
 
 def mode_bits(mode: object) -> int | None:
-    """A constructor's mode; None: not given.
+    """Return a constructor's mode; None: not given.
 
     Raises:
         InvalidArgumentError: It is no permission bits, or takes the owner's away.

@@ -20,7 +20,7 @@ _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
 
 def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
-    """A gradient's values, C-contiguous, in the type that its sums are kept in (or pairs of it).
+    """Return a gradient's values, C-contiguous, in the type of its sums (complex: pairs of it).
 
     Arrays (and whatever NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python numbers
     are converted by value. What would lose a value's meaning is refused: an integer out of the
@@ -46,7 +46,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
-    """A partial's sums; they must have the very dtype that partials of this accumulator have.
+    """Return a partial's sums; they must have the dtype that this accumulator's partials have.
 
     Raises:
         InvalidArgumentError: They have another one.
@@ -62,7 +62,7 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
-    """A new array of zeros.
+    """Return a new array of zeros.
 
     Raises:
         ResourceExhaustedError: There is no memory for it.
@@ -108,7 +108,7 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
 
 
 def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
-    """The value as an array, and whether it came as plain Python numbers."""
+    """Return the value as an array, and whether it came as plain Python numbers."""
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
         raise InvalidArgumentError(
             f"{what} are a masked array, whose mask would be ignored: pass what is to be added, "

@@ -31,7 +31,7 @@ class ConditionalAccumulator(Accumulator):
         mode: int | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Creates or attaches; arguments and errors as `Accumulator`."""
+        """Create or attach; arguments and errors as `Accumulator`."""
         super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
@@ -40,7 +40,7 @@ class ConditionalAccumulator(Accumulator):
         local_step: int = 0,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
     ) -> bool:
-        """Adds a gradient, unless it is stale (TF: AccumulatorApplyGradient).
+        """Add a gradient, unless it is stale (TF: AccumulatorApplyGradient).
 
         Args:
             grad: An array of the declared shape; in a round, all have the same.
@@ -63,7 +63,7 @@ class ConditionalAccumulator(Accumulator):
         return self._handle.apply_dense(value, value.shape, step, 1)
 
     def apply_partial(self, partial: DensePartial, local_step: int = 0) -> bool:
-        """Adds what another accumulator's `take_partial` handed out.
+        """Add what another accumulator's `take_partial` handed out.
 
         It counts as ``partial.count`` gradients.
 
@@ -93,7 +93,7 @@ class ConditionalAccumulator(Accumulator):
         *,
         timeout: float | None = None,
     ) -> ValueArray:
-        """Waits for gradients and takes their reduction (TF: AccumulatorTakeGradient).
+        """Wait for gradients and take their reduction (TF: AccumulatorTakeGradient).
 
         Arguments and errors as `SparseConditionalAccumulator.take_grad`.
 
@@ -109,7 +109,7 @@ class ConditionalAccumulator(Accumulator):
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
     ) -> DensePartial:
-        """Takes the sums, not divided; the step stays.
+        """Take the sums, not divided; the step stays.
 
         Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
         is zeros of the declared shape, with no row along a dimension that is not declared.

@@ -120,14 +120,14 @@ def _bfloat16() -> DType:
 
 
 def by_number(number: int) -> DType | None:
-    """The dtype of a ``DataType`` number; None if there is none."""
+    """Return the dtype of a ``DataType`` number; None if there is none."""
     if number == NUMBERS["bfloat16"]:
         return _bfloat16()
     return _BY_NUMBER.get(number)
 
 
 def resolve(dtype: object) -> DType:
-    """The dtype that a user means.
+    """Return the dtype that a user means.
 
     Args:
         dtype: Whatever TensorFlow or NumPy take for one: a NumPy dtype or type, a ``tf.DType``, a

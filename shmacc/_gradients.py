@@ -29,7 +29,7 @@ def check_not_divided(partial: object) -> None:
 
 
 def given_shape(shape: Any) -> tuple[int, ...] | None:
-    """A gradient's ``grad_shape``: flattened; None or ``[]`` is "not given", -1 is "unknown".
+    """Return a ``grad_shape``, flattened; None or ``[]`` is "not given", -1 is "unknown".
 
     Raises:
         InvalidArgumentError: It does not consist of integers.
@@ -79,7 +79,7 @@ def own_refusal(
     ascending: bool,
     repeats: bool,
 ) -> str | None:
-    """What TensorFlow lets pass and no consumer can use; None if there is nothing of it.
+    """Return what TensorFlow lets pass and no consumer can use; None if there is nothing of it.
 
     Args:
         indices: As `check_sparse` has passed them.

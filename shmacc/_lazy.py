@@ -14,7 +14,7 @@ from typing import Any
 def attach(
     package: str, submodules: set[str], homes: dict[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package is to have as ``__getattr__``, ``__dir__`` and ``__all__``.
+    """Return what a package is to have as ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
         package: Its name.

@@ -12,7 +12,7 @@ from shmacc._sparse import SparseConditionalAccumulator
 def attach(
     shared_name: str, *, owners: Owners = "mine"
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
-    """The accumulator of that name.
+    """Return the accumulator of that name.
 
     Args:
         shared_name: The name.

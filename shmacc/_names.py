@@ -55,7 +55,7 @@ class SegmentName:
 
 
 def current_namespace() -> str | None:
-    """The namespace that the environment asks for; None without one.
+    """Return the namespace that the environment asks for; None without one.
 
     Raises:
         InvalidArgumentError: ``SHMACC_NAMESPACE`` is malformed.
@@ -72,7 +72,7 @@ def current_namespace() -> str | None:
 
 
 def segment_name(shared_name: object) -> SegmentName:
-    """The segment's name for an accumulator's name, in this process's namespace.
+    """Return the segment's name for an accumulator's name, in this process's namespace.
 
     Raises:
         InvalidArgumentError: The name is not a string of 1 to 200 allowed characters.
@@ -93,28 +93,28 @@ def segment_name(shared_name: object) -> SegmentName:
 
 
 def generated_name() -> str:
-    """A fresh name for a private accumulator; says which process made it."""
+    """Return a fresh name for a private accumulator; says which process made it."""
     return f"private-{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def parse_segment_file(file_name: str) -> SegmentName | None:
-    """The parts of a segment's file name; None if it is not one of this library's."""
+    """Return the parts of a segment's file name; None if it is not one of this library's."""
     match = _SEGMENT_FILE.fullmatch(file_name)
     return SegmentName(file_name, match[1], match[2]) if match else None
 
 
 def semaphore_name(system_name: str, token: int) -> str:
-    """The name that POSIX has for a segment's semaphore."""
+    """Return the name that POSIX has for a segment's semaphore."""
     return f"/{system_name}.{token:0{_TOKEN_DIGITS}x}"
 
 
 def semaphore_file(system_name: str, token: int) -> str:
-    """The name of a segment's semaphore in ``/dev/shm``."""
+    """Return the name of a segment's semaphore in ``/dev/shm``."""
     return SEMAPHORE_FILE_PREFIX + semaphore_name(system_name, token)[1:]
 
 
 def semaphore_path(system_name: str, token: int) -> str:
-    """The file of a segment's semaphore."""
+    """Return the file of a segment's semaphore."""
     return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
 
 

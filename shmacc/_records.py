@@ -22,13 +22,11 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
-        """Keeps the three as they are."""
         self.values = values
         self.indices = indices
         self.dense_shape = dense_shape
 
     def __repr__(self) -> str:
-        """Says the three."""
         return (
             f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
             f"dense_shape={self.dense_shape!r})"

@@ -39,7 +39,7 @@ class UnfinishedError(DataLossError):
 
 
 def check_owners(owners: object) -> Owners:
-    """The argument as it is kept and pickled.
+    """Return the argument as it is kept and pickled.
 
     Raises:
         InvalidArgumentError: Neither "mine" nor "any" nor uids.
@@ -59,7 +59,7 @@ def check_owners(owners: object) -> Owners:
 
 
 def open_or_create(name: SegmentName, spec: Spec, owners: Owners) -> _core.Handle:
-    """A handle on the segment of that name, which is made if there is none.
+    """Return a handle on the segment of that name, which is made if there is none.
 
     Raises:
         DataLossError: Something else stands under the name.
@@ -73,7 +73,7 @@ def open_or_create(name: SegmentName, spec: Spec, owners: Owners) -> _core.Handl
 
 
 def attach(name: SegmentName, owners: Owners) -> _core.Handle:
-    """A handle on the segment of that name.
+    """Return a handle on the segment of that name.
 
     Raises:
         NotFoundError: There is none.
@@ -88,7 +88,7 @@ def attach(name: SegmentName, owners: Owners) -> _core.Handle:
 
 
 def view(name: SegmentName) -> _core.View:
-    """The segment, to be looked at by whoever may read it.
+    """Return the segment, to be looked at by whoever may read it.
 
     Raises:
         NotFoundError: There is none.
@@ -106,7 +106,7 @@ def view(name: SegmentName) -> _core.View:
 
 
 def unlink(name: SegmentName, handle: _core.Handle) -> None:
-    """Removes the segment's name and semaphore; those who have it open go on using it.
+    """Remove the segment's name and semaphore; those who have it open go on using it.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
@@ -141,7 +141,7 @@ def may_remove(name: SegmentName) -> None:
 
 
 def not_found(name: SegmentName) -> NotFoundError:
-    """The error for a name that leads to nothing."""
+    """Return the error for a name that leads to nothing."""
     where = f"in the namespace {name.namespace!r}" if name.namespace else "outside of namespaces"
     return NotFoundError(f"There is no accumulator named {name.shared_name!r} {where}").with_fields(
         segment=name.system_name, shared_name=name.shared_name, namespace=name.namespace
@@ -188,7 +188,7 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
 
 
 def _create(name: SegmentName, spec: Spec) -> _core.Handle | None:
-    """A handle on a new segment; None: somebody else has made one by now."""
+    """Return a handle on a new segment; None: somebody else has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
     shape = spec.shape
     return _core.create(

@@ -53,7 +53,7 @@ class SparseConditionalAccumulator(Accumulator):
         mode: int | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Creates or attaches; arguments and errors as `Accumulator`."""
+        """Create or attach; arguments and errors as `Accumulator`."""
         super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
@@ -64,7 +64,7 @@ class SparseConditionalAccumulator(Accumulator):
         local_step: int = 0,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
     ) -> bool:
-        """Adds a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
+        """Add a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
 
         Beware of the default: after the first take the step is 1, and step 0 is stale.
 
@@ -99,7 +99,7 @@ class SparseConditionalAccumulator(Accumulator):
         return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
 
     def apply_partial(self, partial: SparsePartial, local_step: int = 0) -> bool:
-        """Adds what another accumulator's `take_partial` handed out.
+        """Add what another accumulator's `take_partial` handed out.
 
         It counts as ``partial.count`` gradients, and each row as its ``row_counts`` say.
 
@@ -163,7 +163,7 @@ class SparseConditionalAccumulator(Accumulator):
         *,
         timeout: float | None = None,
     ) -> SparseGradient:
-        """Waits for gradients and takes their reduction (TF: SparseAccumulatorTakeGradient).
+        """Wait for gradients and take their reduction (TF: SparseAccumulatorTakeGradient).
 
         Waits in line until ``num_required`` gradients are there, takes all that are there, empties
         the accumulator and adds 1 to its step.
@@ -207,7 +207,7 @@ class SparseConditionalAccumulator(Accumulator):
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
     ) -> SparsePartial:
-        """Takes the sums, not divided; the step stays.
+        """Take the sums, not divided; the step stays.
 
         Args:
             num_required: 0: whatever is there, even nothing. Such a take does not stand in line: it

@@ -31,7 +31,7 @@ class Spec:
 
     @classmethod
     def of_config(cls, config: dict[str, Any], mode: int) -> Self | None:
-        """The spec of a segment with this configuration; None if its numbers make no sense.
+        """Return the spec of a segment with this configuration; None if its numbers make no sense.
 
         Args:
             config: What the extension says of it.

@@ -35,14 +35,14 @@ class ShmaccError(Exception):
     problem: str | None = None
 
     def with_fields(self, **fields: Any) -> Self:
-        """The error with these attributes set; for those who raise it, as ``with_traceback``."""
+        """Return the error with these attributes set, as ``with_traceback`` does."""
         for name, value in fields.items():
             assert hasattr(type(self), name), f"{type(self).__name__} has no {name}"  # noqa: S101
             setattr(self, name, value)
         return self
 
     def about(self, segment: str) -> Self:
-        """The same error, saying which segment it is about."""
+        """Return the same error, saying which segment it is about."""
         named = type(self)(f"{segment}: {self}")
         return named.with_fields(**self.__dict__).with_fields(segment=segment, problem=str(self))
 

@@ -73,7 +73,7 @@ def SparseConditionalAccumulator(
     reduction_type: str = "MEAN",
     name: str | None = None,
 ) -> AccumulatorRef:
-    """A handle on a sparse accumulator; `container` is ignored."""
+    """Return a handle on a sparse accumulator; `container` is ignored."""
     return sparse.SparseConditionalAccumulator(
         dtype, shape, shared_name, name, reduction_type
     ).accumulator_ref
@@ -88,7 +88,7 @@ def SparseAccumulatorApplyGradient(
     has_known_shape: bool,
     name: str | None = None,
 ) -> bool:
-    """Adds a sparse gradient; False if it was dropped as stale."""
+    """Add a sparse gradient; False if it was dropped as stale."""
     with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
         shape = gradient_shape if has_known_shape else None
         return bool(
@@ -102,7 +102,7 @@ def SparseAccumulatorTakeGradient(
     dtype: Any,
     name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> SparseGradient:
-    """Waits for gradients; ``(indices, values, shape)`` of their reduction."""
+    """Wait for gradients; ``(indices, values, shape)`` of their reduction."""
     taken: SparseGradient = _take_grad(
         handle, sparse.SparseConditionalAccumulator, num_required, dtype
     )
@@ -117,7 +117,7 @@ def ConditionalAccumulator(
     reduction_type: str = "MEAN",
     name: str | None = None,
 ) -> AccumulatorRef:
-    """A handle on a dense accumulator; `container` is ignored."""
+    """Return a handle on a dense accumulator; `container` is ignored."""
     return dense.ConditionalAccumulator(
         dtype, shape, shared_name, name, reduction_type
     ).accumulator_ref
@@ -126,7 +126,7 @@ def ConditionalAccumulator(
 def AccumulatorApplyGradient(
     handle: Any, local_step: Any, gradient: Any, name: str | None = None
 ) -> bool:
-    """Adds a dense gradient; False if it was dropped as stale."""
+    """Add a dense gradient; False if it was dropped as stale."""
     with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
         return bool(accumulator.apply_grad(gradient, local_step, name))
 
@@ -137,7 +137,7 @@ def AccumulatorTakeGradient(
     dtype: Any,
     name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> ValueArray:
-    """Waits for gradients; their reduction."""
+    """Wait for gradients; their reduction."""
     taken: ValueArray = _take_grad(handle, dense.ConditionalAccumulator, num_required, dtype)
     return taken
 
@@ -149,6 +149,6 @@ def AccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:
 
 
 def AccumulatorSetGlobalStep(handle: Any, new_global_step: Any, name: str | None = None) -> None:
-    """Sets the step of an accumulator of either kind."""
+    """Set the step of an accumulator of either kind."""
     with _accumulator(handle) as accumulator:
         accumulator.set_global_step(new_global_step, name)

@@ -39,7 +39,7 @@ def _settings_of_children() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def isolated_namespace() -> Iterator[str]:
-    """Puts all names of this process, and of children it starts, under a fresh namespace.
+    """Put all names of this process, and of children it starts, under a fresh namespace.
 
     Children of every start method of multiprocessing, those of a forkserver that runs already among
     them; and whatever inherits the environment.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before they are imported: a failure in a helper is to say the values, too.
-pytest.register_assert_rewrite("support", "accumulator_machine")
+pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine")
 
-from support import Crew  # noqa: E402 - see above
+from helpers.support import Crew  # noqa: E402 - see above
 
 from shmacc import testing  # noqa: E402 - see above
 

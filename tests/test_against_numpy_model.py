@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from accumulator_machine import Accumulators
-from elements import ELEMENTS
-from gradients import KINDS, filled, numbers, shapes
+from helpers.accumulator_machine import Accumulators
+from helpers.elements import ELEMENTS
+from helpers.gradients import KINDS, filled, numbers, shapes
+from helpers.numpy_model import DenseModel, SparseModel
+from helpers.support import same_bits
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from numpy_model import DenseModel, SparseModel
-from support import same_bits
 
 import shmacc
 
 if TYPE_CHECKING:
-    from elements import Element
-    from numpy_model import Array, Shape
+    from helpers.elements import Element
+    from helpers.numpy_model import Array, Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import ml_dtypes
 import numpy as np
 import pytest
-from elements import ELEMENTS
-from support import refused, same_bits
+from helpers.elements import ELEMENTS
+from helpers.support import refused, same_bits
 
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
 from shmacc._records import DensePartial, SparsePartial

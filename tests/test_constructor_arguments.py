@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import ml_dtypes
 import numpy as np
 import pytest
-from elements import ELEMENTS
-from support import SHM_DIRECTORY, refused
+from helpers.elements import ELEMENTS
+from helpers.support import SHM_DIRECTORY, refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors

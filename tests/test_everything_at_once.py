@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import process_work
 import pytest
-from support import LONG, Crew
+from helpers import process_work
+from helpers.support import LONG, Crew
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors

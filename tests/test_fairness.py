@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support import LONG
+from helpers.support import LONG
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from elements import ELEMENTS
-from support import SHM_DIRECTORY, same_bits
+from helpers.elements import ELEMENTS
+from helpers.support import SHM_DIRECTORY, same_bits
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from inspect_tool import COMMAND, HEEDING_CTRL_C, ask, run
+from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, ask, run
+from helpers.support import LONG
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from support import LONG
 
 from shmacc import ConditionalAccumulator
 from shmacc_inspect import output

@@ -7,19 +7,19 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-import inspect_tool
 import numpy as np
 import pytest
-from hazards import segment_layout as layout
-from inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
-from support import until
+from helpers import inspect_tool
+from helpers import segment_layout as layout
+from helpers.inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
+from helpers.support import until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support import Crew
+    from helpers.support import Crew
 
 NOBODY = 65534
 A_MOMENT = 5.0  # seconds; a test machine may be starved, and the tool has to start as well

@@ -9,18 +9,18 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-import inspect_tool
 import numpy as np
 import pytest
-from inspect_tool import COMMAND, HEEDING_CTRL_C, Terminal, run, start
-from support import LONG, until
+from helpers import inspect_tool
+from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, Terminal, run, start
+from helpers.support import LONG, until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support import Crew
+    from helpers.support import Crew
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9]m")
 

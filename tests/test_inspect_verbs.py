@@ -9,18 +9,18 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-import inspect_tool
 import numpy as np
 import pytest
-from inspect_tool import COMMAND, ask, run, start
-from support import until
+from helpers import inspect_tool
+from helpers.inspect_tool import COMMAND, ask, run, start
+from helpers.support import until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support import Crew
+    from helpers.support import Crew
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import process_work
 import pytest
-from support import LONG, START_METHODS, Crew, until
+from helpers import process_work
+from helpers.support import LONG, START_METHODS, Crew, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from elements import ELEMENTS
+from helpers.elements import ELEMENTS
+from helpers.support import LONG, nothing_changes, refused, same_bits, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import LONG, nothing_changes, refused, same_bits, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors

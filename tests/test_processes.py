@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import process_work
 import pytest
-from process_work import SHARED, WIDTH, gradient
-from support import LONG, START_METHODS, Crew, until
+from helpers import process_work
+from helpers.process_work import SHARED, WIDTH, gradient
+from helpers.support import LONG, START_METHODS, Crew, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors

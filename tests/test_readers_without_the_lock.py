@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import process_work
 import pytest
-from support import LONG
+from helpers import process_work
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from support import nothing_changes, refused
+from helpers.support import nothing_changes, refused
 
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LONG, until
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors

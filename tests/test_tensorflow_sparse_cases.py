@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import LONG, refused, until
+from helpers.support import LONG, refused, until
 
 from shmacc import IndexedSlices, SparseConditionalAccumulator, errors
 

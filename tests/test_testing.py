@@ -10,13 +10,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from support import LONG, START_METHODS
+from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import ConditionalAccumulator, testing
 
 if TYPE_CHECKING:
-    from support import Crew
+    from helpers.support import Crew
 
 
 def _apply() -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from support import refused
+from helpers.support import refused
 
 import shmacc
 from shmacc import (

@@ -49,7 +49,7 @@ NOTHING_YET: Final = b"GRADIENTS\x1b[0m\r\n\r\n"  # a round that has just begun:
 
 
 def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]:
-    """What the job shares; whoever comes first makes it."""
+    """Return what the job shares; whoever comes first makes it."""
     return (
         shmacc.SparseConditionalAccumulator("float32", [ROWS, WIDTH], "embeddings"),
         shmacc.ConditionalAccumulator("float64", [256], "tower.bias"),
@@ -57,7 +57,7 @@ def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.Conditional
 
 
 def work(number: int) -> None:
-    """A worker: applies gradients for as long as it lives."""
+    """Return a worker: applies gradients for as long as it lives."""
     rng = np.random.default_rng(number)
     embeddings, bias = open_both()
     while True:
@@ -70,7 +70,7 @@ def work(number: int) -> None:
 
 
 def lead() -> None:
-    """The chief: takes the means."""
+    """Return the chief: takes the means."""
     embeddings, bias = open_both()
     while True:
         embeddings.take(REQUIRED)
@@ -78,7 +78,7 @@ def lead() -> None:
 
 
 def start(*role: str) -> subprocess.Popen[bytes]:
-    """A process of the job, whose command line does not depend on where this runs."""
+    """Return a process of the job, whose command line does not depend on where this runs."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     command = ["python", str(Path(__file__).relative_to(ROOT)), *role]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path})
@@ -86,7 +86,7 @@ def start(*role: str) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def job() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of a running job, the workers first."""
+    """Return the processes of a running job, the workers first."""
     embeddings, bias = open_both()
     # Both stay open in the workers alone: that is what the pictures are to show.
     processes = [start("work", str(number)) for number in range(WORKERS)] + [start("lead")]
@@ -103,7 +103,7 @@ def job() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def photograph(arguments: list[str], rows: int, seconds: float) -> bytes:
-    """What the command writes on a terminal; ended by Ctrl-C if it goes on."""
+    """Return what the command writes on a terminal; ended by Ctrl-C if it goes on."""
     ours, theirs = os.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
     process = subprocess.Popen(
@@ -126,7 +126,7 @@ def photograph(arguments: list[str], rows: int, seconds: float) -> bytes:
 
 
 def save(name: str, title: str, written: bytes) -> None:
-    """Makes the picture."""
+    """Make the picture."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     text = Text.from_ansi(written.decode().replace("\r\n", "\n").rstrip())
     console.print(text, no_wrap=True, crop=True)
@@ -137,12 +137,12 @@ def save(name: str, title: str, written: bytes) -> None:
 
 
 def last_screen(written: bytes) -> bytes:
-    """The last complete picture of a live screen."""
+    """Return the last complete picture of a live screen."""
     return written.split(HOME)[-2]
 
 
 def main() -> None:
-    """Makes all pictures."""
+    """Make all pictures."""
     os.chdir(ROOT)
     with testing.isolated_namespace(), job() as workers:
         time.sleep(SETTLING)
@@ -158,7 +158,7 @@ def main() -> None:
 
 
 def photograph_while_one_stops(workers: list[subprocess.Popen[bytes]]) -> bytes:
-    """The live screen; some seconds before the end a worker is stopped."""
+    """Return the live screen; some seconds before the end a worker is stopped."""
     stop = subprocess.Popen(
         ["sh", "-c", f"sleep {WATCHING - 2 * SETTLING}; kill -STOP {workers[1].pid}"]
     )

@@ -38,7 +38,7 @@ def _name(requirement: str) -> str:
 
 
 def _pinned(names: set[str]) -> list[str]:
-    """The lines of newest.txt for these packages."""
+    """Return the lines of newest.txt for these packages."""
     lines = (_PINS / "newest.txt").read_text().splitlines()
     return [line for line in lines if _name(line) in names]
 

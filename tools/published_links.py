@@ -19,7 +19,7 @@ _BEFORE_URLS = "[project.scripts]\n"
 
 
 def absolute(page: str, home: str, ref: str) -> str:
-    """The page with every relative link leading to `home` as of `ref`."""
+    """Return the page with every relative link leading to `home` as of `ref`."""
 
     def link(match: re.Match[str]) -> str:
         picture, text, path = match.groups()
@@ -29,7 +29,7 @@ def absolute(page: str, home: str, ref: str) -> str:
 
 
 def with_urls(settings: str, home: str, ref: str) -> str:
-    """What pyproject.toml says, and where the project is."""
+    """Return what pyproject.toml says, and where the project is."""
     pages = {"Source": "", "Issues": "/issues"}
     pages |= {"Documentation": f"/blob/{ref}/docs/README.md"}
     pages |= {"Changelog": f"/blob/{ref}/CHANGELOG.md"}

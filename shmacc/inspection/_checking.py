@@ -41,7 +41,7 @@ _HALTED = frozenset({"stopped", "traced"})
 
 
 def check(name: str) -> tuple[Finding, ...]:
-    """Verifies every invariant of a segment that can be verified, and what belongs to its name.
+    """Verify every invariant of a segment that can be verified, and what belongs to its name.
 
     Raises:
         NotFoundError: There is nothing of that name.
@@ -110,7 +110,7 @@ def _inside(name: SegmentName) -> Iterator[Finding]:
 
 
 def _look(name: str) -> list[Description]:
-    """The segment, a few times if it looks as if somebody had died with the lock."""
+    """Return the segment, a few times if it looks as if somebody had died with the lock."""
     looks = [describe(name)]
     while len(looks) < _LOOKS and _nobody_finishes(looks[-1]):
         time.sleep(_BETWEEN_LOOKS)

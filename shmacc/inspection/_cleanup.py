@@ -56,7 +56,7 @@ def leftovers(
 
 
 def clean(leftover: Leftover) -> tuple[str, ...]:
-    """Removes a leftover if it still is one, judged anew; the names that went, its semaphore's too.
+    """Remove a leftover if it still is one, judged anew; the names that went, its semaphore's too.
 
     Two cleaners at once are harmless: what one removes, the other does not find.
 
@@ -89,7 +89,7 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
 
 
 def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
-    """Removes a segment and its semaphore; the names that went.
+    """Remove a segment and its semaphore; the names that went.
 
     Args:
         name: The segment.
@@ -122,7 +122,7 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
 
 
 def cancel(name: str) -> int:
-    """Ends every take that waits on the segment with CancelledError; how many there were.
+    """End every take that waits on the segment with CancelledError; how many there were.
 
     Needs no lock, so it also helps where the lock's owner is stopped.
 

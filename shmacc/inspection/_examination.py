@@ -19,7 +19,7 @@ _PIECE = 2**24  # bytes of values that are looked at in one go
 
 
 def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
-    """The rows of a sparse accumulator that most gradients touched, and whether they stood still.
+    """Return the rows that most gradients touched, and whether they stood still.
 
     Raises:
         NotFoundError: There is no segment of that name.

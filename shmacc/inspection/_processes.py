@@ -44,7 +44,7 @@ def is_the_one(pid: int, start_ticks: int) -> bool:
 
 
 def started(start_ticks: int) -> float:
-    """The time of a process's start, from field 22 of its stat."""
+    """Return the time of a process's start, from field 22 of its stat."""
     return _boot_time() + start_ticks / os.sysconf("SC_CLK_TCK")
 
 

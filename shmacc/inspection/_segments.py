@@ -32,7 +32,7 @@ from shmacc.inspection._records import (
 
 
 def resolve(name: str) -> SegmentName:
-    """The segment that a shared_name or a system name means, whether it exists or not.
+    """Return the segment that a shared_name or a system name means, whether it exists or not.
 
     Raises:
         InvalidArgumentError: It is neither.
@@ -46,7 +46,7 @@ def resolve(name: str) -> SegmentName:
 
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.View]:
-    """A view of the segment; errors as `segment.view`."""
+    """Return a view of the segment; errors as `segment.view`."""
     view = segment.view(name)
     try:
         yield view
@@ -133,7 +133,7 @@ def describe(name: str) -> Description:
 
 
 def semaphore_file(name: SegmentName, token: int) -> str:
-    """The name of a segment's semaphore in /dev/shm."""
+    """Return the name of a segment's semaphore in /dev/shm."""
     return names.semaphore_file(name.system_name, token)
 
 
@@ -158,7 +158,7 @@ def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...])
 
 
 def summarise(name: SegmentName) -> Summary:
-    """A segment in a line, whatever state it is in.
+    """Return a segment in a line, whatever state it is in.
 
     Raises:
         NotFoundError: There is none.

@@ -18,7 +18,7 @@ _PAUSE = 0.002  # seconds; an apply takes less
 def look_still(
     view: _core.View, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
 ) -> tuple[_T, bool]:
-    """What `look` sees, tried again a few times if the segment changed meanwhile.
+    """Return what `look` sees, tried again a few times if the segment changed meanwhile.
 
     Args:
         view: The segment.

@@ -25,7 +25,7 @@ _Words = npt.NDArray[np.uint64]
 
 
 def problems(view: _core.View, state: dict[str, Any]) -> list[str]:
-    """What is wrong with the table in this state."""
+    """Return what is wrong with the table in this state."""
     rows, counts = read_slots(view, state)
     found = list(_problems_of_rows(view, rows))
     if not state["in_operation"]:  # an apply that has not committed changes counts in place
@@ -86,7 +86,7 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
 
 
 def hash_rows(rows: IndexArray, key: list[int]) -> _Words:
-    """The upper 64 bits of ``factor * row + addend`` modulo ``2**128``, mixed.
+    """Return the upper 64 bits of ``factor * row + addend`` modulo ``2**128``, mixed.
 
     Multiplied out in digits of 32 bits, so that no product or sum of the lower 64 bits wraps
     around, and in the upper 64 what is beyond them is lost, as it should be.

@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.killing_scenes import NAME, SOON
-from hazards.lock_holder import held
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.killing_scenes import NAME, SOON
+from helpers.lock_holder import held
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
@@ -25,7 +25,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

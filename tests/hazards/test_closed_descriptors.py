@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks, run_apart
-from support import LONG, until
+from helpers.apart import Apart, forks, run_apart
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
@@ -22,7 +22,7 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

@@ -10,15 +10,15 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hazards.apart import Apart, forks
-from hazards.killing_scenes import NAME
-from hazards.stepping_tracer import Traced, needs_ptrace
+from helpers.apart import Apart, forks
+from helpers.killing_scenes import NAME
+from helpers.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_ptrace]
 

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.interpreter import run
-from hazards.segment_file import SegmentFile
-from support import until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.interpreter import run
+from helpers.segment_file import SegmentFile
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection, testing

@@ -6,9 +6,9 @@ import ctypes
 import os
 
 import numpy as np
-from hazards import segment_layout as layout
-from hazards.apart import forks, run_apart
-from hazards.segment_file import SegmentFile
+from helpers import segment_layout as layout
+from helpers.apart import forks, run_apart
+from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import _core

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks
-from hazards.segment_file import SegmentFile
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks
+from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -23,7 +23,7 @@ from shmacc.inspection import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

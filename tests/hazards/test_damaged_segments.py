@@ -11,18 +11,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards import every_call
-from hazards.apart import Apart, forks, needs_own_shm
-from hazards.damage import several
-from hazards.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
-from hazards.segment_file import SegmentFile
+from helpers import every_call
+from helpers.apart import Apart, forks, needs_own_shm
+from helpers.damage import several
+from helpers.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
+from helpers.segment_file import SegmentFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.damage import Damage
+    from helpers.damage import Damage
 
 pytestmark = [forks, needs_own_shm]
 

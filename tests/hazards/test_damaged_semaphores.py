@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks, run_apart
+from helpers.apart import Apart, forks, run_apart
 
 import shmacc
 from shmacc import SparseConditionalAccumulator

@@ -14,17 +14,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards import every_call
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, needs_own_shm
-from hazards.every_call import SHM_BYTES, VICTIM, Scenario
-from hazards.segment_file import SegmentFile
+from helpers import every_call
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_own_shm
+from helpers.every_call import SHM_BYTES, VICTIM, Scenario
+from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_own_shm]
 

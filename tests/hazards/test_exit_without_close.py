@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from hazards.interpreter import run
-from support import until
+from helpers.interpreter import run
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, forks, needs_root, run_apart
+from helpers.apart import Apart, forks, needs_root, run_apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
@@ -17,7 +17,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Never
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, needs_root, run_apart
-from hazards.lock_holder import activity
-from support import until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_root, run_apart
+from helpers.lock_holder import activity
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -22,7 +22,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_root]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, forks, needs_root, run_apart
-from support import LONG, until
+from helpers.apart import Apart, forks, needs_root, run_apart
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -19,7 +19,7 @@ from shmacc.inspection import SegmentState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_root]
 

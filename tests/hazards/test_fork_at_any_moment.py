@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.interpreter import run
-from hazards.lock_holder import held
-from support import LONG, until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.interpreter import run
+from helpers.lock_holder import held
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
@@ -22,7 +22,7 @@ from shmacc import ConditionalAccumulator, errors, inspection, testing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

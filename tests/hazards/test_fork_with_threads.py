@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks, run_apart
-from support import LONG, until
+from helpers.apart import Apart, forks, run_apart
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, testing
@@ -21,7 +21,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks
-from hazards.stepping_threads import TracedThread
-from hazards.stepping_tracer import needs_ptrace, on_one_core
+from helpers.apart import Apart, forks
+from helpers.stepping_threads import TracedThread
+from helpers.stepping_tracer import needs_ptrace, on_one_core
 
 from shmacc import NEVER_STALE, SparseConditionalAccumulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_ptrace]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.lock_holder import held
-from hazards.segment_file import SegmentFile
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.lock_holder import held
+from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -23,7 +23,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

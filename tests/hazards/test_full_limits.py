@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hazards.apart import forks, run_apart
-from hazards.every_call import SANITIZED
-from hazards.stepping_tracer import Traced, needs_ptrace
+from helpers.apart import forks, run_apart
+from helpers.every_call import SANITIZED
+from helpers.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
 from shmacc import (

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks, needs_own_shm, run_apart
-from hazards.own_shm import MIB
-from support import LONG, until
+from helpers.apart import Apart, forks, needs_own_shm, run_apart
+from helpers.own_shm import MIB
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import (
@@ -29,7 +29,7 @@ from shmacc import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_own_shm]
 

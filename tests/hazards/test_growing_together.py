@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from hazards.apart import Apart, forks
-from hazards.watched_reserving import Reservation, let_it, needs_listener, watched
+from helpers.apart import Apart, forks
+from helpers.watched_reserving import Reservation, let_it, needs_listener, watched
 
 import shmacc
 from shmacc import SparseConditionalAccumulator
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_listener]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, forks, run_apart
-from hazards.killing_scenes import SOON
-from hazards.lock_holder import sleeps
-from hazards.segment_file import SegmentFile
-from support import LONG, until
+from helpers.apart import Apart, forks, run_apart
+from helpers.killing_scenes import SOON
+from helpers.lock_holder import sleeps
+from helpers.segment_file import SegmentFile
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
@@ -26,7 +26,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

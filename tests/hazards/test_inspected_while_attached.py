@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.segment_file import SegmentFile
-from support import until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.segment_file import SegmentFile
+from helpers.support import until
 from typer.testing import CliRunner
 
 import shmacc
@@ -31,7 +31,7 @@ from shmacc_inspect.main import app
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

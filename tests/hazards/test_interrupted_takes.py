@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks, run_apart
-from hazards.lock_holder import activity
-from support import LONG, until
+from helpers.apart import Apart, forks, run_apart
+from helpers.lock_holder import activity
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -22,7 +22,7 @@ from shmacc import _dtypes as dtypes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
 pytestmark = forks

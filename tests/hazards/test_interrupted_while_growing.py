@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import forks
-from hazards.watched_reserving import Reservation, needs_listener, watched
+from helpers.apart import forks
+from helpers.watched_reserving import Reservation, needs_listener, watched
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors
@@ -21,7 +21,7 @@ from shmacc import SparseConditionalAccumulator, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_listener]
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import forks
-from hazards.killing_lines import at_every_line
-from hazards.killing_scenes import Record, Scene, array, leave_new, rows
-from hazards.stepping_tracer import needs_ptrace
-from hazards.stepping_walk import at_every_instruction
+from helpers.apart import forks
+from helpers.killing_lines import at_every_line
+from helpers.killing_scenes import Record, Scene, array, leave_new, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import at_every_instruction
 
 from shmacc import NEVER_STALE, errors
 

@@ -8,11 +8,11 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, forks
-from hazards.killing_lines import at_every_line, deaths
-from hazards.killing_scenes import NAME, SOON, Record, Scene, path, rows
-from hazards.stepping_tracer import needs_ptrace
-from hazards.stepping_walk import judge, walk_between_marks
+from helpers.apart import Apart, forks
+from helpers.killing_lines import at_every_line, deaths
+from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import judge, walk_between_marks
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, _core, errors, inspection, testing
@@ -21,8 +21,8 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
-    from hazards.stepping_tracer import Mark
+    from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
 
 pytestmark = forks
 

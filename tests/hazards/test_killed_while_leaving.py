@@ -5,19 +5,19 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from hazards.apart import Apart, forks
-from hazards.killing_lines import at_every_line, deaths, dies
-from hazards.killing_scenes import NAME, Record, Scene, path, rows
-from hazards.stepping_tracer import needs_ptrace
-from hazards.stepping_walk import judge, walk_between_marks
+from helpers.apart import Apart, forks
+from helpers.killing_lines import at_every_line, deaths, dies
+from helpers.killing_scenes import NAME, Record, Scene, path, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import judge, walk_between_marks
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection, testing
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
-    from hazards.stepping_tracer import Mark
+    from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
 
 pytestmark = forks
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hazards.apart import forks
-from hazards.killing_scenes import NAME, Record, Scene, rows
-from hazards.stepping_tracer import needs_ptrace
-from hazards.stepping_walk import judge, kill, under_the_lock, walk
+from helpers.apart import forks
+from helpers.killing_scenes import NAME, Record, Scene, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import judge, kill, under_the_lock, walk
 
 import shmacc
 
 if TYPE_CHECKING:
-    from hazards.stepping_tracer import Mark
-    from hazards.stepping_walk import Look
+    from helpers.stepping_tracer import Mark
+    from helpers.stepping_walk import Look
 
 pytestmark = [forks, needs_ptrace]
 

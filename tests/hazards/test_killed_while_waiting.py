@@ -8,13 +8,13 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, forks, run_apart
-from hazards.killing_images import Image, Windows
-from hazards.killing_lines import at_every_line, dies
-from hazards.killing_scenes import NAME, SOON, Record, Scene, path, rows
-from hazards.stepping_tracer import Traced, needs_ptrace
-from hazards.stepping_walk import LockView, judge, under_the_lock, walk
-from support import LONG, until
+from helpers.apart import Apart, forks, run_apart
+from helpers.killing_images import Image, Windows
+from helpers.killing_lines import at_every_line, dies
+from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
+from helpers.stepping_tracer import Traced, needs_ptrace
+from helpers.stepping_walk import LockView, judge, under_the_lock, walk
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, errors

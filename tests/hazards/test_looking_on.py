@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from hazards.apart import Apart, forks
-from support import until
+from helpers.apart import Apart, forks
+from helpers.support import until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, _core
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from hazards.apart import forks, run_apart
-from hazards.every_call import SANITIZED
+from helpers.apart import forks, run_apart
+from helpers.every_call import SANITIZED
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks
-from support import LONG, until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
@@ -27,7 +27,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

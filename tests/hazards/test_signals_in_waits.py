@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Never
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks, run_apart
-from hazards.lock_holder import activity, held, sleeps, stopped_head
-from support import until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.lock_holder import activity, held, sleeps, stopped_head
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -20,7 +20,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so all of these happen in other processes.
 pytestmark = forks

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hazards.apart import forks, run_apart
-from hazards.killing_scenes import NAME, SOON, path
-from hazards.stepping_namespaces import (
+from helpers.apart import forks, run_apart
+from helpers.killing_scenes import NAME, SOON, path
+from helpers.stepping_namespaces import (
     elsewhere,
     leave_pids_behind,
     needs_pid_namespaces,
@@ -22,7 +22,7 @@ from hazards.stepping_namespaces import (
     see_own_pids,
     stop,
 )
-from hazards.stepping_stops import (
+from helpers.stepping_stops import (
     APPLYING,
     FIRST,
     LONGER,
@@ -36,16 +36,16 @@ from hazards.stepping_stops import (
     what_is_left,
     whole,
 )
-from hazards.stepping_tracer import needs_ptrace
-from hazards.stepping_walk import under_the_lock
-from support import until
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import under_the_lock
+from helpers.support import until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, inspection
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_ptrace, needs_pid_namespaces]
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import numpy as np
-from hazards.apart import forks, run_apart
-from hazards.killing_scenes import NAME, SOON, path
-from hazards.stepping_stops import (
+from helpers.apart import forks, run_apart
+from helpers.killing_scenes import NAME, SOON, path
+from helpers.stepping_stops import (
     APPLYING,
     FIRST,
     THIRD,

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from hazards.apart import forks
-from hazards.killing_scenes import NAME, SOON, Scene
-from hazards.stepping_stops import (
+from helpers.apart import forks
+from helpers.killing_scenes import NAME, SOON, Scene
+from helpers.stepping_stops import (
     APPLYING,
     FIRST,
     LONGER,
@@ -25,8 +25,8 @@ from hazards.stepping_stops import (
     what_is_left,
     whole,
 )
-from hazards.stepping_tracer import needs_ptrace
-from support import until
+from helpers.stepping_tracer import needs_ptrace
+from helpers.support import until
 
 import shmacc
 from shmacc import errors, inspection

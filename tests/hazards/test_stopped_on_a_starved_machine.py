@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hazards.apart import Apart, forks
-from hazards.killing_scenes import NAME
-from hazards.stepping_stops import (
+from helpers.apart import Apart, forks
+from helpers.killing_scenes import NAME
+from helpers.stepping_stops import (
     APPLYING,
     FIRST,
     LONGER,
@@ -23,7 +23,7 @@ from hazards.stepping_stops import (
     what_is_left,
     whole,
 )
-from hazards.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import needs_ptrace
 
 import shmacc
 from shmacc import NEVER_STALE, inspection
@@ -31,7 +31,7 @@ from shmacc import NEVER_STALE, inspection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 EACH = 50

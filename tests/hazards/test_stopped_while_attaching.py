@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hazards import segment_layout as layout
-from hazards.apart import Apart, forks
-from hazards.killing_scenes import NAME, SOON
-from hazards.lock_holder import held
-from support import LONG, until
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks
+from helpers.killing_scenes import NAME, SOON
+from helpers.lock_holder import held
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection

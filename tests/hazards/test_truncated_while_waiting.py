@@ -10,9 +10,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hazards.apart import Apart, forks
-from hazards.lock_holder import held
-from support import until
+from helpers.apart import Apart, forks
+from helpers.lock_holder import held
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -21,7 +21,7 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 pytestmark = forks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hazards.apart import forks, needs_root, run_apart
+from helpers.apart import forks, needs_root, run_apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors

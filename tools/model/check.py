@@ -66,7 +66,7 @@ class Finding:
 
 
 def read(case: Case, output: str, seconds: float) -> Finding:
-    """The finding in what the verifier printed."""
+    """Return the finding in what the verifier printed."""
     error = re.search(r"pan:1: (assertion violated|non-progress cycle|.*)", output)
     errors = re.search(r"errors: (\d+)", output)
     states = re.search(r"([\d.e+]+) states, stored", output)
@@ -85,7 +85,7 @@ def read(case: Case, output: str, seconds: float) -> Finding:
 
 
 def search(case: Case, directory: Path) -> Finding:
-    """Builds the verifier of a case in an empty directory and runs it."""
+    """Build the verifier of a case in an empty directory and run it."""
     began = time.monotonic()
     defines = [f"-D{flag}" for flag in case.flags.split()]
     run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
@@ -107,7 +107,7 @@ def search(case: Case, directory: Path) -> Finding:
 
 
 def run(command: Sequence[str], directory: Path) -> str:
-    """What a command printed; an exception if it failed."""
+    """Return what a command printed; an exception if it failed."""
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(
@@ -117,12 +117,12 @@ def run(command: Sequence[str], directory: Path) -> str:
 
 
 def compiler() -> str:
-    """The C compiler's name."""
+    """Return the C compiler's name."""
     return os.environ.get("CC", "cc")
 
 
 def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
-    """Searches several cases at a time; prints each as it ends, returns them in order."""
+    """Search several cases at a time; print each as it ends, return them in order."""
 
     def one(case: Case) -> Finding:
         with tempfile.TemporaryDirectory(prefix="shmacc-model-") as directory:
@@ -139,7 +139,7 @@ def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
 
 
 def as_markdown(findings: Iterable[Finding]) -> str:
-    """The table that is kept beside the models; the same for every run of the same models."""
+    """Return the table that is kept beside the models, the same for every run of them."""
     rows = [
         "| model | case | flags | property | states stored | depth | verdict |",
         "| --- | --- | --- | --- | ---: | ---: | --- |",
@@ -160,7 +160,7 @@ def as_markdown(findings: Iterable[Finding]) -> str:
 
 
 def show(wanted: str) -> None:
-    """Prints the run that leads to a case's error: who does what, in the words of the model."""
+    """Print the run that leads to a case's error: who does what, in the words of the model."""
     (case,) = [case for case in CASES if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

@@ -33,7 +33,6 @@ class Member:
     """The side of one further process: an order is the name of a method and its arguments."""
 
     def __init__(self, peer: Peer) -> None:
-        """Start with no gradient."""
         self.peer = peer
         self.prepared: list[Any] = []
 

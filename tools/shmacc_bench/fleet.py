@@ -105,7 +105,6 @@ class Fleet:
     """The members that started, and why the others did not."""
 
     def __init__(self) -> None:
-        """Start with nobody."""
         self.members: dict[str, Member] = {}
         self.restarts: dict[str, int] = {}
         self.about: dict[str, dict[str, Any]] = {}

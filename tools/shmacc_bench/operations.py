@@ -43,7 +43,6 @@ class Session:
     """One peer with one workload open, ready to run blocks of any operation."""
 
     def __init__(self, peer: Peer, workload: Workload) -> None:
-        """Open the workload."""
         self.peer = peer
         self.workload = workload
         peer.open(workload)

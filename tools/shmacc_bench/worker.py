@@ -26,7 +26,6 @@ class Worker:
     """The requests, one method each; what they return goes back to the runner."""
 
     def __init__(self, name: str, peer: Peer) -> None:
-        """Start with nothing open."""
         self.name = name
         self.peer = peer
         self.session: Session | None = None

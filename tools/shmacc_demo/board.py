@@ -64,7 +64,6 @@ class Board:
     """The board, mapped: arrays that all processes see."""
 
     def __init__(self, fd: int, charter: Charter, path: str) -> None:
-        """Map the whole of it."""
         self._fd = fd
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
         self.charter = charter

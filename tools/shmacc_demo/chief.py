@@ -49,7 +49,6 @@ class Chief:
     """A run with processes; a context manager that leaves nothing behind."""
 
     def __init__(self, plan: Plan, corpus: Corpus) -> None:
-        """Plan only; the run begins with `train`."""
         self._plan = plan
         self._corpus = corpus
         self._undo = contextlib.ExitStack()

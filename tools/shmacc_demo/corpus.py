@@ -54,7 +54,7 @@ def read(path: Path | None) -> Corpus:
 
 
 def number(text: str) -> Corpus:
-    """Number the words of a text; rare ones fall out, and their neighbours close up."""
+    """Give the words of a text their numbers; rare ones fall out, and neighbours close up."""
     found = WORD.findall(text.lower())
     common = [
         (word, count) for word, count in Counter(found).most_common(LARGEST) if count >= RAREST

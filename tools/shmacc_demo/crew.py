@@ -31,7 +31,6 @@ class Crew:
     """At most one process for each worker's number, started anew when it was killed."""
 
     def __init__(self, run: str, board: str) -> None:
-        """Nobody yet."""
         self._run = run
         self._board = board
         self._members: dict[int, Member] = {}

@@ -38,7 +38,6 @@ class Display:
         self._start: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
-        """Take the terminal."""
         if self._live is not None:
             self._live.start()
         return self
@@ -49,7 +48,6 @@ class Display:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
         if self._live is not None:
             self._live.stop()
 

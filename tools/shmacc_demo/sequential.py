@@ -19,13 +19,11 @@ class Sequential:
     """A run in this process: all workers' batches of a step, one after the other."""
 
     def __init__(self, plan: Plan, corpus: Corpus) -> None:
-        """Plan only; the run begins with `train`."""
         self._plan = plan
         self._sampler = Sampler(corpus.stream, corpus.counts, plan.recipe)
         self._parameters = Parameters.new(len(corpus.words), plan.width)
 
     def __enter__(self) -> Self:
-        """Nothing to set up."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -33,7 +33,6 @@ class Signed(abc.ABC, Generic[Accumulator, Part]):
     """One accumulator, with `size` rows or entries of the model and then the signatures."""
 
     def __init__(self, accumulator: Accumulator, size: int) -> None:
-        """Start the books at nothing."""
         self.accumulator: Accumulator = accumulator
         self._size = size
         self.taken = 0

@@ -30,7 +30,6 @@ class Worker:
     """One of the workers of a run."""
 
     def __init__(self, board: Board, exchange: Exchange, number: int) -> None:
-        """Work for that board's chief."""
         self._board = board
         self._exchange = exchange
         self._number = number

@@ -17,12 +17,12 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
 
 
 def end(status: int) -> NoReturn:
-    """Ends the command with this status."""
+    """End the command with this status."""
     raise typer.Exit(status)
 
 
 def status_of(error: Exception) -> int | None:
-    """The exit status for an error of the library or the system; None if it is a bug of ours."""
+    """Return the exit status for an error of library or system; None if it is a bug of ours."""
     from shmacc import errors  # late: see the package
 
     if isinstance(error, errors.NotFoundError):

@@ -32,7 +32,7 @@ def size(count: float) -> str:
 
 
 def amount(count: float) -> str:
-    """A count that may be large, in few digits: `1234567` is `1.23M`."""
+    """Return a count that may be large, in few digits: `1234567` is `1.23M`."""
     value, unit = float(count), 0
     while abs(value) >= _THOUSAND - 0.5 and unit < len(_COUNT_UNITS) - 1:
         value /= _THOUSAND
@@ -52,7 +52,7 @@ def rate(per_second: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time, in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
+    """Return a length of time, in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
     seconds = max(seconds, 0.0)
     if seconds < _LONG_IN_SECONDS:
         return f"{seconds:.1f} s" if seconds < _MINUTE else f"{seconds:.0f} s"
@@ -72,7 +72,7 @@ def ago(moment: float | None, now: float) -> str:
 
 
 def date(moment: float) -> str:
-    """A moment, in local time."""
+    """Return a moment, in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
@@ -89,19 +89,19 @@ def parse_duration(text: str) -> float:
 
 
 def shape(dims: Sequence[int | None] | None) -> str:
-    """A shape as TensorFlow writes it; `<unknown>` for an unknown rank."""
+    """Return a shape as TensorFlow writes it; `<unknown>` for an unknown rank."""
     if dims is None:
         return "<unknown>"
     return "[" + ",".join("?" if dim is None else str(dim) for dim in dims) + "]"
 
 
 def number(value: float | None) -> str:
-    """A real number in few digits."""
+    """Return a real number in few digits."""
     return "-" if value is None else f"{value:.6g}"
 
 
 def percent(part: float, whole: float) -> str:
-    """A part of a whole; `-` of nothing."""
+    """Return a part of a whole; `-` of nothing."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
@@ -131,7 +131,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def sparkline(values: Iterable[float | None], width: int) -> str:
-    """The last `width` values as little columns, the highest as high as can be."""
+    """Return the last `width` values as little columns, the highest as high as can be."""
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None and math.isfinite(value)]
     top = max(known, default=0.0)

@@ -33,7 +33,6 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        """Not listening yet."""
         self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._before: list[Any] = []
         self._pending: list[str] = []
@@ -42,14 +41,12 @@ class Keys:
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
-        """Listens."""
         for number in _NOTICED:
             self._old_handlers[number] = signal.signal(number, self._note)
         self.listen()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the terminal as it was."""
         self.rest()
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
@@ -63,13 +60,13 @@ class Keys:
             tty.setcbreak(self._fd)
 
     def rest(self) -> None:
-        """Gives the terminal back."""
+        """Give the terminal back."""
         if self._fd is not None:
             with contextlib.suppress(termios.error):  # it may be gone
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def wait(self, until: float) -> str | None:
-        """The next key, or None when that time (monotonic) has come."""
+        """Return the next key, or None when that time (monotonic) has come."""
         if not self._pending:
             watched = [self._woken] if self._fd is None else [self._woken, self._fd]
             ready, _, _ = select.select(watched, [], [], max(0.0, until - time.monotonic()))

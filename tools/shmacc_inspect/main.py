@@ -65,7 +65,7 @@ def options(
 
 
 def main() -> int:
-    """Runs the command line; returns the exit status of what failed, else exits with its own."""
+    """Run the command line; return the exit status of what failed, else exit with its own."""
     # `shmacc-inspect list | head` ends as any other tool would, without a traceback.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):

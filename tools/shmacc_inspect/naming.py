@@ -17,13 +17,13 @@ _ALIKE: Final = 0.7  # of the letters
 
 
 def typed_name(name: SegmentName) -> str:
-    """What to type for a segment: its shared_name, or all of it if it is of another namespace."""
+    """Return what to type for a segment: its shared_name, or all of another namespace's name."""
     own = os.environ.get(NAMESPACE_VARIABLE) or None
     return name.shared_name if name.namespace == own else name.system_name
 
 
 def find(name: str) -> Summary:
-    """The segment of that name, whatever state it is in.
+    """Return the segment of that name, whatever state it is in.
 
     Raises:
         NotFoundError: There is none; says which ones are called alike.

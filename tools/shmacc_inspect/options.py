@@ -52,5 +52,5 @@ Yes = Annotated[
 
 
 def namespace(*, everywhere: bool) -> str | None:
-    """The namespace that a verb without a NAME looks at; None: all of them."""
+    """Return the namespace that a verb without a NAME looks at; None: all of them."""
     return None if everywhere else os.environ.get(NAMESPACE_VARIABLE) or None

@@ -97,7 +97,7 @@ class Terminal:
 
     @classmethod
     def of_stdout(cls) -> Terminal:
-        """A terminal, or something that has neither width nor colours."""
+        """Return a terminal, or something that has neither width nor colours."""
         if not is_terminal():
             return cls(None, colour=False)
         width = shutil.get_terminal_size().columns
@@ -110,7 +110,7 @@ def is_terminal() -> bool:
 
 
 def show(elements: Iterable[Element]) -> None:
-    """Prints them on stdout, as suits what stdout is."""
+    """Print them on stdout, as suits what stdout is."""
     terminal = Terminal.of_stdout()
     for element in elements:
         for line in lines(element, terminal):
@@ -123,7 +123,7 @@ def write_line(text: str) -> None:
 
 
 def lines(element: Element, terminal: Terminal) -> list[str]:
-    """An element as lines."""
+    """Return an element as lines."""
     match element:
         case Cell():
             return [paint(element, terminal)]
@@ -141,7 +141,7 @@ def lines(element: Element, terminal: Terminal) -> list[str]:
 
 
 def paint(cell: Cell, terminal: Terminal) -> str:
-    """A piece of text in its style."""
+    """Return a piece of text in its style."""
     if not terminal.colour or not cell.style or not cell.text:
         return cell.text
     codes = ";".join(str(_STYLES[word]) for word in cell.style.split())

@@ -68,7 +68,7 @@ class Course:
     _moment: float = 0.0
 
     def look(self) -> Interval:
-        """Looks again; what there is to say of the time since the last look."""
+        """Look again; return what there is to say of the time since the last look."""
         now, moment = time.time(), time.monotonic()
         before, passed = self.seen, moment - self._moment
         self.seen, self._moment = None, moment
@@ -83,7 +83,7 @@ class Course:
         return interval
 
     def history(self, of: str) -> list[float | None]:
-        """A field of all remembered intervals."""
+        """Return a field of all remembered intervals."""
         return [getattr(interval, of) for interval in self.intervals]
 
     def _state(self) -> str:
@@ -138,7 +138,7 @@ class Watch:
             self.courses.append(Course(name))
 
     def look(self) -> list[Interval]:
-        """Looks at each; forgets those that went, unless one was asked for by name."""
+        """Look at each; forget those that went, unless one was asked for by name."""
         if self._one is None:
             present = {
                 summary.name.system_name: summary.name

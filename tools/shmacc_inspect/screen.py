@@ -59,13 +59,12 @@ class Screen:
     """What is picked, and what is drawn of it."""
 
     def __init__(self, watch: Watch, interval: float) -> None:
-        """The first segment is picked."""
         self._watch = watch
         self._interval = interval
         self._picked: str | None = None
 
     def press(self, key: str) -> bool:
-        """Does what a key is for; whether it is to end."""
+        """Do what a key is for; return whether it is to end."""
         if key in {"q", "Q", keys.END}:
             return True
         place = self._place()
@@ -83,7 +82,7 @@ class Screen:
         return False
 
     def draw(self, terminal: Terminal, height: int) -> list[str]:
-        """The whole screen, line by line."""
+        """Return the whole screen, line by line."""
         courses, place = self._watch.courses, self._place()
         lines = [self._title(terminal)]
         if not courses:

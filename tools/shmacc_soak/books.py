@@ -58,7 +58,6 @@ class Books:
     """Those of one campaign."""
 
     def __init__(self, processes: int) -> None:
-        """Open empty ones for so many processes."""
         self.fate = _shared(MOST, np.uint8)
         self.since = _shared(MOST, np.int32)
         self.until = _shared(MOST, np.int32)

@@ -24,7 +24,7 @@ _OF_THIS_STEP: Final = 0.25  # so often a gradient is for the present step, and 
 
 
 def number_of(slot: int, turn: int, workers: int) -> int:
-    """Number of a worker's turn-th gradient."""
+    """Return the number of a worker's turn-th gradient."""
     return turn * workers + slot
 
 

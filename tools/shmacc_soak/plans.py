@@ -105,7 +105,6 @@ class DensePlan:
     """
 
     def __init__(self, dtype: str, shared: int, workers: int) -> None:
-        """Make the bodies."""
         self.title = f"dense {dtype} of {shared + workers * 2 * MOST_WAITING}"
         self._dtype, self._shared, self._each = dtype, shared, 2 * MOST_WAITING
         rng = np.random.default_rng(shared)

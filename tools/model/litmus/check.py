@@ -54,12 +54,12 @@ MODELS = (
 
 
 def models_of(litmus: Litmus) -> list[Model]:
-    """The models that know what a test is made of."""
+    """Return the models that know what a test is made of."""
     return [model for model in MODELS if (model.name == "streaming") == litmus.streams]
 
 
 def ask_herd(model: Model, program: str) -> str:
-    """What herd7 says of a program."""
+    """Return what herd7 says of a program."""
     with tempfile.NamedTemporaryFile("w", suffix=".litmus") as file:
         file.write(program)
         file.flush()
@@ -79,7 +79,7 @@ def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
 
 
 def check(litmus: Litmus, variant: Variant) -> tuple[list[str], bool]:
-    """A variant's verdict in each model, and whether all are as expected."""
+    """Return a variant's verdict in each model, and whether all are as expected."""
     verdicts = []
     expected = True
     for model in MODELS:
@@ -127,7 +127,7 @@ def show(wanted: str) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Return the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--show", metavar="TEST[/BROKEN_...]", help="one test, in full")
     parser.add_argument("--results", type=Path, default=HERE / "results.md", help="where to write")

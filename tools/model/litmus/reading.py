@@ -78,7 +78,7 @@ class Litmus:
         return self.source.partition("\nexists ")[2].strip()
 
     def programs(self, variant: str) -> Iterator[list[Thread]]:
-        """A variant's processes: as they are, and with the first killed at each `// death`.
+        """Return a variant's processes: as they are, and with the first killed at each `// death`.
 
         What it would have done up to `// kernel` is then not done.
         """

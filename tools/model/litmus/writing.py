@@ -27,7 +27,7 @@ class Writer(Protocol):
 
     @staticmethod
     def register(number: str) -> str:
-        """The register of what C calls r0, r1, ..., in conditions."""
+        """Return the register of what C calls r0, r1, ..., in conditions."""
 
     def store(self, word: str, value: str, order: str) -> list[str]:
         """Store a value."""
@@ -91,7 +91,7 @@ class X86:
     _REGISTERS = ("ax", "bx", "cx", "dx")
 
     def __init__(self, thread: Thread) -> None:
-        """A streamed store's value stands in a register."""
+        """Return a streamed store's value stands in a register."""
         streams = any("memory_order_streamed" in statement for statement in thread.code)
         self.at_first = ["rsi=1"] if streams else []
         self.succeeded: list[str] = []
@@ -120,7 +120,7 @@ class X86:
 
 
 def as_c(litmus: Litmus, threads: list[Thread]) -> str:
-    """The C, without comments and what other variants have."""
+    """Return the C, without comments and what other variants have."""
     lines = [f"C {litmus.name}", "{ " + _values(litmus) + " }"]
     for number, thread in enumerate(threads):
         words = ", ".join(f"atomic_int* {word}" for word in thread.words)
@@ -129,7 +129,7 @@ def as_c(litmus: Litmus, threads: list[Thread]) -> str:
 
 
 def as_assembly(litmus: Litmus, threads: list[Thread], language: type[Writer]) -> str:
-    """The instructions, a column for each process."""
+    """Return the instructions, a column for each process."""
     initially = [_values(litmus)]
     condition = []
     columns = []

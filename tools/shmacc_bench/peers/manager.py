@@ -20,7 +20,6 @@ class RowTable:
     """What the manager's process holds. Each client has its thread there, hence the condition."""
 
     def __init__(self, workload: Workload) -> None:
-        """Make the table."""
         self.table: NDArray[Any] = np.zeros(workload.shape, numpy_dtype(workload.dtype))
         rows = 1 if workload.kind == "dense" else workload.table_rows
         self.counts = np.zeros(rows, np.int32)

@@ -32,7 +32,6 @@ class NumpySharedPeer(Peer):
     blocks_in_take = True
 
     def __init__(self) -> None:
-        """Start with nothing open."""
         self.memory: list[SharedMemory] = []
         self.owner = True
 

@@ -22,7 +22,6 @@ class ShmaccPeer(Peer):
     blocks_in_take = True
 
     def __init__(self) -> None:
-        """Start with nothing open."""
         self.accumulator: Any = None
         self.dense = False
         self.opened = 0

@@ -42,7 +42,6 @@ class TensorFlowServerPeer(TensorFlowPeer):
     )
 
     def __init__(self) -> None:
-        """Start with no server."""
         self.server: Any = None
 
     def target(self) -> str:

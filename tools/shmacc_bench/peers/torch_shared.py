@@ -39,7 +39,6 @@ class TorchSharedPeer(Peer):
     counts_occurrences = True
 
     def __init__(self) -> None:
-        """Set the number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

@@ -25,7 +25,6 @@ class Scenario:
     """One process applies without a pause, another takes every other millisecond."""
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Start both processes."""
         self.window_ns = 100_000_000 if quick else 400_000_000
         self.peer = peer
         peer.open(WORKLOAD)

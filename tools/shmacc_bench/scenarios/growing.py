@@ -28,7 +28,6 @@ class Scenario:
     """
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Choose the sizes."""
         self.name = name
         self.peer = peer
         self.processes = PROCESSES[:2] if quick else PROCESSES

@@ -37,7 +37,6 @@ class Scenario:
     """
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Choose the sizes."""
         del peer  # the probes have their own
         self.name = name
         self.held = QUICK_HELD if quick else HELD

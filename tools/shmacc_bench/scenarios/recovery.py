@@ -25,7 +25,6 @@ class Scenario:
     """One process applies on and on and is killed at some moment; another then applies once."""
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Start the survivor."""
         self.kills = FEW_KILLS if quick else KILLS.get(name, FEW_KILLS)
         self.peer = peer
         peer.open(WORKLOAD)

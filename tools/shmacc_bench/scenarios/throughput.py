@@ -26,7 +26,6 @@ class Scenario:
     """Up to eight processes, each with its own gradients."""
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Start the processes."""
         self.window_ns = 100_000_000 if quick else 300_000_000
         self.processes = PROCESSES[:2] if quick else PROCESSES
         self.peer = peer

@@ -24,7 +24,6 @@ class Scenario:
     """One process waits in a take of two, another applies twice."""
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
-        """Start both processes."""
         if not peer.blocks_in_take:
             raise UnsupportedError("its take cannot wait")
         self.trials = 5 if quick else 20

@@ -17,7 +17,7 @@ SCHEMA_VERSION: Final = 1
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no number for it."""
+    """Return the value, or None where JSON has no number for it."""
     return value if math.isfinite(value) else None
 
 

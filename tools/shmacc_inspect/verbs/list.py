@@ -119,7 +119,7 @@ def run(
 
 
 def row(segment: Segment) -> list[Cell]:
-    """A segment's cells, as `COLUMNS`."""
+    """Return a segment's cells, as `COLUMNS`."""
     sparse = segment.kind == "sparse"
     return [
         Cell(segment.name, "bold"),

@@ -105,7 +105,7 @@ def run(
 
 
 def elements(answer: details.Details, now: float) -> Iterator[Element]:
-    """What is shown."""
+    """Return what is shown."""
     segment = answer.segment
     yield Fields(_facts(answer))
     if answer.counters is None:

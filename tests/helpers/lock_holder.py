@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hazards import segment_layout as layout
-from hazards.apart import Apart
-from support import until
+from helpers import segment_layout as layout
+from helpers.apart import Apart
+from helpers.support import until
 
 import shmacc
 from shmacc import _names as names
@@ -20,7 +20,7 @@ from shmacc import inspection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 
 def _hold(path: str, byte: int, *, pipe: Pipe) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.numpy_model import DenseModel, Outcome, Refused, SparseModel
+from helpers.support import same_outcome
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from numpy_model import DenseModel, Outcome, Refused, SparseModel
-from support import same_outcome
 
 import shmacc
 from shmacc import errors, testing
@@ -19,8 +19,8 @@ from shmacc import errors, testing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elements import Element
-    from numpy_model import Shape
+    from helpers.elements import Element
+    from helpers.numpy_model import Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")

@@ -21,14 +21,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart, call
-from support import LONG
+from helpers.apart import Apart, call
+from helpers.support import LONG
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterator
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 # (seccomp, fallocate) by machine.
 _GENERIC: Final = (277, 47)

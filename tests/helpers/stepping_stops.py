@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from hazards.apart import Apart
-from hazards.killing_scenes import NAME, Scene, path, rows
-from hazards.stepping_walk import stopped, under_the_lock, walk
-from support import LONG, until
+from helpers.apart import Apart
+from helpers.killing_scenes import NAME, Scene, path, rows
+from helpers.stepping_walk import stopped, under_the_lock, walk
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, errors, inspection
@@ -20,9 +20,9 @@ from shmacc import NEVER_STALE, errors, inspection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hazards.apart import Pipe
-    from hazards.stepping_tracer import Traced
-    from numpy_model import Array
+    from helpers.apart import Pipe
+    from helpers.numpy_model import Array
+    from helpers.stepping_tracer import Traced
 
 # Longer than every slice and every patience there is (lock.hpp, wait_queue.hpp, operations.hpp).
 LONGER: Final = 1.6

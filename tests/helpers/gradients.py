@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from elements import Element
-    from numpy_model import Array, Shape
+    from helpers.elements import Element
+    from helpers.numpy_model import Array, Shape
 
 # Small ones show a sum that is wrong by much, mixed magnitudes an order of addition that is wrong
 # by a bit, special values what a kernel must not special-case; extremes are where integers wrap.

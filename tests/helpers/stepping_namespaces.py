@@ -11,14 +11,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hazards.apart import Apart
-from hazards.stepping_walk import stopped
+from helpers.apart import Apart
+from helpers.stepping_walk import stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hazards.apart import Pipe
-    from hazards.stepping_tracer import Mark
+    from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
 
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWPID: Final = 0x20000000

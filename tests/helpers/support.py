@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from numpy_model import Array, Outcome
+    from helpers.numpy_model import Array, Outcome
 
 # Generous, because a test machine may be starved; no passing test ever waits for this long.
 LONG: Final = 60.0

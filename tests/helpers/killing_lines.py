@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hazards.apart import Apart
-from hazards.killing_scenes import NAME, Record, path
+from helpers.apart import Apart
+from helpers.killing_scenes import NAME, Record, path
 
 import shmacc
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from hazards.killing_scenes import Scene
+    from helpers.killing_scenes import Scene
 
 _OWN_FILES: Final = str(Path(shmacc.__file__).parent) + os.sep
 

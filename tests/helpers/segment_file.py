@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from hazards import segment_layout as layout
+from helpers import segment_layout as layout
 
 if TYPE_CHECKING:
     from pathlib import Path

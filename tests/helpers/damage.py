@@ -6,11 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from hazards import segment_layout as layout
+from helpers import segment_layout as layout
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from hazards.segment_file import SegmentFile
+    from helpers.segment_file import SegmentFile
 
 
 class Damage(Protocol):

@@ -10,7 +10,7 @@ import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 
 if TYPE_CHECKING:
-    from numpy_model import Array
+    from helpers.numpy_model import Array
 
 # Rows that gradients share, and above them one row for each gradient there ever is.
 SHARED: Final = 50

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from hazards.apart import run_apart
-from hazards.killing_images import Image
+from helpers.apart import run_apart
+from helpers.killing_images import Image
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc import _names as names
 
 if TYPE_CHECKING:
-    from numpy_model import Array
+    from helpers.numpy_model import Array
 
 Record = Callable[[str, object], None]  # of pytest's record_property
 

@@ -9,7 +9,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final, Self
 
-from hazards.stepping_tracer import CONT, DETACH, SINGLESTEP, SYSCALL, ptrace
+from helpers.stepping_tracer import CONT, DETACH, SINGLESTEP, SYSCALL, ptrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

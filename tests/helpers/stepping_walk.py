@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hazards.killing_images import Image, Windows
-from hazards.killing_scenes import NAME, Record, Scene, Testimony, path
-from hazards.stepping_tracer import Traced, on_one_core
+from helpers.killing_images import Image, Windows
+from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
+from helpers.stepping_tracer import Traced, on_one_core
 
 import shmacc
 from shmacc import _core
@@ -24,7 +24,7 @@ from shmacc import _core
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hazards.stepping_tracer import Mark
+    from helpers.stepping_tracer import Mark
 
 # Of the looks at which nothing but rows, slots, index entries or undo records had changed, one in
 # so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header had changed

@@ -25,7 +25,7 @@ from shmacc import inspection, testing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hazards.apart import Pipe
+    from helpers.apart import Pipe
 
 SHM_BYTES: Final = 64 << 20
 SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from typing import Final
 
-from support import LONG
+from helpers.support import LONG
 
 _PREAMBLE: Final = """
     import atexit, os, sys, threading, time

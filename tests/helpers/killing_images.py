@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hazards import segment_layout as layout
+from helpers import segment_layout as layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

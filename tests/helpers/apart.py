@@ -12,8 +12,8 @@ from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from hazards import own_shm
-from support import LONG
+from helpers import own_shm
+from helpers.support import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable

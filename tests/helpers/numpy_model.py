@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from elements import Element
+    from helpers.elements import Element
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None

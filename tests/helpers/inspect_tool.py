@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyte
-from support import LONG, Child, Crew, until
+from helpers.support import LONG, Child, Crew, until
 
 import shmacc
 from shmacc import inspection
