@@ -8,12 +8,11 @@ record locks that this process relies on.
 
 import os
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._names import SegmentName, semaphore_path
-from shmacc._spec import Spec
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -21,6 +20,9 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
+
+if TYPE_CHECKING:
+    from shmacc._spec import Spec  # needs NumPy, which those who only look do without
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, anybody's, or those of these uids."""
@@ -58,7 +60,7 @@ def check_owners(owners: object) -> Owners:
     )
 
 
-def open_or_create(name: SegmentName, spec: Spec, owners: Owners) -> _core.Handle:
+def open_or_create(name: SegmentName, spec: "Spec", owners: Owners) -> _core.Handle:
     """Return a handle on the segment of that name, which is made if there is none.
 
     Raises:
@@ -187,7 +189,7 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
     return entered
 
 
-def _create(name: SegmentName, spec: Spec) -> _core.Handle | None:
+def _create(name: SegmentName, spec: "Spec") -> _core.Handle | None:
     """Return a handle on a new segment; None: somebody else has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
     shape = spec.shape

@@ -229,7 +229,12 @@ def _come_and_go(*, pipe: Pipe) -> None:
     while not pipe.poll():
         watched.rename(aside)
         watched.touch()
-        aside.rename(watched)
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(FileNotFoundError):  # it was cleaned already
+                empty = held.enter_context(watched.open("r+b"))
+                # Who removes it looks at its name with this lock held.
+                fcntl.lockf(empty, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
+            aside.rename(watched)
         path("unfinished").write_bytes(bytes(4096))
         with (
             contextlib.suppress(errors.ShmaccError),

@@ -71,8 +71,12 @@ class Apart:
         return reduction.recv_handle(self.pipe)
 
     def say(self, what: Any = None) -> None:
-        """Say something to it."""
-        self.pipe.send(what)
+        """Say something to it; if it has ended with an exception, that is raised here."""
+        try:
+            self.pipe.send(what)
+        except BrokenPipeError:
+            self.hear()
+            raise
 
     def result(self, seconds: float = LONG) -> Any:
         """Wait for the function's end: what it returned; what it raised is raised here."""
