@@ -440,23 +440,20 @@ class Accumulator:
                     f"Argument num_required must be positive, but was {required}"
                 )
             lowest, highest = self._dtype.bounds
-        place: list[Any] = [None]
+        place = _core.TakenRound(not partial, seal)
         try:
-            self._handle.take(
-                place,
-                required,
-                gradients.timeout(timeout),
-                not partial and self._reduction != "SUM",
-                not partial,
-                seal,
-                lowest,
-                highest,
+            return finish(
+                self._handle.take(
+                    place,
+                    required,
+                    gradients.timeout(timeout),
+                    not partial and self._reduction != "SUM",
+                    lowest,
+                    highest,
+                )
             )
-            return finish(place[0])
         except BaseException as error:
-            if place[0] is not None:
-                self._handle.keep(place[0], not partial, seal)
-            elif type(error) is DeadlineExceededError:
+            if not self._handle.keep(place) and type(error) is DeadlineExceededError:
                 raise self._saying_who_is_attached(error) from None
             raise
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from shmacc._records import RawRound
+
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
 MAX_RANK: int
@@ -21,6 +23,9 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 NAME_BYTE: int
+
+class TakenRound:
+    def __init__(self, advance: bool, seal: bool) -> None: ...
 
 class Handle:
     def close(self) -> None: ...
@@ -42,16 +47,14 @@ class Handle:
     def drop_if_stale(self, local_step: int, gradients: int) -> bool: ...
     def take(
         self,
-        place: list[Any],
+        place: TakenRound,
         num_required: int,
         timeout: float | None,
         divide: bool,
-        advance: bool,
-        seal: bool,
         lowest: int,
         highest: int,
-    ) -> None: ...
-    def keep(self, round: tuple[Any, ...], advance: bool, seal: bool) -> None: ...
+    ) -> RawRound: ...
+    def keep(self, place: TakenRound) -> bool: ...
     def some_attached(self) -> tuple[list[int], int]: ...
     def set_step(self, step: int) -> int: ...
     def advance_step(self, step: int) -> int: ...

@@ -114,15 +114,15 @@ class ConditionalAccumulator(Accumulator):
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
     def _gradient(self, raw: RawRound) -> ValueArray:
-        _, _, _, value, _, _, _ = raw
+        _, _, _, value, _, _ = raw
         return self._dress(value)
 
     def _taken(self, raw: RawRound) -> DenseTaken:
-        count, step, _, value, _, _, _ = raw
+        count, step, _, value, _, _ = raw
         return DenseTaken(self._dress(value), count, step)
 
     def _partial(self, raw: RawRound) -> DensePartial:
-        count, step, _, value, _, _, _ = raw
+        count, step, _, value, _, _ = raw
         if value is None:
             shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]
             value = gradients.zeros(shape, self._dtype.partial)

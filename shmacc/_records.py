@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
-RawRound = tuple[int, int, IndexArray, Any, Any, IndexArray, int]
+RawRound = tuple[int, int, IndexArray, Any, Any, IndexArray]
 """What the extension takes: count, step, indices, sums or means in the type of sums, shape (both
-None if nothing was accumulated), row counts, and the process that took it."""
+None if nothing was accumulated), and row counts."""
 
 
 class IndexedSlices:

@@ -220,19 +220,19 @@ class SparseConditionalAccumulator(Accumulator):
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 
     def _gradient(self, raw: RawRound) -> SparseGradient:
-        _, _, indices, values, shape, _, _ = raw
+        _, _, indices, values, shape, _ = raw
         return SparseGradient(indices, self._dress(values), shape)
 
     def _slices(self, raw: RawRound) -> IndexedSlices:
-        _, _, indices, values, shape, _, _ = raw
+        _, _, indices, values, shape, _ = raw
         return IndexedSlices(values=self._dress(values), indices=indices, dense_shape=shape)
 
     def _taken(self, raw: RawRound) -> SparseTaken:
-        count, step, indices, values, shape, row_counts, _ = raw
+        count, step, indices, values, shape, row_counts = raw
         return SparseTaken(indices, self._dress(values), shape, row_counts, count, step)
 
     def _partial(self, raw: RawRound) -> SparsePartial:
-        count, step, indices, values, shape, row_counts, _ = raw
+        count, step, indices, values, shape, row_counts = raw
         if values is None:
             first, *rest = self._shape or (None,)
             dims = [dim or 0 for dim in rest]

@@ -5,7 +5,7 @@
 
 #include "description.hpp"
 #include "opening.hpp"
-#include "python.hpp"
+#include "taken.hpp"
 
 namespace shmacc {
 
@@ -162,54 +162,23 @@ class Handle {
             [&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // Puts what it took into the list's one place: (count, step, indices, values, shape, contributions, the
-    // process); values in the sums' type; sparse: shape begins with the declared first dimension or -1. No values
-    // and no shape if nothing was accumulated.
-    //
-    // Into a list, because what a function returns is lost if a signal handler raises right after the call: handlers
-    // run between bytecodes, and by then the round is in the list. Who made the list gives the round to `keep` if
-    // it does not get to the caller.
-    void take(nb::list place, int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
-              bool seal, int64_t lowest, uint64_t highest) {
+    // What was taken (TakenRound::content); it stays in `place`, too. For what a function returns is lost if a
+    // signal handler raises right after the call: handlers run between bytecodes. Whoever made the place gives it
+    // to `keep` if its content does not get to the caller.
+    nb::object take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
+                    int64_t lowest, uint64_t highest) {
         const Core::Use core = attached();
-        if (!kept_.empty()) {
-            if (nb::object round = kept_round(advance, seal); round.is_valid()) {
-                place[0] = round;
-                return;
-            }
-        }
         need_numpy();  // what may fail for want of memory had better do so before something is taken
-        TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest, highest};
-        Taken taken = run([&](Operations& operations) { return operations.take(request); });
-        nb::object values = nb::none(), shape = nb::none();
-        if (taken.dims) {
-            const Config& config = core->config();
-            Dims dims = std::move(*taken.dims);
-            if (config.kind == kSparse) {
-                const bool declared = config.declared_rank != kUnknownRank && config.declared_rank > 0;
-                dims.insert(dims.begin(), declared ? config.declared_dims[0] : -1);
-                Output numbers(dims.size() * sizeof(int64_t));
-                std::copy(dims.begin(), dims.end(), static_cast<int64_t*>(numbers.get()));
-                shape = array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
-                dims[0] = static_cast<int64_t>(taken.rows);
-            }
-            switch (config.sum) {
-                case kFloat32: values = array_of<float>(taken.values, dims, config.components); break;
-                case kFloat64: values = array_of<double>(taken.values, dims, config.components); break;
-                case kInt64: values = array_of<int64_t>(taken.values, dims); break;
-                default: values = array_of<uint64_t>(taken.values, dims); break;
-            }
+        if (!kept_.pass_on(place)) {
+            TakeRequest request{num_required, deadline_after(timeout), divide, place.advances(), place.seals(),
+                                lowest, highest};
+            run([&](Operations& operations) { operations.take(request, place.place()); });
         }
-        const Dims rows{static_cast<int64_t>(taken.rows)};
-        place[0] = nb::make_tuple(taken.count, taken.step, array_of<int64_t>(taken.indices, rows), values, shape,
-                                  array_of<int64_t>(taken.contributions, rows), fork_generation);
+        return place.content(core->config());
     }
-    // A round that was taken but did not get to its caller: the next take of this handle with the same
-    // `advance` and `seal` gets it.
-    void keep(nb::tuple round, bool advance, bool seal) {
-        if (closed_ || nb::cast<int64_t>(round[0]) == 0) return;
-        kept_.push_back({advance, seal, std::move(round)});
-    }
+    // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
+    // anything was.
+    bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
 
     int64_t set_step(int64_t step) {
         return run([&](Operations& operations) { return operations.set_step(step); });
@@ -392,30 +361,9 @@ class Handle {
         }
         return living;
     }
-    // What an earlier take left here, oldest first; of this process: a forked child has a copy of its parent's.
-    nb::object kept_round(bool advance, bool seal) {
-        for (auto kept = kept_.begin(); kept != kept_.end();) {
-            const bool own = nb::cast<uint64_t>(kept->round[kProcess]) == fork_generation;
-            if (own && (kept->advance != advance || kept->seal != seal)) {
-                ++kept;
-                continue;
-            }
-            nb::object round = std::move(kept->round);
-            kept = kept_.erase(kept);
-            if (own) return round;
-        }
-        return {};
-    }
-
     static constexpr uint32_t kAsked = 16;
-    static constexpr size_t kProcess = 6;
 
-    struct Kept {
-        bool advance, seal;
-        nb::tuple round;
-    };
-
-    std::vector<Kept> kept_;  // the GIL guards it
+    KeptRounds kept_;
     std::optional<Core::Use> core_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> private_names_;

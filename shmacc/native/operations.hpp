@@ -147,7 +147,9 @@ class Operations {
     // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
     // advance_step, an apply out of patience, a death that costs the place, the handler itself. Then the copy is
     // made again; after kLooks looks, without another one. Who dies between copy and commit took nothing.
-    Taken take(const TakeRequest& request) {
+    //
+    // What it took is in `taken` when it throws, too, for nobody else has it from the commit on.
+    void take(const TakeRequest& request, std::optional<Taken>& taken) {
         Doing doing(core_, kWaitsForLock);
         Place place(core_);
         Cancellable interruption(interruption_, place);
@@ -174,12 +176,13 @@ class Operations {
                     }
                     if (!look) {
                         consume(session, request, *copy);
-                        doing.entry().taken += static_cast<uint64_t>(copy->taken.count);
+                        taken = std::move(copy->taken);
+                        doing.entry().taken += static_cast<uint64_t>(taken->count);
                         place.leave();
                         session.release();
                         line.turn();
                         line.wake_head();
-                        return std::move(copy->taken);
+                        return;
                     }
                     if (!place.joined() && request.num_required > 0) place.join(request.num_required);
                 } else {

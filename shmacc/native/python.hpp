@@ -137,21 +137,28 @@ inline bool is_plain(nb::handle value, int type_number) {
     return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// A NumPy array that owns what an Output held; two components make a complex number. By NumPy's own interface:
-// a take that was just woken finds no code in the caches, and what converts between kinds of arrays is long.
-// After need_numpy.
+// A NumPy array on memory that stays the Output's until `hand_over`; two components make a complex number. By
+// NumPy's own interface: a take that was just woken finds no code in the caches, and what converts between kinds of
+// arrays is long. After need_numpy.
 template <class T>
-nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
+nb::object array_on(const Output& output, const Dims& shape, uint32_t components = 1) {
     std::vector<npy_intp> dims(shape.begin(), shape.end());
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
     PyObject* array =
         PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get());
     if (!array) throw nb::python_error();
-    nb::object owned = nb::steal(array);
-    nb::capsule owner(output.release(), [](void* memory) noexcept { std::free(memory); });
-    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.release().ptr()) < 0)
+    nb::object made = nb::steal(array);
+    PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
+    if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner) < 0)
         throw nb::python_error();
-    return owned;
+    return made;
+}
+// From here on the memory is the array's. Does not fail.
+inline void hand_over(Output& output, nb::handle array) {
+    PyCapsule_SetDestructor(PyArray_BASE(reinterpret_cast<PyArrayObject*>(array.ptr())), [](PyObject* owner) {
+        std::free(PyCapsule_GetPointer(owner, nullptr));
+    });
+    output.release();
 }
 
 }  // namespace shmacc
