@@ -383,24 +383,19 @@ class Accumulator:
                     f"Argument num_required must be positive, but was {required}"
                 )
             lowest, highest = self._dtype.bounds
-        place: list[Any] = [None]
+        place = TakenRound(not partial, seal)
         try:
             self._handle.take(
                 place,
                 required,
                 arguments.timeout(timeout),
                 not partial and self._spec.reduction != "SUM",
-                not partial,
-                seal,
                 lowest,
                 highest,
             )
-            return finish(place[0])
+            return finish(place)
         except BaseException as error:
-            taken: TakenRound | None = place[0]
-            if taken is not None:
-                self._handle.keep(taken, not partial, seal)
-            if type(error) is DeadlineExceededError and (taken is None or taken.count == 0):
+            if not self._handle.keep(place) and type(error) is DeadlineExceededError:
                 raise self._saying_who_is_attached(error) from None
             raise
 

@@ -6,6 +6,7 @@ which words an error gets. No file of a segment is opened from Python: closing i
 record locks that this process relies on.
 """
 
+import errno
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,7 @@ from shmacc.errors import (
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
+    ResourceExhaustedError,
     ShmaccError,
 )
 
@@ -126,11 +128,18 @@ def may_remove(name: SegmentName) -> None:
 
     Raises:
         PermissionDeniedError: The segment is another user's.
+        ResourceExhaustedError: The system has no memory left to say.
     """
     try:
         found = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
         return
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise ResourceExhaustedError(f"Looking at its name failed: {error.strerror}").about(
+            name.system_name
+        ) from None
     if os.geteuid() not in {0, found.st_uid}:
         raise (
             PermissionDeniedError(

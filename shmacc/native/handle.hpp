@@ -124,33 +124,22 @@ class Handle {
         return run([&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
     }
 
-    // Puts what it takes into the list's one place, as a TakenRound.
-    //
-    // Into a list, because what a function returns is lost if a signal handler raises right after the call: handlers
-    // run between bytecodes, and by then the round is in the list. Who made the list gives the round to `keep` if
-    // it does not get to the caller; a round that nothing was taken for has a count of 0, and is not kept.
-    void take(nb::list place, int64_t num_required, std::optional<double> timeout, bool divide, bool advance,
-              bool seal, int64_t lowest, uint64_t highest) {
+    // What was taken is in `place`. For what a function returns is lost if a signal handler raises right after the
+    // call: handlers run between bytecodes. The maker of the place gives it to `keep` if its content does not get
+    // to the caller.
+    void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
+              int64_t lowest, uint64_t highest) {
         const OpenSegment::Use segment = attached();
-        if (nb::object kept = kept_.next(advance, seal); kept.is_valid()) {
-            place[0] = kept;
-            return;
-        }
-        // What may fail for want of memory does so before something is taken.
-        need_numpy();
-        kept_.make_room();
-        const nb::object made = nb::cast(TakenRound(segment->config()));
-        auto& round = nb::cast<TakenRound&>(made);
-        place[0] = made;
-        const TakeRequest request{num_required, deadline_after(timeout), divide, advance, seal, lowest,
+        need_numpy();  // may fail for want of memory: before something is taken
+        if (kept_.pass_on(place)) return;
+        const TakeRequest request{num_required,     deadline_after(timeout), divide,
+                                  place.advances(), place.seals(),           lowest,
                                   highest};
-        round.fill(run([&](Operations& operations) { return operations.take(request); }));
+        run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
     }
-    // A round that was taken but did not get to its caller: the next take of this handle with the same
-    // `advance` and `seal` gets it.
-    void keep(nb::object round, bool advance, bool seal) {
-        if (!closed_) kept_.add(std::move(round), advance, seal);
-    }
+    // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
+    // anything was.
+    bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
 
     int64_t set_step(int64_t step) {
         return run([&](Operations& operations) { return operations.set_step(step); });

@@ -60,13 +60,23 @@
 
 namespace shmacc {
 
+// False: another process holds it; or the descriptor is not the segment's any more, which its users see by
+// SegmentFile::state. A kernel that has no memory for a lock (ENOLCK) has not said that anybody holds it: that is
+// an error. But letting go does not fail: who gave up would keep others out for as long as the process lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;
     lock.l_whence = SEEK_SET;
     lock.l_start = byte;
     lock.l_len = 1;
-    return fcntl(fd, F_SETLK, &lock) == 0;
+    while (fcntl(fd, F_SETLK, &lock) != 0) {
+        if (errno == EINTR) continue;
+        if (errno != ENOLCK) return false;
+        if (type != F_UNLCK) system_failure("Locking a byte of the segment", ENOLCK);
+        const timespec moment{0, kMillisecond};
+        nanosleep(&moment, nullptr);
+    }
+    return true;
 }
 
 // Whether another process holds a record lock in [first, first + count). *pid: the holder as this
@@ -77,7 +87,8 @@ inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr
     lock.l_whence = SEEK_SET;
     lock.l_start = first;
     lock.l_len = count;
-    if (fcntl(fd, F_GETLK, &lock) != 0) return true;  // not known to be free
+    while (fcntl(fd, F_GETLK, &lock) != 0)  // nobody is taken for alive, or for dead, because of that
+        if (errno != EINTR) system_failure("Asking who holds a lock", errno == ENOMEM ? ENOLCK : errno);
     if (lock.l_type == F_UNLCK) return false;
     if (pid) *pid = std::max(0, static_cast<int>(lock.l_pid));
     return true;
@@ -98,13 +109,13 @@ class Lock {
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
         // Who comes at once has just looked whose the descriptor is.
         const bool ours = how == Acquired::kAtOnce || mapping_.file().state().open;
-        if (ours && token_at_once() && set_record_lock(fd_, kLockByte, F_WRLCK)) return how;
+        if (ours && token_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
         // The first slices are short: if the token died with its owner, that is soon found out.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
             const auto [open, intact, named] = mapping_.file().state();
-            if (open && set_record_lock(fd_, kLockByte, F_WRLCK)) {
+            if (open && record_lock()) {
                 if (intact) store(fairness_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
@@ -149,6 +160,15 @@ class Lock {
             interruption.check();
         }
         return true;
+    }
+    // With the threads' mutex, which is let go of if the kernel cannot say.
+    bool record_lock() {
+        try {
+            return set_record_lock(fd_, kLockByte, F_WRLCK);
+        } catch (...) {
+            threads_.unlock();
+            throw;
+        }
     }
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
     static int64_t slice_until(int64_t deadline, int64_t slice) {

@@ -5,6 +5,15 @@
 namespace shmacc {
 namespace {
 
+// Python's, from here on. If Python has no memory for that, it is destroyed: a process does not stay attached by
+// what nobody can close.
+template <class T>
+nb::object give_to_python(std::unique_ptr<T> made) {
+    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
+    made.release();
+    return object;
+}
+
 // A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
@@ -37,14 +46,15 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     if (is_private) private_names.emplace(path, semaphore_path);
     const auto file = create_segment(path, semaphore_path, config);
     if (!file) return nb::none();
-    std::unique_ptr<Handle> handle;
     try {
         if (!file->open_by_name(path)) {
             unlink(semaphore_path.c_str());
             return nb::none();
         }
-        handle = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(private_names));
-        if (!handle->enter(path, semaphore_path)) return nb::none();
+        auto made = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(private_names));
+        Handle& handle = *made;
+        nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
+        return handle.enter(path, semaphore_path) ? object : nb::none();
     } catch (...) {
         // What cannot be attached, for want of space say, is not left behind, if that can be helped.
         try {
@@ -53,7 +63,6 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
         }
         throw;
     }
-    return nb::cast(handle.release(), nb::rv_policy::take_ownership);
 }
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
@@ -69,14 +78,13 @@ nb::tuple open_found(const std::string& path, SegmentFile::Access access, const 
 
 nb::tuple open_segment(const std::string& path, const Owners& owners) {
     return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
-        return nb::cast(new Handle(OpenSegment::on(std::move(opened.file), opened.config)),
-                        nb::rv_policy::take_ownership);
+        return give_to_python(std::make_unique<Handle>(OpenSegment::on(std::move(opened.file), opened.config)));
     });
 }
 
 nb::tuple view_segment(const std::string& path) {
     return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
-        return nb::cast(new SegmentView(std::move(opened.file), opened.config), nb::rv_policy::take_ownership);
+        return give_to_python(std::make_unique<SegmentView>(std::move(opened.file), opened.config));
     });
 }
 
@@ -152,6 +160,7 @@ NB_MODULE(_core, m) {
     });
 
     nb::class_<TakenRound>(m, "TakenRound")
+        .def(nb::init<bool, bool>(), nb::arg("advance"), nb::arg("seal"))
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
         .def_prop_ro("indices", &TakenRound::indices)
@@ -169,8 +178,8 @@ NB_MODULE(_core, m) {
              nb::arg("gradients"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
-             nb::arg("divide"), nb::arg("advance"), nb::arg("seal"), nb::arg("lowest"), nb::arg("highest"))
-        .def("keep", &Handle::keep, nb::arg("round"), nb::arg("advance"), nb::arg("seal"))
+             nb::arg("divide"), nb::arg("lowest"), nb::arg("highest"))
+        .def("keep", &Handle::keep, nb::arg("place"))
         .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))

@@ -133,11 +133,12 @@ enum class Entered { kYes, kGivenUp, kElsewhere };
 inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = segment.file();
     if (load(segment.header().unlinked)) {
-        if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
+        if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) {
+            if (errno != EPERM && errno != EACCES) system_failure("Removing it", errno);
             belongs_to_another(file.status(),
-                               std::string("; it was given up, and this user cannot remove its "
-                                           "name: ") +
+                               std::string("; it was given up, and this user cannot remove its name: ") +
                                    std::strerror(errno));
+        }
         unlink(semaphore_path.c_str());
         return Entered::kGivenUp;
     }
@@ -160,7 +161,9 @@ inline void mark_given_up(SegmentFile& file) {
 inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
         system_failure("Removing it", errno);
-    unlink(semaphore_path.c_str());  // another user's stays behind, for root to clean
+    // Another user's stays behind, for root to clean.
+    if (unlink(semaphore_path.c_str()) != 0 && errno == ENOMEM)
+        system_failure("Removing its semaphore", errno);
 }
 
 // With the name lock held, by a maker that could not attach. Another process, or another thread of this one, may

@@ -106,7 +106,9 @@ class Operations {
     // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
     // advance_step, an apply out of patience, a death that costs the place, the handler itself. Then the copy is
     // made again; after kLooks looks, without another one. Who dies between copy and commit took nothing.
-    Taken take(const TakeRequest& request) {
+    //
+    // What it took is in `taken` when it throws, too, for nobody else has it from the commit on.
+    void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
         QueueEntry place(segment_);
         Cancellable interruption(interruption_, place);
@@ -133,12 +135,13 @@ class Operations {
                     }
                     if (!look) {
                         consume(session, request, *copy);
-                        activity.entry().taken += static_cast<uint64_t>(copy->taken.count);
+                        taken = std::move(copy->taken);
+                        activity.entry().taken += static_cast<uint64_t>(taken->count);
                         place.leave();
                         session.release();
                         queue.announce_progress();
                         queue.wake_head();
-                        return std::move(copy->taken);
+                        return;
                     }
                     if (!place.joined() && request.num_required > 0) place.join(request.num_required);
                 } else {

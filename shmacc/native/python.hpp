@@ -136,21 +136,23 @@ inline bool is_plain(nb::handle value, int type_number) {
     return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// A NumPy array that owns what an Output held; two components make a complex number. By NumPy's own interface:
-// a take that was just woken finds no code in the caches, and what converts between kinds of arrays is long.
-// After need_numpy.
+// A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
+// the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the
+// caches, and what converts between kinds of arrays is long. After need_numpy.
 template <class T>
 nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
     std::vector<npy_intp> dims(shape.begin(), shape.end());
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
-    PyObject* array = PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get());
+    nb::object array = nb::steal(
+        PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get()));
     if (!array) throw nb::python_error();
-    nb::object owned = nb::steal(array);
-    nb::capsule owner(output.get(), [](void* memory) noexcept { std::free(memory); });
-    output.release();
-    if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array), owner.release().ptr()) < 0)
+    PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
+    if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
         throw nb::python_error();
-    return owned;
+    PyCapsule_SetDestructor(owner,
+                            [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); });
+    output.release();
+    return array;
 }
 
 }  // namespace shmacc

@@ -82,6 +82,9 @@ inline std::string four_octal(mode_t mode) {
             throw Error(Failure::kResourceExhausted,
                         what + " failed: too many open files; each attached segment has one (`ulimit -n`)" +
                             why);
+        case ENOLCK:
+            throw Error(Failure::kResourceExhausted,
+                        what + " failed: the system has no memory for a lock" + why);
         case ENOSPC:
         case ENOMEM:
         case EFBIG:
@@ -213,10 +216,14 @@ class SegmentFile {
     // Before anything is locked, reserved or touched.
     void check_open() const { status(); }
 
-    // Whether a name leads to this very file.
+    // Whether a name leads to this very file. Who cannot find out must not act as if it did not.
     bool is_at(const std::string& path) const {
         struct stat found{};
-        return lstat(path.c_str(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+        if (lstat(path.c_str(), &found) != 0) {
+            if (errno == ENOENT) return false;
+            system_failure("Looking at its name", errno);
+        }
+        return Id{found.st_dev, found.st_ino} == id_;
     }
 
     // The process's OpenSegment on this file, if it has one (open_segment.hpp).

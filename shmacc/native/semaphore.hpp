@@ -49,8 +49,10 @@ class NamedSemaphore {
     static bool is_being_made(const std::string& path) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);
-        if (!fd && (errno == EMFILE || errno == ENFILE)) system_failure("Opening a semaphore", errno);
-        return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
+        if (!fd && is_lack(errno)) system_failure("Opening a semaphore", errno);
+        if (!fd || flock(fd.get(), LOCK_SH | LOCK_NB) == 0) return false;
+        if (errno != EWOULDBLOCK) system_failure("Asking who makes a semaphore", errno);
+        return true;
     }
 
     // The file of that name, if it can be a semaphore's; no descriptor, and errno, if not (EINVAL: it cannot).
@@ -86,7 +88,7 @@ class NamedSemaphore {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);
         if (!fd) {
-            if (errno == EMFILE || errno == ENFILE) system_failure("Opening a semaphore", errno);
+            if (is_lack(errno)) system_failure("Opening a semaphore", errno);
             if (errno == ENOENT) return Found::kMissing;
             return errno == EACCES ? Found::kAnothers : Found::kNoSemaphore;
         }
@@ -107,6 +109,9 @@ class NamedSemaphore {
     sem_t* get() const { return semaphore_; }
 
   private:
+    // Of something other than the file: then nothing is known of it.
+    static bool is_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
+
     void map(int fd, int flags) {
         void* at = mmap(nullptr, sizeof(sem_t), PROT_READ | PROT_WRITE, flags, fd, 0);
         if (at == MAP_FAILED) system_failure("Mapping a semaphore", errno);

@@ -89,7 +89,8 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _reserved(fd: int) -> Iterator[tuple[int, int]]:
-    """What is recorded as reserved; untouched, the kernel takes it for a hole."""
+    """What is reserved whether recorded or not; untouched, the kernel takes it for a hole."""
+    yield 0, layout.HEADER_BYTES
     generation = int.from_bytes(os.pread(fd, 8, layout.GENERATION), "little")
     state = layout.State.from_buffer_copy(
         os.pread(

@@ -28,18 +28,18 @@ CONT: Final = 7
 SINGLESTEP: Final = 9
 DETACH: Final = 17
 SYSCALL: Final = 24
-_SETOPTIONS: Final = 0x4200
-_EXITKILL: Final = 0x100000  # the child ends with its tracer
-_MARK: Final = signal.SIGUSR1
+SETOPTIONS: Final = 0x4200
+EXITKILL: Final = 0x100000  # the child ends with its tracer
+MARK: Final = signal.SIGUSR1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long] * 4
 
 
-def ptrace(request: int, pid: int, data: int = 0) -> None:
+def ptrace(request: int, pid: int, data: int = 0, address: int = 0) -> None:
     """Make the system call, which must succeed."""
-    if _libc.ptrace(request, pid, 0, data) == -1:
+    if _libc.ptrace(request, pid, address, data) == -1:
         code = ctypes.get_errno()
         raise OSError(code, f"ptrace({request}): {os.strerror(code)}")
 
@@ -61,12 +61,12 @@ class Traced:
         if self.pid == 0:
             _run(function)
         self._wait()
-        ptrace(_SETOPTIONS, self.pid, _EXITKILL)
+        ptrace(SETOPTIONS, self.pid, EXITKILL)
 
     def run_to_mark(self) -> None:
         """Go on to the next mark."""
         self._go(CONT)
-        while self.stopped_by != _MARK:
+        while self.stopped_by != MARK:
             self._go(CONT, self.stopped_by)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
@@ -88,13 +88,13 @@ class Traced:
 
     def steps_to_mark(self) -> Iterator[int]:
         """Go on by one instruction at a time to the next mark; number them."""
-        return self.steps(lambda: self.stopped_by != _MARK)
+        return self.steps(lambda: self.stopped_by != MARK)
 
     def finish(self) -> None:
         """Let it run to its end, which must be a good one."""
         try:
             while True:
-                self._go(CONT, 0 if self.stopped_by == _MARK else self.stopped_by)
+                self._go(CONT, 0 if self.stopped_by == MARK else self.stopped_by)
         except EndedError:
             assert self.status == 0, f"the traced child ended with status {self.status}"
 
@@ -130,7 +130,8 @@ class Traced:
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:
-        ptrace(request, self.pid, 0 if number == signal.SIGTRAP else number)
+        # A stop at a system call is marked by a bit in it (stepping_calls.py).
+        ptrace(request, self.pid, 0 if number & 0x7F == signal.SIGTRAP else number)
         self._wait()
 
     def _wait(self) -> None:
@@ -150,10 +151,10 @@ def _run(function: Callable[[Mark], object]) -> None:
     status = 1
     try:
         # A tracer is told all the same; without one, marks are to mean nothing.
-        signal.signal(_MARK, signal.SIG_IGN)
+        signal.signal(MARK, signal.SIG_IGN)
         ptrace(_TRACEME, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
-        function(lambda: os.kill(os.getpid(), _MARK))
+        function(lambda: os.kill(os.getpid(), MARK))
         status = 0
     except BaseException:  # noqa: BLE001  the child must not go on as the test runner
         traceback.print_exc()

@@ -1,0 +1,240 @@
+"""Any system call may fail: an error that says so, or none; nothing leaks; the next one works.
+
+For want of memory in the kernel, descriptors, space, locks; or because a signal came.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.apart import forks
+from helpers.killing_deeds import DEEDS, SCENE, Deed, clean_up, left
+from helpers.killing_scenes import NAME
+from helpers.stepping_calls import NAMES, Calling, needs_failures, plausible
+from helpers.stepping_tracer import on_one_core
+
+import shmacc
+from shmacc import _names as names
+from shmacc import errors, inspection
+
+if TYPE_CHECKING:
+    from helpers.killing_scenes import Record
+    from helpers.stepping_tracer import Mark
+
+pytestmark = [forks, needs_failures]
+
+_LACKS: Final = {errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EFBIG}
+
+
+def is_right(said: str, code: int, deed: Deed) -> bool:
+    """Whether the deed may come to this error when a system call fails by that one."""
+    if said == "":
+        return True
+    if code not in _LACKS:
+        return False  # it was interrupted
+    if deed.name == "cleaning" and said == f"OSError {code}":
+        return True  # who looks at the whole directory is told by Python
+    return said in {"ResourceExhaustedError", "MemoryError"}
+
+
+def descriptors() -> set[str]:
+    """What this process has open, beside mappings."""
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def mapped() -> int:
+    """How many mappings of segments and semaphores it has."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        return sum(names.SHM_DIRECTORY in line for line in maps)
+
+
+def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
+    """Whether it is the semaphore of a segment that was there: whoever misses it makes it."""
+    semaphore = names.parse_semaphore_file(name)
+    return semaphore is not None and semaphore[0] in there_before
+
+
+def attempt(deed: Deed, begun: Any) -> str:
+    """Do it; which error it came to."""
+    try:
+        made = deed.act(begun)
+        if hasattr(made, "close"):
+            made.close()
+    except BaseException as error:  # noqa: BLE001  which one it is, is the question
+        name = type(error).__name__
+        return f"{name} {error.errno}" if type(error) is OSError else name
+    return ""
+
+
+def do_it_twice(deed: Deed, kept: Any, said: int, mark: Mark) -> None:
+    """Do it, while a call fails, and again; say which error it came to."""
+    before, there_before = descriptors(), left()
+    begun = deed.begin(kept)
+    there = left()
+    mark()
+    error = attempt(deed, begun)
+    mark()
+    os.write(said, error.encode() or b"none")
+    if error:
+        new = set(left()) - set(there)
+        assert all(is_anothers(name, there_before) for name in new), f"{error}, and left {new}"
+    again = attempt(deed, begun)
+    if again == "DeadlineExceededError" and not error:
+        again = ""  # there was one round to take
+    assert again == "", f"{error}, then {again}"
+    for one in (begun, kept):
+        if one is not None:
+            one.close()
+    assert descriptors() <= before, f"{error}: {descriptors() - before} are open"
+    assert mapped() == 0, f"{error}: something is mapped"
+
+
+def fail(deed: Deed, place: int, which: int) -> tuple[str, int]:
+    """Let one call fail; which one it was, and with how many errors it may fail.
+
+    Args:
+        deed: What the process does.
+        place: At which of its calls.
+        which: Of the errors that call may fail with.
+    """
+    kept = deed.before()
+    reader, writer = os.pipe()
+    name, code = "", 0
+    errors_of_it: tuple[int, ...] = ()
+    with Calling(lambda mark: do_it_twice(deed, kept, writer, mark)) as child:
+        child.run_to_mark()
+        calls = (call for call in child.calls_to_mark() if call.before)
+        for number, call in enumerate(calls):
+            if number == place:
+                name = NAMES.get(call.number, "?")
+                errors_of_it = plausible(call)
+                if which < len(errors_of_it):
+                    code = errors_of_it[which]
+                    child.fail(code)
+        child.finish()
+    os.close(writer)
+    said = os.read(reader, 100).decode().replace("none", "")
+    os.close(reader)
+    if code:
+        assert is_right(said, code, deed), f"{name}: {errno.errorcode[code]} became {said}"
+    if kept is not None:
+        kept.close()
+    with suppress(errors.NotFoundError):
+        found = SCENE.testify()
+        if deed.act is SCENE.operation:  # the gradient that was there, and one or two others
+            assert found.counters[0] == (2 if said else 3)
+    clean_up()
+    return name, len(errors_of_it)
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=str)
+def test_every_call_fails_once(deed: Deed, record_property: Record) -> None:
+    failures = 0
+    with on_one_core():
+        for place in count():
+            name, number = fail(deed, place, 0)
+            for which in range(1, number):
+                fail(deed, place, which)
+            failures += number
+            if not name:
+                break
+    record_property("failures", failures)
+    assert failures
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+
+def without_locks(deed: Deed, kept: Any, said: int, mark: Mark) -> None:
+    """Do it while the kernel has no memory for locks, and again when it has; say what happened."""
+    begun = deed.begin(kept)
+    mark()
+    try:
+        deed.act(begun)
+        message = "no error"
+    except errors.ResourceExhaustedError as error:
+        message = str(error)
+    mark()
+    os.write(said, message.encode())
+    deed.act(begun)
+
+
+ASKING: Final = [
+    deed
+    for deed in DEEDS
+    if deed.name in {"attaching", "a child's first operation", "cleaning"}
+    or deed.name.endswith("behind the dead")
+]
+
+
+@pytest.mark.parametrize("deed", ASKING, ids=str)
+def test_a_kernel_without_memory_for_locks_says_nothing_about_life(deed: Deed) -> None:
+    """Its refusal is neither "held" nor "alive", however often it comes: nobody waits for that."""
+    kept = deed.before()
+    reader, writer = os.pipe()
+    refused = 0
+    with Calling(lambda mark: without_locks(deed, kept, writer, mark)) as child:
+        child.run_to_mark()
+        for call in child.calls_to_mark():
+            if call.before and (code := child.no_lock(call)):
+                child.fail(code)
+                refused += 1
+                assert refused < 10, "it asks again and again"
+        child.finish()
+    os.close(writer)
+    message = os.read(reader, 500).decode()
+    os.close(reader)
+    assert refused
+    assert "no memory for a lock" in message
+    if kept is not None:
+        kept.close()
+    with suppress(errors.NotFoundError):
+        SCENE.testify()
+    clean_up()
+
+
+@pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
+def test_letting_go_is_tried_until_it_is_done(name: str) -> None:
+    """Who gave up would keep others out for as long as the process lives."""
+    (deed,) = (deed for deed in DEEDS if deed.name == name)
+    kept = deed.before()
+    begun: list[Any] = []
+
+    def act(mark: Mark) -> None:
+        begun.append(deed.begin(kept))
+        mark()
+        deed.act(begun[0])
+        mark()
+        mark()
+
+    refused = in_a_row = 0
+    with Calling(act) as child:
+        child.run_to_mark()
+        for call in child.calls_to_mark():
+            if not call.before or NAMES.get(call.number) != "fcntl":
+                continue
+            # Each that lets go is refused three times.
+            in_a_row = in_a_row + 1 if child.lets_go(call) and in_a_row < 3 else 0
+            if in_a_row:
+                refused += 1
+                child.fail(errno.ENOLCK)
+        assert refused >= 3
+        assert refused % 3 == 0, "it gave up"
+        # It lives on, with nothing locked but its place.
+        with suppress(errors.NotFoundError):
+            assert not inspection.describe(NAME).lock.held
+            assert inspection.describe(NAME).lock.name_pid is None
+            acc: Any = shmacc.attach(NAME)
+            with acc:
+                assert acc.apply_grad([1], [[1, 2, 3]])
+        child.finish()
+    if kept is not None:
+        kept.close()
+    with suppress(errors.NotFoundError):
+        SCENE.testify()
+    clean_up()

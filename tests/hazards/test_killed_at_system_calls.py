@@ -1,0 +1,136 @@
+"""A process that is killed before or after any of its system calls leaves all or nothing.
+
+The extension opens, makes, closes and removes segments in one piece, from Python's view: so lines
+of Python say little about where a death may fall. What a death leaves is changed by system calls,
+and by stores to shared memory between them; both are cut off at each call here.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.apart import forks
+from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
+from helpers.stepping_calls import NAMES, Calling, needs_calls, needs_failures
+from helpers.stepping_tracer import on_one_core
+
+from shmacc import errors
+
+if TYPE_CHECKING:
+    from helpers.killing_scenes import Record, Testimony
+    from helpers.stepping_calls import Call
+    from helpers.stepping_tracer import Mark
+
+pytestmark = [forks, needs_calls]
+
+
+Failure = Callable[["Call"], int | None]
+
+
+def cut_short(
+    deed: Deed, stop: int, fails: Callable[[], Failure] | None = None
+) -> tuple[bool, Testimony | None]:
+    """Kill a process at that stop of the deed; whether it came so far, and what is found.
+
+    Args:
+        deed: What it does.
+        stop: At which of the stops before and after its calls.
+        fails: Makes what says with which error a call is to fail, or None. Then the stops are
+            counted from that call on.
+    """
+    kept = deed.before()
+    fail = None if fails is None else fails()
+
+    def act(mark: Mark) -> None:
+        begun = deed.begin(kept)
+        mark()
+        done = deed.act(begun)
+        mark()
+        del done
+
+    came, failed = 0, fail is None
+    with Calling(act) as child:
+        child.run_to_mark()
+        for call in child.calls_to_mark():
+            if call.before and fail is not None and (code := fail(call)) is not None:
+                child.fail(code)
+                failed, fail = True, None
+            came += failed
+            if came == stop:
+                break
+        child.kill()
+    assert failed
+    if kept is not None:
+        kept.close()
+    return came == stop, judge()
+
+
+def at_every_call(deed: Deed, expected: tuple[Any, Any], record: Record, **how: Any) -> None:
+    """Kill process after process; what is found is what was before, and from some call on after."""
+    before, after = expected
+    done = False
+    with on_one_core():
+        for stop in count(1):
+            came, found = cut_short(deed, stop, **how)
+            done = done or found == after
+            assert found == (after if done else before), f"torn at stop {stop}"
+            if not came:
+                break
+    assert done
+    record("stops", stop - 1)
+
+
+def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
+    """What is to be found before and after it."""
+    one = SCENE.testimony(SCENE.prepare())
+    match deed.name:
+        case "creating":
+            create().close()
+            return None, SCENE.testify()
+        case "creating a private one" | "closing a private one":
+            return None, None  # under another name
+        case "a child's first operation" | "applying behind the dead":
+            return one, SCENE.testimony(SCENE.perform())
+        case "taking behind the dead":
+            return one, SCENE.testimony(replace(SCENE, operation=deed.act).perform())
+        case "unlinking" | "cleaning":
+            return one, None
+    return one, one
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=str)
+def test_killed_at_every_call(deed: Deed, record_property: Record) -> None:
+    at_every_call(deed, expected(deed), record_property)
+
+
+class _FirstMappingOfTheNamed:
+    """Lets the first mapping fail that a maker makes once the segment has its name."""
+
+    def __init__(self) -> None:
+        self.names = 0
+
+    def __call__(self, call: Call) -> int | None:
+        name = NAMES.get(call.number)
+        self.names += name == "linkat"
+        shared = name == "mmap" and call.arguments[3] & mmap.MAP_SHARED
+        return errno.ENOMEM if self.names == 2 and shared else None
+
+
+def _create_in_vain() -> None:
+    with pytest.raises(errors.ResourceExhaustedError):
+        create()
+
+
+@needs_failures
+def test_killed_while_taking_back_what_could_not_be_attached(record_property: Record) -> None:
+    """A maker removes the new segment again, unless somebody else has attached by then."""
+    create().close()
+    new = SCENE.testify()
+    vain = replace(CREATING, act=lambda _: _create_in_vain())
+    at_every_call(vain, (new, None), record_property, fails=_FirstMappingOfTheNamed)

@@ -1,0 +1,263 @@
+"""Memory runs out at any allocation: no round is lost, and nothing stays open that nobody has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import resource
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import forks, run_apart
+from helpers.every_call import SANITIZED
+from helpers.killing_scenes import NAME, path
+
+import shmacc
+from shmacc import (
+    NEVER_STALE,
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    _core,
+    inspection,
+    testing,
+)
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Memory runs out in forked processes: what they break of themselves is theirs.
+pytestmark = forks
+
+SORTS: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
+    "sparse": (SparseConditionalAccumulator, "float32", lambda acc: acc.take(1, timeout=0)),
+    "slices": (
+        SparseConditionalAccumulator,
+        "float32",
+        lambda acc: acc.take_indexed_slices_grad(1, timeout=0),
+    ),
+    "sparse partial": (
+        SparseConditionalAccumulator,
+        "int16",
+        lambda acc: acc.take_partial(0, timeout=0),
+    ),
+    "half": (SparseConditionalAccumulator, "float16", lambda acc: acc.take_grad(1, timeout=0)),
+    "dense": (ConditionalAccumulator, "complex64", lambda acc: acc.take(1, timeout=0)),
+    "dense integers": (ConditionalAccumulator, "int16", lambda acc: acc.take_grad(1, timeout=0)),
+    "sealing": (
+        ConditionalAccumulator,
+        "bfloat16",
+        lambda acc: acc.take_partial(1, timeout=0, seal=True),
+    ),
+}
+
+
+def apply(acc: Any, number: int) -> None:
+    """Add a gradient that can be told from others."""
+    values = np.full((3, 2), number)
+    acc.unseal()
+    if isinstance(acc, ConditionalAccumulator):
+        assert acc.apply_grad(values, local_step=NEVER_STALE)
+    else:
+        assert acc.apply_grad([1, 4, 9], values, local_step=NEVER_STALE)
+
+
+def is_whole(taken: Any, number: int) -> bool:
+    """Whether it is that gradient."""
+    for field in ("value", "values"):
+        taken = getattr(taken, field, taken)
+    return bool(np.shape(taken) == (3, 2) and (taken == number).all())
+
+
+def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
+    """Take round after round, each with memory running out elsewhere; how many takes failed."""
+    kind, dtype, take = SORTS[sort]
+    failed = 0
+    with kind(dtype, None, NAME, reduction_type="SUM") as acc:
+        apply(acc, 1)
+        take(acc)  # what is imported and made at a first take
+        for number, failing in enumerate(failures()):
+            # Small numbers: they are to fit a half.
+            apply(acc, number % 100)
+            taken = failing(lambda: take(acc))
+            if taken is None:
+                failed += 1
+                taken = take(acc)  # at once: nothing was consumed, or this is what was
+            assert is_whole(taken, number % 100), f"allocation {number}: {taken}"
+            assert acc.num_accumulated() == 0
+        stats = acc.stats()
+        assert stats.applied == stats.taken == number + 2
+        assert stats.waiting == 0
+        acc.unlink()
+    return failed
+
+
+def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
+    """Calls in which Python's n-th allocation fails, and so many in a row.
+
+    Not all from there on: CPython 3.11 looks for its own exception handler for ever then.
+    """
+    testcapi: Any = importlib.import_module("_testcapi")
+    through = False
+
+    def failing(call: Callable[[], Any], first: int) -> Any:
+        nonlocal through
+        result = None
+        try:
+            testcapi.set_nomemory(first, first + in_a_row)
+            result = call()
+        except MemoryError:
+            pass
+        finally:
+            testcapi.remove_mem_hooks()
+        through = result is not None
+        return result
+
+    succeeded = 0
+    for first in count():
+        yield lambda call, first=first: failing(call, first)  # type: ignore[misc]
+        # A single failure may be got over; ten calls in a row without one are past the last one.
+        succeeded = succeeded + 1 if through else 0
+        if succeeded == 10:
+            return
+
+
+# Two failures in a row crash CPython 3.11 where NumPy's errors are set, as most conversions do.
+@pytest.mark.parametrize(
+    ("sort", "in_a_row"),
+    [(sort, 1) for sort in SORTS] + [("sparse", 40), ("slices", 40), ("dense", 40)],
+)
+def test_no_allocation_of_pythons_loses_a_round(sort: str, in_a_row: int) -> None:
+    pytest.importorskip("_testcapi")
+    failed = run_apart(_no_round_is_lost, sort, lambda: _without_memory_of_pythons(in_a_row))
+    assert failed > 5
+
+
+class _Heap:
+    """The C library's memory, all of it taken, but for so many bytes."""
+
+    # Small ones go to lists by size when they are freed, where only their like finds them.
+    _LARGEST, _SMALLEST, _SPLIT = 1 << 22, 16, 1 << 14
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._malloc, self._free = libc.malloc, libc.free
+        self._malloc.restype, self._malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
+        self._taken = np.zeros(1 << 20, np.uintp)
+        self._count = 0
+
+    def exhaust(self, left: int) -> None:
+        """Take it."""
+        with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        spare = self._malloc(self._SPLIT)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped, resource.RLIM_INFINITY))
+        size = self._LARGEST
+        while size >= self._SMALLEST:
+            if not self._keep(size):
+                size //= 2
+        self._free(spare)
+        self._keep(self._SPLIT - left)
+
+    def give_back(self) -> None:
+        """Let go of it."""
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        for at in range(self._count):
+            self._free(int(self._taken[at]))
+        self._count = 0
+
+    def _keep(self, size: int) -> bool:
+        got = self._malloc(size)
+        if got:
+            self._taken[self._count] = got
+            self._count += 1
+        return bool(got)
+
+
+def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
+    """Calls for which there are so many bytes."""
+    heap = _Heap()
+
+    def failing(call: Callable[[], Any], left: int) -> Any:
+        try:
+            heap.exhaust(left)
+            return call()
+        except MemoryError:
+            return None
+        finally:
+            heap.give_back()
+
+    for left in range(32, 2048, 16):
+        yield lambda call, left=left: failing(call, left)  # type: ignore[misc]
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocator of its own")
+@pytest.mark.parametrize("sort", SORTS)
+def test_no_allocation_of_the_extensions_loses_a_round(sort: str) -> None:
+    failed = run_apart(_no_round_is_lost, sort, _without_memory_of_c)
+    assert 0 < failed < 126
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+def _open() -> Any:
+    return _core.open(path(), None)[2]
+
+
+def _view() -> Any:
+    return _core.view(path())[2]
+
+
+def _create() -> Any:
+    return SparseConditionalAccumulator("float32", None, "new")
+
+
+def _create_private() -> Any:
+    return ConditionalAccumulator("float32")
+
+
+def _attach() -> Any:
+    return shmacc.attach(NAME)
+
+
+def _descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def _mappings() -> int:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        return sum(names.SHM_DIRECTORY in line for line in maps)
+
+
+def _nothing_stays_open(call: Callable[[], Any]) -> int:
+    call().close()
+    if call is _create:
+        inspection.remove("new")
+    before = _descriptors(), _mappings()
+    failed = 0
+    for failing in _without_memory_of_pythons(1):
+        made = failing(call)
+        failed += made is None
+        if made is not None:
+            made.close()
+        if call is _create and "new" in {one.name.shared_name for one in inspection.leftovers()}:
+            inspection.remove("new")  # it raises if a process, say this one, is attached
+        assert (_descriptors(), _mappings()) == before
+        assert len(testing.leaked_names(names.current_namespace())) == 2  # NAME's
+    return failed
+
+
+@pytest.mark.parametrize("call", [_open, _view, _create, _create_private, _attach])
+def test_nothing_stays_open_that_python_could_not_hold(call: Callable[[], Any]) -> None:
+    pytest.importorskip("_testcapi")
+    with SparseConditionalAccumulator("float32", None, NAME) as acc:
+        pass
+    assert run_apart(_nothing_stays_open, call) > 3
+    with shmacc.attach(NAME) as acc:
+        assert acc.stats().attached == 1
+        acc.unlink()

@@ -1,0 +1,234 @@
+"""How processes come to a segment and leave it, and how to judge what is left of one that did not.
+
+A deed is cut short at a system call (stepping_calls.py): by the process's death, or by an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from helpers.apart import Apart, run_apart
+from helpers.killing_images import Image
+from helpers.killing_scenes import NAME, SOON, Scene, Testimony, path, rows
+from helpers.support import until
+
+import shmacc
+from shmacc import SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
+from shmacc.inspection import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Pipe
+
+MODE: Final = 0o640
+
+# One gradient is in it; the next one brings new rows.
+SCENE: Final = Scene(
+    "one more",
+    "float32",
+    3,
+    before=lambda acc: acc.apply_grad(*rows(1, 2)),
+    operation=lambda acc: acc.apply_grad(*rows(2, 3)),
+    more=(2, 3),
+)
+
+
+def create(name: str | None = NAME) -> Any:
+    """Make the accumulator, or attach to it."""
+    return SparseConditionalAccumulator("float32", None, name, reduction_type="SUM", mode=MODE)
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something that is cut short.
+
+    Attributes:
+        name: What it is.
+        before: Makes what there is before it, in the test's own process, which keeps what this
+            returns open until the deed is over.
+        begin: What the process itself has done before; is given what `before` returned.
+        act: The deed; is given what `begin` returned. May return an accumulator.
+    """
+
+    name: str
+    before: Callable[[], Any]
+    begin: Callable[[Any], Any]
+    act: Callable[[Any], Any]
+
+    def __str__(self) -> str:
+        """Its name, for the test's."""
+        return self.name
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _of_another_time() -> None:
+    """Leave the semaphore of a segment of this name that is gone."""
+    semaphore = Path(names.semaphore_path(os.path.basename(path()), 0x1234567))  # noqa: PTH119
+    semaphore.write_bytes(bytes(32))
+
+
+def _attach_and_say_so(pipe: Pipe) -> None:
+    with shmacc.attach(NAME):
+        pipe.say()
+        pipe.hear()
+
+
+def _fill() -> Image:
+    with create() as acc:
+        SCENE.before(acc)
+        image = Image.of(path())
+        acc.unlink()
+    return image
+
+
+@cache
+def _filled_image() -> Image:
+    image: Image = run_apart(_fill)
+    return image
+
+
+def filled() -> None:
+    """Leave a segment with a gradient in it, and no semaphore."""
+    _filled_image().write(path())
+    os.chmod(path(), MODE)  # noqa: PTH101
+
+
+def left_by_the_dead() -> None:
+    """The same, with a place in its table that a dead process has."""
+    filled()
+    with Apart(_attach_and_say_so) as process:
+        process.hear()
+    for name in testing.leaked_names(names.current_namespace()):
+        if name.startswith("sem."):
+            os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
+
+
+def _stand_in_line(pipe: Pipe) -> None:
+    with shmacc.attach(NAME) as acc:
+        pipe.say()
+        acc.take(2)
+
+
+def with_a_dead_one_in_line() -> None:
+    """The same, with a dead process's take first in line, which has not got its number yet."""
+    filled()
+    with Apart(_stand_in_line) as process, shmacc.attach(NAME) as acc:
+        process.hear()
+        until(lambda: acc.stats().waiting == 1)
+
+
+def filled_and_attached() -> Any:
+    """The same, attached."""
+    filled()
+    return shmacc.attach(NAME)
+
+
+def _attach(*_: Any) -> Any:
+    return shmacc.attach(NAME)
+
+
+def _take(acc: Any) -> None:
+    acc.take(1, timeout=0)
+
+
+def _clean(*_: Any) -> None:
+    for leftover in inspection.leftovers(namespace=names.current_namespace()):
+        inspection.clean(leftover)
+
+
+CREATING: Final = Deed("creating", _of_another_time, nothing, lambda _: create())
+DEEDS: Final = (
+    CREATING,
+    Deed("creating a private one", nothing, nothing, lambda _: create(None)),
+    Deed("finding what the dead left", left_by_the_dead, nothing, lambda _: create()),
+    Deed("attaching", filled_and_attached, nothing, _attach),
+    Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
+    Deed("applying behind the dead", with_a_dead_one_in_line, _attach, SCENE.operation),
+    Deed("taking behind the dead", with_a_dead_one_in_line, _attach, _take),
+    Deed("closing", filled, _attach, lambda acc: acc.close()),
+    Deed("closing a private one", nothing, lambda _: create(None), lambda acc: acc.close()),
+    Deed("unlinking", filled, _attach, lambda acc: acc.unlink()),
+    Deed("cleaning", left_by_the_dead, nothing, _clean),
+)
+
+
+def left() -> tuple[str, ...]:
+    """Names in shared memory, of this test's."""
+    return testing.leaked_names(names.current_namespace())
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What is in shared memory, so that it can be judged in more than one way."""
+
+    segments: dict[str, Image]
+    semaphores: dict[str, tuple[int, bytes]]
+
+    @classmethod
+    def now(cls) -> Leftovers:
+        """What is there."""
+        files = {name: Path(names.SHM_DIRECTORY, name) for name in left()}
+        return cls(
+            {name: Image.of(str(file)) for name, file in files.items() if name[:4] != "sem."},
+            {
+                name: (stat.S_IMODE(file.stat().st_mode), file.read_bytes())
+                for name, file in files.items()
+                if name[:4] == "sem."
+            },
+        )
+
+    def write(self) -> None:
+        """Put it back."""
+        for name, image in self.segments.items():
+            image.write(f"{names.SHM_DIRECTORY}/{name}")
+            os.chmod(f"{names.SHM_DIRECTORY}/{name}", MODE)  # noqa: PTH101
+        for name, (mode, content) in self.semaphores.items():
+            file = Path(names.SHM_DIRECTORY, name)
+            file.write_bytes(content)
+            file.chmod(mode)
+
+
+def clean_up() -> None:
+    """Remove all that nobody has any more: which is all there is."""
+    for leftover in inspection.leftovers(namespace=names.current_namespace()):
+        assert leftover.removable, leftover
+        inspection.clean(leftover)
+    assert left() == ()
+
+
+def judge() -> Testimony | None:
+    """Hold what the dead left to what the next ones may rely on; what they find under the name.
+
+    Nothing is there afterwards.
+    """
+    for file in left():
+        mode = stat.S_IMODE(os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode)  # noqa: PTH116
+        assert mode == MODE or file.endswith("1234567"), f"{file} has mode {mode:o}"
+    leftovers = Leftovers.now()
+    for segment in inspection.list_segments(namespace=names.current_namespace()):
+        assert segment.state is SegmentState.ORPHANED, segment
+    clean_up()
+    leftovers.write()
+    try:
+        found = SCENE.testify()
+    except errors.NotFoundError:
+        found = None
+    # Under that name one can begin anew, and at once.
+    start = time.monotonic()
+    with create() as acc:
+        assert time.monotonic() - start < SOON
+        assert (acc.num_accumulated(), acc.global_step, acc.stats().attached) == (0, 0, 1)
+        acc.unlink()
+    clean_up()
+    return found

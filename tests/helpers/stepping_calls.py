@@ -1,0 +1,187 @@
+"""A forked child that stands still before and after each of its system calls (ptrace)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers.stepping_tracer import EXITKILL, MARK, SETOPTIONS, SYSCALL, Traced, ptrace, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from helpers.stepping_tracer import Mark
+
+_TRACESYSGOOD: Final = 1
+_GET_SYSCALL_INFO: Final = 0x420E
+_POKEUSER: Final = 6
+_AT_A_CALL: Final = 0x85
+
+# Where the kernel keeps a stopped process's registers. To make a call fail one must know them.
+_MACHINE: Final = "x86_64"
+_NUMBER, _RESULT = 15 * 8, 10 * 8
+
+_F_GETLK: Final = 5
+_F_SETLK: Final = 6
+
+# The numbers of calls that are made to fail.
+NAMES: Final = {
+    2: "open",
+    6: "lstat",
+    9: "mmap",
+    12: "brk",
+    18: "pwrite64",
+    21: "access",
+    25: "mremap",
+    72: "fcntl",
+    73: "flock",
+    77: "ftruncate",
+    87: "unlink",
+    91: "fchmod",
+    257: "openat",
+    262: "newfstatat",
+    265: "linkat",
+    269: "faccessat",
+    285: "fallocate",
+}
+
+
+class _Info(ctypes.Structure):
+    """The kernel's ``struct ptrace_syscall_info``, as it is before a call."""
+
+    _fields_ = (
+        ("op", ctypes.c_uint8),
+        ("arch", ctypes.c_uint32),
+        ("instruction", ctypes.c_uint64),
+        ("stack", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("arguments", ctypes.c_uint64 * 6),
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call that the child stands before, or after.
+
+    Attributes:
+        before: Which of the two.
+        number: Before it: which call it is, as the machine counts them.
+        arguments: Before it.
+    """
+
+    before: bool
+    number: int
+    arguments: tuple[int, ...]
+
+
+class Calling(Traced):
+    """A child that runs ``function(mark)``; nothing else happens while it stands at a call."""
+
+    def __init__(self, function: Callable[[Mark], object]) -> None:
+        """Fork it; it stands before the first instruction of the function."""
+        super().__init__(function)
+        ptrace(SETOPTIONS, self.pid, EXITKILL | _TRACESYSGOOD)
+
+    def calls_to_mark(self) -> Iterator[Call]:
+        """Go on from call to call, with a stop before and one after each, to the next mark."""
+        while True:
+            self._go(SYSCALL, 0 if self.stopped_by == MARK else self.stopped_by)
+            if self.stopped_by == MARK:
+                return
+            if self.stopped_by == _AT_A_CALL:
+                info = _Info()
+                ptrace(_GET_SYSCALL_INFO, self.pid, ctypes.addressof(info), ctypes.sizeof(info))
+                yield Call(info.op == 1, info.number, tuple(info.arguments))
+
+    def no_lock(self, call: Call) -> int:
+        """With which error a kernel without memory for locks refuses; 0: it does not."""
+        if NAMES.get(call.number) != "fcntl" or self.lets_go(call):
+            return 0
+        return {_F_GETLK: errno.ENOMEM, _F_SETLK: errno.ENOLCK}.get(call.arguments[1], 0)
+
+    def lets_go(self, call: Call) -> bool:
+        """Whether the call that it stands before lets go of a record lock."""
+        if NAMES.get(call.number) != "fcntl" or call.arguments[1] != _F_SETLK:
+            return False
+        with open(f"/proc/{self.pid}/mem", "rb") as memory:  # noqa: PTH123  no text
+            kind = os.pread(memory.fileno(), 2, call.arguments[2])
+        return int.from_bytes(kind, sys.byteorder) == fcntl.F_UNLCK
+
+    def fail(self, code: int) -> None:
+        """Standing before a call, let it fail without having been made."""
+        ptrace(_POKEUSER, self.pid, -1, _NUMBER)
+        self._go(SYSCALL)
+        assert self.stopped_by == _AT_A_CALL
+        ptrace(_POKEUSER, self.pid, -code, _RESULT)
+
+
+def _ask_and_mark(mark: Mark) -> None:
+    os.getppid()
+    mark()
+
+
+@cache
+def _cannot_stop() -> str | None:
+    if refusal() is not None:
+        return refusal()
+    try:
+        with Calling(_ask_and_mark) as child:
+            assert sum(call.before for call in child.calls_to_mark()) > 1
+            child.finish()
+    except OSError as error:
+        return f"system calls cannot be told apart here: {error}"
+    return None
+
+
+needs_calls = pytest.mark.skipif(_cannot_stop() is not None, reason=str(_cannot_stop()))
+needs_failures = pytest.mark.skipif(
+    _cannot_stop() is not None or platform.machine() != _MACHINE,
+    reason=f"knows the registers of {_MACHINE} only, or: {_cannot_stop()}",
+)
+
+# What tmpfs, and the kernel's other parts, may come to on the way; EINTR where they can be
+# interrupted. To close a file, or to ask an open one for its status, does not fail.
+_ANY_PATH: Final = (errno.ENOMEM,)
+_PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
+    "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    "openat": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    "lstat": _ANY_PATH,
+    "access": _ANY_PATH,
+    "faccessat": _ANY_PATH,
+    "newfstatat": _ANY_PATH,
+    "unlink": _ANY_PATH,
+    "linkat": (errno.ENOSPC, errno.ENOMEM),
+    "mmap": (errno.ENOMEM,),
+    "mremap": (errno.ENOMEM,),
+    "brk": (errno.ENOMEM,),
+    "pwrite64": (errno.ENOSPC, errno.ENOMEM),
+    "ftruncate": (errno.EFBIG, errno.ENOMEM),
+    "fchmod": (errno.ENOMEM,),
+    "flock": (errno.ENOLCK, errno.ENOMEM),
+    "fallocate": (errno.EINTR, errno.ENOSPC, errno.ENOMEM),
+}
+_OF_FCNTL: Final = {
+    _F_GETLK: (errno.ENOMEM, errno.EINTR),
+    _F_SETLK: (errno.ENOLCK, errno.EINTR),
+}
+_AT_EMPTY_PATH: Final = 0x1000
+_O_TMPFILE: Final = 0o20000000
+
+
+def plausible(call: Call) -> tuple[int, ...]:
+    """With which errors it may fail."""
+    name = NAMES.get(call.number, "")
+    if name == "fcntl":
+        return _OF_FCNTL.get(call.arguments[1], ())
+    if name == "newfstatat" and call.arguments[3] & _AT_EMPTY_PATH:
+        return ()
+    more = (errno.ENOSPC,) if name == "openat" and call.arguments[2] & _O_TMPFILE else ()
+    return _PLAUSIBLE.get(name, ()) + more
