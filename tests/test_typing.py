@@ -136,6 +136,13 @@ def _described(body: list[ast.stmt]) -> dict[str, list[str] | None]:
     return out
 
 
+def _is_described(name: str, value: Any) -> bool:
+    """Whether a stub says it: what is public, and constructors that there are."""
+    if name == "__init__":
+        return str(value.__doc__).startswith("__init__(")
+    return not name.startswith("_")
+
+
 def _there_is(owner: Any) -> dict[str, list[str] | None]:
     return {
         name: _parameters(value)[0] if callable(value) and not inspect.isclass(value) else None
