@@ -144,11 +144,11 @@ def _is_described(name: str, value: Any) -> bool:
 
 
 def _there_is(owner: Any) -> dict[str, list[str] | None]:
+    values = {name: getattr(owner, name) for name in vars(owner)}
     return {
-        name: _parameters(value)[0] if callable(value) and not inspect.isclass(value) else None
-        for name in vars(owner)
-        if (name == "__init__" or not name.startswith("_"))
-        and not inspect.isclass(value := getattr(owner, name))
+        name: _parameters(value)[0] if callable(value) else None
+        for name, value in values.items()
+        if _is_described(name, value) and not inspect.isclass(value)
     }
 
 
