@@ -342,6 +342,10 @@ class Operations {
         const uint64_t numbers = rows * sizeof(int64_t);
         std::optional<Dims> dims;
         if (any) dims = round_dims(core_.header().shapes[state.shape], core_.config(), state);
+        // The sizes are proved first: nothing is allocated for what the segment only claims to hold.
+        if (sparse) core_.mapping().array<Slot>(state, kSlotsRegion, rows);
+        const uint32_t region = kRows0Region + static_cast<uint32_t>(sparse ? 0 : state.buffer);
+        core_.mapping().array<unsigned char>(state, region, values);
         Copy copy{Taken{any ? state.count : 0, state.step, std::move(dims), rows, elements, Output(numbers),
                         Output(values), Output(numbers)},
                   values + 2 * numbers, heads, state.applied, state.discarded, state.takes};
