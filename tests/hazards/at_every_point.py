@@ -11,6 +11,7 @@ import enum
 import gc
 import os
 import sys
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-_OWN_FILES: Final = str(Path(shmacc.__file__).parent) + os.sep
+# Accumulators are closed by finalizers of weakref.
+_OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
 
 
 class Points(enum.Enum):
