@@ -211,6 +211,11 @@ def _wait(call: str, *, pipe: Pipe) -> None:
             armed = False
             raise KeyboardInterrupt
 
+    def call_it() -> None:
+        nonlocal armed
+        armed = True
+        called(holder)
+
     signal.signal(signal.SIGINT, raise_once)
     holder, (_, called, _) = Holder(), CALLS[call]
     if call == "removing":
@@ -219,8 +224,7 @@ def _wait(call: str, *, pipe: Pipe) -> None:
     pipe.say("ready")
     pipe.hear()
     with pytest.raises(KeyboardInterrupt):
-        armed = True
-        called(holder)
+        call_it()
     gc.collect()
     assert descriptors() == had
     pipe.say("interrupted")
