@@ -82,9 +82,11 @@ class DType:
     @property
     def sum_code(self) -> int:
         """The number by which the extension knows the type of sums."""
-        return layout.SUMS[self.sums.name]
+        return _SUM_CODES[self.sums]
 
 
+# By dtype: for a dtype's name NumPy imports a module, which is too late at an interpreter's end.
+_SUM_CODES = {np.dtype(name): code for name, code in layout.SUMS.items()}
 _SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
 
 

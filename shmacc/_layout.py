@@ -1,4 +1,4 @@
-"""What stands in a segment, as far as Python knows it: numbers and their names, sizes, lock bytes.
+"""What stands in a segment, as far as Python knows it: numbers, their names, and sizes.
 
 All of it comes from the extension, which has it from layout.hpp. It is written down again in two
 places only, on purpose, to be a second opinion: ``inspection/_table.py`` and the tests'
@@ -32,6 +32,3 @@ BUCKET_ENTRIES = _core.BUCKET_ENTRIES
 SLOT_BYTES = _core.SLOT_BYTES
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
 """The size of the semaphore's file; to open a shorter one is to die of a bus error."""
-
-NAME_BYTE = _core.NAME_BYTE
-"""The byte whose record lock is the right to decide what a segment's name leads to."""

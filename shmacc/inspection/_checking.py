@@ -54,6 +54,7 @@ def check(name: str) -> tuple[Finding, ...]:
         *_segment(segment_name, unreadable=Severity.WRONG),
         *_semaphores(f"*{system_name}*", None, lambda found: found.system_name == system_name),
         *_unlinked(lambda found: found.system_name == system_name),
+        *_hidden(),
     )
 
 
@@ -71,6 +72,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
     findings += _semaphores(pattern, namespace, lambda _: True)
     if pattern == "*":
         findings += _unlinked(lambda found: namespace in {None, found.namespace})
+    findings += _hidden()
     return tuple(findings)
 
 
@@ -307,6 +309,16 @@ def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
             f"pid {pids} still uses a segment of this name that was removed; who opens the name "
             "does not meet it there",
             "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) start the job anew",
+        )
+
+
+def _hidden() -> Iterator[Finding]:
+    if not processes.others_are_visible():
+        yield _note(
+            "/proc",
+            "it hides other users' processes from this one (hidepid): which of them are stopped, "
+            "and which use removed segments, was not checked",
+            "look as root",
         )
 
 

@@ -5,6 +5,7 @@ two cleaners at once, or a cleaner and somebody who opens the name, do no harm t
 """
 
 import contextlib
+import errno
 import os
 import time
 
@@ -82,10 +83,10 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
         return ()
     except posix_ipc.PermissionsError as error:
         raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
-    except PermissionError as error:
+    except OSError as error:
         if isinstance(error, ShmaccError):
             raise
-        raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
+        raise _refusal(leftover.file_name, error) from error
 
 
 def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
@@ -160,12 +161,19 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
             os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
         except FileNotFoundError:
             pass
-        except PermissionError as error:
-            raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
         except IsADirectoryError:
             raise DataLossError(
                 f"{file_name} is a directory, which is none of shmacc's to remove"
             ) from None
+        except OSError as error:
+            raise _refusal(file_name, error) from error
+
+
+def _refusal(file_name: str, error: OSError) -> OSError:
+    """Return what to raise when the system does not let this user remove a file."""
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return PermissionDeniedError(f"{file_name}: {error.strerror}")
+    return error
 
 
 def _files_of(name: SegmentName) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ It explains; it proves nothing. Whether a process lives is told by the record lo
 (presence.hpp), never by what stands here.
 """
 
-import contextlib
 import functools
 import os
 
@@ -48,24 +47,9 @@ def started(start_ticks: int) -> float:
     return _boot_time() + start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def lock_holder(device: int, inode: int, byte: int) -> int | None:
-    """Who holds the record lock on a byte of a file.
-
-    None if nobody does, and also if it is a process of a pid namespace that is not seen from here,
-    or if this system does not tell (it has no /proc/locks).
-    """
-    file = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
-    with contextlib.suppress(OSError), open("/proc/locks", encoding="utf-8") as locks:
-        for line in locks:
-            # 1: POSIX  ADVISORY  WRITE 4711 00:1a:12345 1152921504606846975 1152921504606846975
-            fields = line.split()
-            if fields[1] != "POSIX" or fields[5] != file:
-                continue
-            last = float("inf") if fields[7] == "EOF" else int(fields[7])
-            if int(fields[6]) <= byte <= last:
-                pid = int(fields[4])
-                return pid if pid > 0 else None
-    return None
+def others_are_visible() -> bool:
+    """Whether this user may see other users' processes: a /proc mounted with hidepid hides them."""
+    return os.access("/proc/1/stat", os.R_OK)
 
 
 def _stat(pid: int) -> list[str]:

@@ -153,7 +153,7 @@ def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...])
             names.semaphore_path(name.system_name, look.config["token"])
         ),
         in_operation=look.state["in_operation"],
-        name_pid=processes.lock_holder(look.view.device, look.view.inode, layout.NAME_BYTE),
+        name_pid=look.view.name_lock_state()[1] or None,
     )
 
 

@@ -116,7 +116,6 @@ void export_layout(nb::module_& m) {
     m.attr("BUCKET_ENTRIES") = kBucketEntries;
     m.attr("SLOT_BYTES") = sizeof(Slot);
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
-    m.attr("NAME_BYTE") = kNameByte;
 }
 
 // In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
@@ -203,13 +202,12 @@ NB_MODULE(_core, m) {
         .def("participants", &SegmentView::participants)
         .def("waiters", &SegmentView::waiters)
         .def("lock_state", &SegmentView::lock_state)
+        .def("name_lock_state", &SegmentView::name_lock_state)
         .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
         .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
         .def_prop_ro("unlinked", &SegmentView::unlinked)
         .def_prop_ro("used", &SegmentView::used)
-        .def_prop_ro("inode", &SegmentView::inode)
-        .def_prop_ro("device", &SegmentView::device)
         .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());

@@ -91,17 +91,21 @@ class RoundCopy {
 
   private:
     static Taken empty(OpenSegment& segment, const State& state, bool heads) {
-        const bool any = state.count > 0 && !heads;
-        const uint64_t rows = any ? state.rows : 0;
-        const uint64_t values = any ? segment.row_bytes(state) : 0;
-        std::optional<Dims> dims;
-        if (any) dims = round_dims(segment.header().shapes[state.shape], segment.config(), state);
-        return {any ? state.count : 0,
+        if (state.count == 0 || heads)
+            return {0, state.step, std::nullopt, 0, Output(0), Output(0), Output(0)};
+        const bool sparse = segment.config().kind == kSparse;
+        const uint64_t rows = sparse ? state.rows : 0;
+        const uint64_t values = (sparse ? rows : 1) * segment.row_bytes(state);
+        // The sizes are proved first: nothing is allocated for what the segment only claims to hold.
+        if (sparse) segment.mapping().array<Slot>(state, kSlotsRegion, rows);
+        const auto region = static_cast<Region>(kRows0Region + (sparse ? 0 : state.buffer));
+        segment.mapping().array<unsigned char>(state, region, values);
+        return {state.count,
                 state.step,
-                std::move(dims),
+                round_dims(segment.header().shapes[state.shape], segment.config(), state),
                 rows,
                 Output(rows * sizeof(int64_t)),
-                Output((segment.config().kind == kSparse ? rows : 1) * values),
+                Output(values),
                 Output(rows * sizeof(int64_t))};
     }
 

@@ -53,12 +53,9 @@ class SegmentView {
         }
         return out;
     }
-    // (held by another process, its pid or 0)
-    nb::tuple lock_state() const {
-        int pid = 0;
-        const bool held = others_hold(file().fd(), kLockByte, 1, &pid);
-        return nb::make_tuple(held, pid);
-    }
+    // (held by another process, its pid or 0): the lock, and the name lock.
+    nb::tuple lock_state() const { return held_by(kLockByte); }
+    nb::tuple name_lock_state() const { return held_by(kNameByte); }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
         struct stat found{};
@@ -88,8 +85,6 @@ class SegmentView {
         if (writable != file_) return false;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
-    uint64_t inode() const { return file().id().second; }
-    uint64_t device() const { return file().id().first; }
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
@@ -98,6 +93,12 @@ class SegmentView {
         bool in_operation;
         std::optional<Dims> round;
     };
+
+    nb::tuple held_by(int64_t byte) const {
+        int pid = 0;
+        const bool held = others_hold(file().fd(), byte, 1, &pid);
+        return nb::make_tuple(held, pid);
+    }
 
     SegmentFile& file() const {
         if (!file_) throw Error(Failure::kFailedPrecondition, "The view is closed");

@@ -56,11 +56,7 @@ def _look(path: str) -> dict[str, object]:
 def test_records_stand_where_the_tests_think() -> None:
     assert (layout.VERSION, layout.MAX_RANK) == (_core.VERSION, _core.MAX_RANK)
     assert tuple(sorted(_core.REGIONS, key=_core.REGIONS.__getitem__)) == layout.REGIONS
-    assert (layout.REGION_SPAN, layout.HEADER_BYTES, layout.NAME_BYTE) == (
-        _core.REGION_SPAN,
-        _core.HEADER_BYTES,
-        _core.NAME_BYTE,
-    )
+    assert (layout.REGION_SPAN, layout.HEADER_BYTES) == (_core.REGION_SPAN, _core.HEADER_BYTES)
     assert [
         ctypes.sizeof(entry)
         for entry in (layout.Participant, layout.Waiter, layout.Bucket, layout.Slot)

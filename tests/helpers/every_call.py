@@ -74,13 +74,18 @@ class Outcome:
     detail: str
 
 
-def serve(pipe: Pipe) -> None:
-    """The victim: prepare, let the damage be done, make every call, report; again and again."""
+def serve(address_space: int = _ADDRESS_SPACE, *, pipe: Pipe) -> None:
+    """The victim: prepare, let the damage be done, make every call, report; again and again.
+
+    Args:
+        address_space: How many bytes of it the calls may use.
+        pipe: To the test.
+    """
     logging.disable()  # steps are set to lower ones here
     if not SANITIZED:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + _ADDRESS_SPACE,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + address_space,) * 2)
     witness = make(Scenario(), WITNESS)
     rounds = 0
     while (scenario := pipe.hear()) is not None:

@@ -10,34 +10,43 @@ from typing import Any, Final
 
 MIB: Final = 1 << 20
 
+BIND: Final = 0x1000
+REMOUNT: Final = 0x20
+READ_ONLY: Final = 0x1
+
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUSER: Final = 0x10000000
 _MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
 
 
 def enter_own_shm(size: int) -> None:
-    """Give this process, and those it starts from now on, a /dev/shm of so many bytes.
+    """Give this process, and those it starts from now on, a /dev/shm of so many bytes."""
+    enter_own_namespace()
+    mount("tmpfs", "/dev/shm", "tmpfs", options=f"size={size},mode=1777")  # noqa: S108
 
-    In a mount namespace: as root, or else as the root of a user namespace.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
 
-    def call(name: str, *args: Any) -> None:
-        if getattr(libc, name)(*args) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"{name}: {os.strerror(code)}")
-
+def enter_own_namespace() -> None:
+    """Enter a mount namespace: as root, or else as the root of a user namespace."""
     if os.geteuid() == 0:
-        call("unshare", _CLONE_NEWNS)
+        _call("unshare", _CLONE_NEWNS)
     else:
         ids = {"uid": os.geteuid(), "gid": os.getegid()}
-        call("unshare", _CLONE_NEWNS | _CLONE_NEWUSER)
+        _call("unshare", _CLONE_NEWNS | _CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         for kind, number in ids.items():
             _write(f"/proc/self/{kind}_map", f"{number} {number} 1")
-    call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
-    options = f"size={size},mode=1777".encode()
-    call("mount", b"tmpfs", b"/dev/shm", b"tmpfs", 0, options)
+    mount("none", "/", flags=_MS_REC_PRIVATE)
+
+
+def mount(source: str, target: str, kind: str = "", *, flags: int = 0, options: str = "") -> None:
+    """Make the system call, in a mount namespace of this process's own."""
+    _call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
+
+
+def _call(name: str, *args: Any) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*args) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
 def _write(path: str, text: str) -> None:

@@ -1,0 +1,224 @@
+"""What runs at the very end of an interpreter may still open, apply, take, wait and close.
+
+The thread that shuts an interpreter down cannot have the GIL again once it has let go of it: there
+a call that lets go of it, as each did that opened or applied, would wait for ever.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers.interpreter import run
+from helpers.support import LONG, until
+
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc.inspection import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A hang would be one for ever; this is for a starved machine.
+SECONDS: Final = 30.0
+STATUS: Final = 7
+CRASHES: Final = ("Fatal", "terminate", "Segmentation")
+
+# What is imported at its first use cannot be when modules are taken down.
+WARM_UP: Final = """
+    import builtins, weakref
+    with shmacc.ConditionalAccumulator("f8", ()) as private:
+        private.apply_grad(1.0)
+        private.take(1)
+"""
+BEGIN: Final = (
+    WARM_UP
+    + """
+    shmacc.inspection.describe("exits")
+    kept = shmacc.attach("exits")
+    class Late:
+        # Its own references: modules may be taken down already.
+        def __init__(self):
+            self.acc, self.shmacc, self.print = shmacc.attach("exits"), shmacc, print
+        def work(self, never_stale=shmacc.NEVER_STALE, kept=kept, Exception=Exception):
+            def attempt(what, call):
+                try:
+                    call()
+                    said.append(what)
+                except Exception as error:
+                    said.append(f"{what}:{type(error).__name__}")
+            said = []
+            def use_private():
+                with self.shmacc.ConditionalAccumulator("f8", ()) as private:
+                    assert private.apply_grad(1.0)
+                    assert private.take(1).count == 1
+            def use_another():
+                with self.shmacc.attach("exits") as another:
+                    assert another.apply_grad(1.0, local_step=never_stale)
+            for what, call in (
+                ("apply", lambda: kept.apply_grad(1.0, local_step=never_stale)),
+                ("apply", lambda: self.acc.apply_grad(1.0, local_step=never_stale)),
+                ("take-in-vain", lambda: kept.take(10**9, timeout=0)),
+                ("take-all", lambda: kept.take_partial(0, timeout=0)),
+                ("wait-in-vain", lambda: kept.wait_step(2**62, timeout=0.01)),
+                ("advance", lambda: kept.advance_step(5)),
+                ("stats", kept.stats),
+                ("cancel", kept.cancel),
+                ("make", use_private),
+                ("attach", use_another),
+                ("describe", lambda: self.shmacc.inspection.describe("exits")),
+                ("close", self.acc.close),
+                ("close", kept.close),
+            ):
+                attempt(what, call)
+            self.print(*said, flush=True)
+    class LateDel(Late):
+        def __del__(self):
+            self.work()
+    class Other:
+        pass
+"""
+)
+FINALIZERS: Final = {
+    "atexit": """
+    atexit.register(Late().work)
+""",
+    "weakref.finalize": """
+    late, other = Late(), Other()
+    weakref.finalize(other, late.work)
+""",
+    "callback of a weakref": """
+    builtins.other = Other()
+    builtins.reference = weakref.ref(builtins.other, lambda _, work=Late().work: work())
+""",
+    "__del__ of a global": """
+    late = LateDel()
+""",
+    "__del__ in a cycle": """
+    late = LateDel()
+    late.itself = late
+    del late
+""",
+    "__del__ in builtins": """
+    builtins.late = LateDel()
+    builtins.late.itself = builtins.late
+""",
+}
+# Python code runs as long as modules are there: nothing but what is in vain may fail then.
+EARLY: Final = {"atexit", "weakref.finalize"}
+DAEMONS: Final = """
+    rows = shmacc.attach("rows")
+    alone = shmacc.ConditionalAccumulator("f8", ())
+    gradient = np.arange(2000), np.ones((2000, 8))
+    never_stale = shmacc.NEVER_STALE
+    def apply():
+        while True:
+            rows.apply_grad(*gradient, local_step=never_stale)
+            kept.apply_grad(1.0, local_step=never_stale)
+    def take():
+        while True:
+            rows.take_partial(1)
+            kept.take_partial(1)
+    def wait():
+        alone.take(5)
+    def open_and_close():
+        while True:
+            shmacc.attach("rows").close()
+    for work in (apply, apply, take, wait, open_and_close):
+        daemon(work)
+    until(lambda: rows.stats().taken > 20 and alone.stats().waiting == 1)
+"""
+END: Final = f"""
+    sys.exit({STATUS})
+"""
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with ConditionalAccumulator("f8", (), "exits", reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+@pytest.mark.parametrize("finalizer", FINALIZERS)
+def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
+    status, output, complaints = run(BEGIN + FINALIZERS[finalizer] + END, seconds=SECONDS)
+    assert (status, complaints) == (STATUS, "")
+    if finalizer in EARLY:
+        assert output == (
+            "apply apply take-in-vain:DeadlineExceededError take-all "
+            "wait-in-vain:DeadlineExceededError advance stats cancel make attach describe close "
+            "close"
+        )
+    else:
+        # Its handles are closed by then, and not all of Python's and NumPy's modules work.
+        assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
+        assert "attach" in output.split()
+        assert output.endswith("close close")
+    until(lambda: acc.stats().attached == 1)
+    assert acc.apply_grad(1.0, local_step=5)
+    assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
+
+
+@pytest.mark.parametrize("finalizer", FINALIZERS)
+def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
+    acc: ConditionalAccumulator, finalizer: str
+) -> None:
+    """They go on in the extension for as long as they need no Python; nobody waits for them."""
+    with SparseConditionalAccumulator("f8", None, "rows") as rows:
+        script = BEGIN + DAEMONS + FINALIZERS[finalizer] + END
+        status, _, complaints = run(script, seconds=SECONDS)
+        # Their takes may hear of a close, and say so.
+        assert status == STATUS, complaints
+        assert all(word not in complaints for word in CRASHES), complaints
+        until(lambda: acc.stats().attached == 1 and rows.stats().attached == 1)
+        taken = rows.take_partial(0, timeout=0)
+        assert (taken.row_counts == taken.count).all()
+        rows.unlink()
+    assert acc.apply_grad(1.0, local_step=5)
+
+
+MEETS_OTHERS: Final = (
+    WARM_UP
+    + """
+    class Late:
+        def __init__(self):
+            self.attach = shmacc.attach
+        def meet(self):
+            with self.attach("asks") as asks, self.attach("answers") as answers:
+                assert answers.apply_grad(asks.take(1).value)
+    class LateDel(Late):
+        def __del__(self):
+            self.meet()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "finalizer",
+    [
+        "atexit.register(Late().meet)",
+        "late = LateDel(); late.itself = late",
+        "builtins.late = LateDel()",
+    ],
+    ids=["atexit", "__del__ in a cycle", "__del__ in builtins"],
+)
+def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
+    script = f"{MEETS_OTHERS}\n    {finalizer}\n{END}"
+    with (
+        ConditionalAccumulator("f8", (), "asks") as asks,
+        ConditionalAccumulator("f8", (), "answers") as answers,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        answer = pool.submit(answers.take, 1, timeout=LONG)
+        ends = pool.submit(run, script, seconds=SECONDS)
+        try:
+            until(lambda: asks.stats().waiting == 1 or ends.done())
+            assert asks.apply_grad(3.0)
+            assert ends.result() == (STATUS, "", "")
+            assert answer.result().value == 3.0
+        finally:
+            answers.cancel()
+            for each in (asks, answers):
+                each.unlink()

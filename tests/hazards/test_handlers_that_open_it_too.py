@@ -1,0 +1,290 @@
+"""A signal handler that opens, closes or removes an accumulator which its thread is just opening.
+
+Or closing, or removing; and whatever garbage collection runs in the middle of that. Whenever it
+comes: there is one segment under the name, everybody meets there, and the process is one of those
+attached for as long as it has it open, by the kernel's word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, run_apart
+from helpers.at_every_point import Points, coming_between
+from helpers.lock_holder import held
+from helpers.support import until
+
+import shmacc
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from helpers.apart import Pipe
+
+pytestmark = forks
+
+NAME: Final = "opened"
+
+
+def make() -> Any:
+    return ConditionalAccumulator("f8", (), NAME)
+
+
+def attach() -> Any:
+    return shmacc.attach(NAME)
+
+
+class Process:
+    """What one process has opened: `acc` by the call that is interrupted, the rest beside it."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.acc: Any = None
+        self.beside: list[Any] = []
+
+    def nothing(self) -> None:
+        """Leave it at that."""
+
+    def there(self) -> None:
+        """An accumulator that nobody has open."""
+        make().close()
+
+    def open(self) -> None:
+        """One that is open."""
+        self.acc = make()
+
+    def open_twice(self) -> None:
+        """One that is open beside it, too."""
+        self.open()
+        self.beside.append(attach())
+
+    def make(self) -> None:
+        self.acc = make()
+
+    def attach(self) -> None:
+        self.acc = attach()
+
+    def close(self) -> None:
+        self.acc.close()
+
+    def unlink(self) -> None:
+        self.acc.unlink()
+
+    def make_beside(self) -> None:
+        self.beside.append(make())
+
+    def attach_beside(self) -> None:
+        self.beside.append(attach())
+
+    def make_and_close(self) -> None:
+        make().close()
+
+    def make_and_unlink(self) -> None:
+        with make() as acc:
+            acc.unlink()
+
+    def look_and_clean(self) -> None:
+        inspection.describe(NAME)
+        inspection.check(NAME)
+        for leftover in inspection.leftovers(NAME):
+            inspection.clean(leftover)
+
+    def finish(self) -> None:
+        """Close all; remove what is under the name."""
+        for acc in (self.acc, *self.beside):
+            if acc is not None:
+                acc.close()
+        if testing.leaked_names(names.current_namespace()):
+            with attach() as acc:
+                acc.unlink()
+
+
+# What is interrupted, what there was before, and the error that is fair when it was taken away.
+CALLS: Final[dict[str, tuple[Any, Any, Any]]] = {
+    "making": (Process.nothing, Process.make, ()),
+    "making what is there": (Process.there, Process.make, ()),
+    "attaching": (Process.there, Process.attach, errors.NotFoundError),
+    "closing": (Process.open, Process.close, ()),
+    "closing one of two": (Process.open_twice, Process.close, ()),
+    "removing": (Process.open, Process.unlink, errors.FailedPreconditionError),
+}
+HANDLERS: Final[dict[str, Any]] = {
+    "makes": Process.make_beside,
+    "attaches": Process.attach_beside,
+    "makes and closes": Process.make_and_close,
+    "makes and removes": Process.make_and_unlink,
+    "looks and cleans": Process.look_and_clean,
+    "closes the same": Process.close,
+    "removes the same": Process.unlink,
+}
+PAIRS: Final = [
+    ("making", "makes"),
+    ("making", "makes and closes"),
+    ("making", "makes and removes"),
+    ("making", "looks and cleans"),
+    ("making what is there", "attaches"),
+    ("making what is there", "makes and removes"),
+    ("attaching", "attaches"),
+    ("attaching", "makes and closes"),
+    ("attaching", "makes and removes"),
+    ("attaching", "looks and cleans"),
+    ("closing", "attaches"),
+    ("closing", "makes and removes"),
+    ("closing", "looks and cleans"),
+    ("closing", "closes the same"),
+    ("closing", "removes the same"),
+    ("closing one of two", "makes and closes"),
+    ("closing one of two", "closes the same"),
+    ("removing", "makes"),
+    ("removing", "makes and closes"),
+    ("removing", "closes the same"),
+    ("removing", "removes the same"),
+]
+# Each has hundreds of instructions: some of the pairs must do.
+CLOSELY: Final = [
+    ("making", "makes and closes"),
+    ("attaching", "makes and removes"),
+    ("closing", "attaches"),
+    ("removing", "makes"),
+]
+
+
+def _witness(*, pipe: Pipe) -> None:
+    """Another process says what it sees, whenever asked: token and who lives; None: no segment."""
+    while pipe.hear():
+        seen: Any = None
+        if testing.leaked_names(names.current_namespace()):
+            found = inspection.describe(NAME)
+            living = [process.pid for process in found.processes if process.alive]
+            seen = found.token, living, found.stats.applied
+        pipe.say(seen)
+
+
+def _verify(process: Process, witness: Apart) -> None:
+    """Whoever has it open meets the others, and is seen by others."""
+    handles = [
+        acc for acc in (process.acc, *process.beside) if acc is not None and not acc._handle.closed
+    ]
+    tokens = Counter(acc._handle.config()["token"] for acc in handles)
+    for acc in handles:
+        assert acc.apply_grad(1.0, local_step=NEVER_STALE)
+    for acc in handles:
+        assert acc.num_accumulated() == tokens[acc._handle.config()["token"]]
+        assert acc.stats().attached == 1
+    of_the_name = {acc._handle.config()["token"] for acc in handles if not acc._handle.unlinked}
+    assert len(of_the_name) <= 1
+    witness.say("look")
+    seen = witness.hear()
+    if seen is None:
+        assert not of_the_name
+        return
+    assert len(testing.leaked_names(names.current_namespace())) == 2
+    token, living, applied = seen
+    assert living == ([os.getpid()] if of_the_name else [])
+    assert of_the_name <= {token}
+    assert applied == tokens[token]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
+
+
+def _at_every_point(call: str, handler: str, points: Points) -> int:
+    """How many points there were."""
+    before, interrupted, fair = CALLS[call]
+    # Nothing is imported for the first time in between.
+    warm = Process()
+    warm.make_beside()
+    warm.look_and_clean()
+    warm.finish()
+
+    def handle(*_: object) -> None:
+        # What there is not, or is no more, cannot be attached, closed or removed.
+        with contextlib.suppress(errors.NotFoundError, errors.FailedPreconditionError):
+            HANDLERS[handler](process)
+
+    signal.signal(signal.SIGUSR1, handle)
+    with Apart(_witness) as witness:
+        for number in itertools.count(1):
+            process = Process()
+            before(process)
+            with (
+                coming_between(lambda: signal.raise_signal(signal.SIGUSR1), points, number) as it,
+                contextlib.suppress(fair),
+            ):
+                interrupted(process)
+            try:
+                _verify(process, witness)
+                process.finish()
+                witness.say("look")
+                assert witness.hear() is None
+                if number == 1:
+                    descriptors = _descriptors()
+                assert _descriptors() == descriptors
+            except BaseException as error:
+                error.add_note(f"{points.name.lower()}, number {number}")
+                raise
+            if not it.came:
+                return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("call", "handler"), PAIRS)
+def test_at_every_line(call: str, handler: str) -> None:
+    assert run_apart(_at_every_point, call, handler, Points.LINES) > 5
+
+
+@pytest.mark.parametrize(("call", "handler"), CLOSELY)
+def test_at_every_instruction(call: str, handler: str) -> None:
+    assert run_apart(_at_every_point, call, handler, Points.INSTRUCTIONS) > 30
+
+
+@pytest.mark.parametrize(
+    ("call", "handler"), [pair for pair in PAIRS if pair[0] in {"making", "attaching"}]
+)
+def test_at_every_collection_of_garbage(call: str, handler: str) -> None:
+    assert run_apart(_at_every_point, call, handler, Points.COLLECTIONS) > 1
+
+
+def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
+    def handle(*_: object) -> None:
+        pipe.say("handles")
+        process.attach_beside()
+
+    process = Process()
+    signal.signal(signal.SIGUSR1, handle)
+    pipe.say("opens")
+    function(process)
+    pipe.say("open")
+    with Apart(_witness) as witness:
+        _verify(process, witness)
+    for acc in (process.acc, *process.beside):
+        acc.close()
+
+
+@pytest.mark.parametrize("function", [Process.make, Process.attach])
+def test_while_it_waits_for_the_right_to_the_name(function: Any) -> None:
+    """Somebody else is just opening the segment, or removing it."""
+    make().close()
+    try:
+        with (
+            held(NAME, layout.NAME_BYTE) as holder,
+            Apart(_open_with_a_handler, function) as opener,
+        ):
+            assert opener.hear() == "opens"
+            until(lambda: any(p.alive for p in inspection.describe(NAME).processes))
+            opener.signal(signal.SIGUSR1)
+            assert opener.hear() == "handles"
+            holder.kill()
+            assert opener.hear() == "open"
+            opener.result()
+        assert [p.alive for p in inspection.describe(NAME).processes] in ([], [False])
+    finally:
+        inspection.remove(NAME, force=True)

@@ -1,0 +1,283 @@
+"""A system that withholds something: inodes, the right to write to /dev/shm, what /proc tells.
+
+What cannot be done is an error that says which of these it is, with nothing half made; and what
+cannot be seen is said not to be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers import own_shm
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
+from helpers.lock_holder import held
+from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
+from typer.testing import CliRunner
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import _names as names
+from shmacc.inspection import SegmentState, Severity
+from shmacc_inspect.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Pipe
+
+pytestmark = [forks, needs_own_shm]
+
+SIZE: Final = 16 * MIB
+SHM: Final = Path(names.SHM_DIRECTORY)
+LOCKS: Final = Path("/proc/locks")
+
+
+def path(name: str) -> Path:
+    return Path(names.segment_name(name).path)
+
+
+def make(name: str = "there", mode: int | None = None) -> SparseConditionalAccumulator:
+    acc = SparseConditionalAccumulator("f4", None, name, reduction_type="SUM", mode=mode)
+    acc.apply_grad([1, 2], [[1.0], [2.0]])
+    return acc
+
+
+def _make_and_stay(*, pipe: Pipe) -> None:
+    with make():
+        pipe.say()
+        pipe.hear()
+
+
+# --- inodes ------------------------------------------------------------------------------------
+
+
+def _leave_inodes(count: int) -> None:
+    free = os.statvfs(SHM).f_favail
+    for number in range(free - count):
+        (SHM / f"filler-{count}-{number}").touch()
+    assert os.statvfs(SHM).f_favail == count
+
+
+def _says_it_is_inodes(error: errors.ResourceExhaustedError) -> None:
+    assert isinstance(error, MemoryError)
+    assert "inodes" in str(error)
+    assert "nr_inodes" in str(error)
+    assert "ulimit" not in str(error)
+    assert "is full" not in str(error)
+    assert error.needed is None
+
+
+def _without_inodes() -> None:
+    own_shm.mount("tmpfs", str(SHM), "tmpfs", options=f"size={SIZE},nr_inodes=40,mode=1777")
+    calls: dict[str, Callable[[], Any]] = {
+        "named": lambda: SparseConditionalAccumulator("f4", None, "new"),
+        "dense": lambda: ConditionalAccumulator("f4", (), "new"),
+        "private": lambda: SparseConditionalAccumulator("f4"),
+    }
+    # Forked before there is anything that it would inherit.
+    with Apart(_attach_without_inodes) as stranger, make() as acc:
+        before = testing.leaked_names()
+        # A segment takes one, and its semaphore another.
+        for left, call in itertools.product((3, 2, 1, 0), calls):
+            _leave_inodes(left)
+            if left >= 2:
+                with calls[call]() as made:
+                    made.unlink()
+            else:
+                with pytest.raises(errors.ResourceExhaustedError) as caught:
+                    calls[call]()
+                _says_it_is_inodes(caught.value)
+            assert testing.leaked_names() == before
+            assert os.statvfs(SHM).f_favail == left
+
+        # What is there needs no more of them, however it grows and whoever comes.
+        assert acc.apply_grad(range(5000), np.ones((5000, 1), "f4"))
+        assert inspection.check("there") == ()
+        assert run_apart(_come_and_look) == 2
+        assert acc.take(2, timeout=0).count == 2
+
+        # But who has lost its semaphore cannot have another one, and says so.
+        for semaphore in SHM.glob("sem.*"):
+            semaphore.unlink()  # but it is mapped
+        assert os.statvfs(SHM).f_favail == 0
+        stranger.say()
+        stranger.result()
+        assert acc.stats().attached == 1
+        assert acc.apply_grad([1], [[1.0]], local_step=1)
+        acc.unlink()
+
+
+def _come_and_look() -> int:
+    with shmacc.attach("there") as acc:
+        return acc.num_accumulated()
+
+
+def _attach_without_inodes(*, pipe: Pipe) -> None:
+    pipe.hear()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208  descriptors
+    with pytest.raises(errors.ResourceExhaustedError) as caught:
+        shmacc.attach("there")
+    _says_it_is_inodes(caught.value)
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+def test_all_inodes_are_in_use() -> None:
+    run_apart(_without_inodes, shm=SIZE)
+
+
+# --- a read-only /dev/shm ------------------------------------------------------------------------
+
+
+def _on_a_read_only_one() -> None:
+    # As a container has it that is given the volume for reading.
+    own_shm.enter_own_namespace()
+    own_shm.mount("none", str(SHM), flags=BIND | REMOUNT | READ_ONLY)
+    before = testing.leaked_names()
+    assert len(before) == 7
+    damaged = names.segment_name("damaged").system_name
+    calls: dict[str, Callable[[], Any]] = {
+        "make": lambda: ConditionalAccumulator("f4", (), "new"),
+        "make a private one": lambda: ConditionalAccumulator("f4", ()),
+        "make what is there": lambda: SparseConditionalAccumulator("f4", None, "there"),
+        "attach": lambda: shmacc.attach("there"),
+        "cancel": lambda: inspection.cancel("there"),
+        "remove": lambda: inspection.remove("orphaned"),
+        "remove by force": lambda: inspection.remove("there", force=True),
+        "remove a damaged one by force": lambda: inspection.remove(damaged, force=True),
+    }
+    leftovers = inspection.leftovers()
+    removable = [leftover for leftover in leftovers if leftover.removable]
+    assert len(removable) == 2  # a segment and a semaphore
+    for leftover in removable:
+        calls[f"clean {leftover.file_name}"] = partial(inspection.clean, leftover)
+    for call, function in calls.items():
+        with pytest.raises(errors.PermissionDeniedError) as caught:
+            function()
+        assert "read-only" in str(caught.value).lower(), f"{call}: {caught.value}"
+        assert "ulimit" not in str(caught.value)
+        assert testing.leaked_names() == before
+
+    # To look is another matter.
+    states = {found.name.shared_name: found.state for found in inspection.list_segments()}
+    assert states == {
+        "there": SegmentState.SOUND,
+        "orphaned": SegmentState.ORPHANED,
+        "damaged": SegmentState.DAMAGED,
+    }
+    assert inspection.describe("there").stats.num_accumulated == 1
+    assert inspection.check("there") == ()
+    assert [found.row for found in inspection.most_touched("there", 1)[0]] == [1]
+    assert inspection.summarise_values("there").largest == 2
+    for arguments, status in (
+        ("list", 0),
+        ("show there --rows 1 --values", 0),
+        ("check there", 0),
+        ("check", 1),
+        ("clean --yes", 1),
+        ("remove --yes there", 1),
+    ):
+        result = CliRunner().invoke(app, arguments.split())
+        assert result.exit_code == status, f"{arguments}: {result.output}"
+    assert testing.leaked_names() == before
+
+
+def _beside_a_read_only_one() -> None:
+    make("orphaned").close()
+    with make("damaged"):
+        pass
+    with path("damaged").open("r+b") as file:
+        file.seek(layout.STATES)
+        file.write(b"damage" * 300)
+    (SHM / f"sem.{path('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
+    with Apart(_make_and_stay) as other:
+        other.hear()
+        run_apart(_on_a_read_only_one)
+        other.say()
+        other.result()
+
+
+def test_dev_shm_is_mounted_read_only() -> None:
+    run_apart(_beside_a_read_only_one, shm=SIZE)
+
+
+# --- what /proc tells ----------------------------------------------------------------------------
+
+
+def _look_without_locks(byte: int, what: str) -> None:
+    own_shm.mount("/dev/null", str(LOCKS), flags=BIND)
+    assert LOCKS.read_bytes() == b""
+    with Apart(_make_and_stay) as other:
+        other.hear()
+        assert inspection.check("there") == ()
+        with held("there", byte) as holder:
+            seen = inspection.describe("there").lock
+            assert (seen.pid, seen.name_pid)[byte == layout.NAME_BYTE] == holder.pid
+            (found,) = inspection.check("there")
+            assert found.severity is Severity.WRONG
+            assert f"pid {holder.pid} " in found.problem
+            assert f"holds {what}" in found.problem
+            assert "is stopped" in found.problem
+            (summary,) = inspection.list_segments()
+            assert (summary.state, summary.attached_alive) == (SegmentState.SOUND, 1)
+            shown = CliRunner().invoke(app, ["show", "there"])
+            assert shown.exit_code == 0
+        other.say()
+        other.result()
+
+
+@pytest.mark.skipif(not LOCKS.exists(), reason="needs /proc/locks, to hide it")
+@pytest.mark.parametrize(
+    ("byte", "what"), [(layout.LOCK_BYTE, "the lock"), (layout.NAME_BYTE, "the name")]
+)
+def test_proc_locks_is_masked(byte: int, what: str) -> None:
+    """As containers have it. Who holds a lock is asked of the lock itself."""
+    run_apart(_look_without_locks, byte, what, shm=SIZE)
+
+
+def _look_without_others(holder: int) -> None:
+    assert not os.access(f"/proc/{holder}/stat", os.R_OK)
+    seen = inspection.describe("there")
+    # Who lives is told by the kernel's locks, whatever /proc shows.
+    assert [(each.alive, each.condition) for each in seen.processes] == [(True, "")]
+    assert seen.lock.name_pid == holder
+    for found in (inspection.check("there"), inspection.check_all(), inspection.check_all("the*")):
+        (finding,) = found
+        assert (finding.subject, finding.severity) == ("/proc", Severity.NOTE)
+        assert "hidepid" in finding.problem
+    checked = CliRunner().invoke(app, ["check", "there"])
+    assert checked.exit_code == 0
+    assert "hidepid" in checked.output
+
+
+def _hide_processes(mode: int) -> bool:
+    try:
+        own_shm.mount("proc", "/proc", "proc", options=f"hidepid={mode}")
+    except OSError:
+        return False
+    with contextlib.ExitStack() as stack:
+        acc = stack.enter_context(make(mode=0o666))
+        holder = stack.enter_context(held("there", layout.NAME_BYTE))
+        (finding,) = inspection.check("there")
+        assert finding.severity is Severity.WRONG, "root sees it"
+        # What the command imports is not for every user to read.
+        assert "is stopped" in CliRunner().invoke(app, ["check", "there"]).output
+        run_apart(_look_without_others, holder.pid, uid=4711)
+        holder.kill()
+        acc.unlink()
+    return True
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [1, 2])
+def test_proc_hides_other_users_processes(mode: int) -> None:
+    """Whether they are stopped cannot be seen: `check` does not say that all is well."""
+    if not run_apart(_hide_processes, mode, shm=SIZE):
+        pytest.skip("this machine does not let us mount another /proc")

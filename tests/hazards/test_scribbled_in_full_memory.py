@@ -1,0 +1,170 @@
+"""A scribbled segment in a full /dev/shm is that segment's trouble and nobody else's.
+
+Who looks at it must not reserve what it claims, since there is nothing left to reserve; nor may the
+error that it is keep anybody from the others, from cleaning up or from getting rid of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_own_shm, run_apart
+from helpers.damage import Overwrite, Resize, SetField, Sizes
+from helpers.own_shm import MIB
+from helpers.segment_file import SegmentFile
+from typer.testing import CliRunner
+
+import shmacc
+from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
+from shmacc import _names as names
+from shmacc.inspection import SegmentState, Severity
+from shmacc_inspect.main import app
+
+if TYPE_CHECKING:
+    from helpers.apart import Pipe
+    from helpers.damage import Damage
+
+pytestmark = [forks, needs_own_shm]
+
+SIZE: Final = 16 * MIB
+ROWS: Final = 100
+
+DAMAGES: Final[dict[str, Damage]] = {
+    "processes": SetField("participants_top", "word", 4096),
+    "takes": SetField("line", "top", 65536),
+    "rows": Sizes(50_000, (3,), reserved=4 * MIB, buckets=5_000, count=1),
+    "reserved": Sizes(ROWS, (3,), reserved=MIB, buckets=None, count=1),
+    "noise": Overwrite(layout.STATES, b"\xa5" * 4096),
+    "noise in the tables": Overwrite(layout.region("participants"), b"\xa5" * 4096),
+    "truncated": Resize(4096),
+    "empty pages": Resize(0, and_back=True),
+}
+
+
+def path(name: str) -> Path:
+    return Path(names.segment_name(name).path)
+
+
+def make(name: str) -> SparseConditionalAccumulator:
+    """Of sums, with one gradient in it, and what another one on the same rows needs."""
+    acc = SparseConditionalAccumulator("f4", None, name, reduction_type="SUM")
+    apply(acc)
+    apply(acc)
+    acc.take_partial(1)
+    apply(acc)
+    return acc
+
+
+def apply(acc: Any) -> None:
+    assert acc.apply_grad(range(ROWS), np.ones((ROWS, 3), "f4"), local_step=NEVER_STALE)
+
+
+def _free() -> int:
+    space = os.statvfs(names.SHM_DIRECTORY)
+    return space.f_bavail * space.f_frsize
+
+
+def _occupied() -> int:
+    # One that has nothing in it any more, and is nobody's, is removed by whoever comes.
+    return path("scribbled").stat().st_blocks if path("scribbled").exists() else 0
+
+
+def _stay(*, pipe: Pipe) -> None:
+    with make("scribbled"):
+        pipe.say()
+        pipe.hear()
+
+
+def _scribble(damage: Damage) -> None:
+    with SegmentFile(path("scribbled")) as file:
+        damage.do(file, file)
+
+
+def _look_at_all() -> None:
+    states = {found.name.shared_name: found.state for found in inspection.list_segments()}
+    assert states.keys() == {"sound", "scribbled"}
+    assert states["sound"] is SegmentState.SOUND
+    assert states["scribbled"] is not SegmentState.UNREADABLE
+    wrong = {each.subject for each in inspection.check_all() if each.severity is Severity.WRONG}
+    assert path("sound").name not in wrong
+    assert inspection.describe("sound").stats.applied == 3
+    inspection.check("scribbled")
+    inspection.leftovers()
+    for look in (
+        inspection.describe,
+        lambda name: inspection.most_touched(name, 3),
+        inspection.summarise_values,
+    ):
+        with contextlib.suppress(errors.DataLossError):
+            look("scribbled")
+    for arguments in ("list", "check", "check scribbled", "show scribbled --rows 3 --values"):
+        result = CliRunner().invoke(app, arguments.split())
+        assert result.exit_code in {0, 1}, result.output
+        assert "is full" not in result.output
+    # What a view has looked at is read, not mapped.
+    with (
+        contextlib.suppress(errors.DataLossError),
+        inspection._segments.open_view(names.segment_name("scribbled")) as view,
+    ):
+        for read in (view.participants, view.waiters, view.state):
+            read()
+            maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+            assert str(path("scribbled")) not in maps
+
+
+def _attach_in_vain() -> None:
+    with contextlib.suppress(errors.ShmaccError):
+        shmacc.attach("scribbled").close()
+
+
+def _beside(damage: Damage, *, attached: bool) -> None:
+    with make("sound") as sound, Apart(_stay) as staying:
+        staying.hear()
+        if not attached:
+            staying.say()
+            staying.result()
+        run_apart(_scribble, damage)
+        filler = Path(names.SHM_DIRECTORY) / "filler"
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _free())
+        assert _free() == 0
+        occupied = _occupied()
+
+        run_apart(_look_at_all)
+        assert (_occupied(), _free()) == (occupied, 0)
+        run_apart(_attach_in_vain)
+        assert (_occupied(), _free()) == (occupied, 0)
+        # Nor does it hold up anybody else, in this process or another.
+        apply(sound)
+        with shmacc.attach("sound") as again:
+            assert again.take(2, timeout=0).count == 2
+
+        # And it is got rid of, with not a byte free.
+        staying.kill()
+        run_apart(_clean)
+        assert "scribbled" not in {s.name.shared_name for s in inspection.list_segments()}
+        filler.unlink()
+        with make("scribbled") as anew:
+            assert anew.take(1, timeout=0).count == 1
+            anew.unlink()
+        sound.unlink()
+
+
+def _clean() -> None:
+    for leftover in inspection.leftovers():
+        with contextlib.suppress(errors.DataLossError):
+            inspection.clean(leftover)
+    with contextlib.suppress(errors.NotFoundError):
+        inspection.remove("scribbled", force=True)
+
+
+@pytest.mark.parametrize("attached", [False, True], ids=["at rest", "while attached"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_it_is_nobody_elses_trouble(damage: str, *, attached: bool) -> None:
+    run_apart(lambda: _beside(DAMAGES[damage], attached=attached), shm=SIZE)

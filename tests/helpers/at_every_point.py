@@ -1,0 +1,97 @@
+"""Something that comes in between at the n-th point of a call, for every n.
+
+Points are the lines, or the instructions, of shmacc's own Python that the call runs: wherever a
+signal handler can run, and more. What runs in the extension can only be interrupted where that
+makes an object of Python's, which may collect garbage, and so run anything: those are points, too.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import os
+import sys
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import shmacc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+# Accumulators are closed by finalizers of weakref.
+_OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
+
+
+class Points(enum.Enum):
+    """Where something may come in between."""
+
+    LINES = "line"
+    INSTRUCTIONS = "opcode"
+    COLLECTIONS = "collection"
+
+
+class Between:
+    """Something that comes in between at the n-th point, once."""
+
+    def __init__(self, act: Callable[[], object], number: int) -> None:
+        """It is to act at that point."""
+        self._act = act
+        self._left = number
+
+    @property
+    def came(self) -> bool:
+        """Whether there were so many points."""
+        return self._left <= 0
+
+    def point(self) -> None:
+        """Be at one more point."""
+        self._left -= 1
+        if self._left == 0:
+            self._act()
+
+
+@contextmanager
+def coming_between(act: Callable[[], object], points: Points, number: int) -> Iterator[Between]:
+    """What runs inside is interrupted there; if ``act`` raises, it is raised in what runs."""
+    between = Between(act, number)
+    if points is Points.COLLECTIONS:
+        with _at_collections(between):
+            yield between
+        return
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        frame.f_trace_opcodes = points is Points.INSTRUCTIONS
+        if event == points.value:
+            between.point()
+        return trace
+
+    def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        own = frame.f_code.co_filename.startswith(_OWN_FILES)
+        return trace(frame, event, argument) if own else None
+
+    sys.settrace(enter)
+    try:
+        yield between
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
+def _at_collections(between: Between) -> Iterator[None]:
+    def collects(phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            between.point()
+
+    gc.collect()
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collects)
+    gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collects)
