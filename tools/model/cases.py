@@ -217,6 +217,13 @@ CASES = (
     ),
     Case(
         "opening",
+        "forced",
+        "FORCES DEATHS=1",
+        f"2 openers, and a cleaner that may remove what is in use: {_ONE_FILE}",
+        cycles=False,
+    ),
+    Case(
+        "opening",
         "orderly",
         "",
         "no death: not even an orphaned semaphore is left",

@@ -1,6 +1,6 @@
 /* Opening against creating, unlinking and cleaning: open_or_create and _attach (_segment.py), create_segment,
  * look_again, remove_names, take_back_new (native/opening.hpp), enter, attach_child, with_name_lock, unlink
- * (native/handle.hpp), claim (native/presence.hpp), clean (inspection/_cleanup.py).
+ * (native/handle.hpp), claim (native/presence.hpp), clean, remove (inspection/_cleanup.py).
  *
  * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
  * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both
@@ -14,7 +14,7 @@
  * STRANGER process 1 is another user: it can neither make nor remove what belongs to process 0, nor the
  * other way round; those who clean are root. With FAILS who attaches may give up in the middle (a signal
  * handler raises, no place is free). With REOPENS who is attached may open the name again. With LOSES
- * somebody else removes a semaphore.
+ * somebody else removes a semaphore. With FORCES who cleans may remove what is in use, without attaching.
  *
  * Abstracted: which presence byte one gets (presence.pml; here only having one matters). What is in the
  * segment: it is complete before linkat gives it the name. The lock byte for the name is taken as free or
@@ -361,6 +361,11 @@ inline clean_segment() {
   :: atomic { runs(me) && name != 0 -> mine = name };
      unlink_unused();
      step(close_file(me))
+#ifdef FORCES
+  :: atomic { runs(me) && name != 0 && me != OBSERVER -> mine = name };
+     unlink();
+     step(close_file(me))
+#endif
   :: atomic { runs(me) && name == 0 -> skip }
   fi
 }
