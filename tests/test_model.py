@@ -18,7 +18,7 @@ _MODEL = _ROOT / "tools" / "model"
 _CASES: tuple[Any, ...] = runpy.run_path(str(_MODEL / "cases.py"))["CASES"]
 _SOURCES = {path.stem: path.read_text() for path in sorted(_MODEL.glob("*.pml"))}
 _README = (_MODEL / "README.md").read_text()
-_MODELS = ("lock", "commit", "opening", "line")
+_MODELS = ("lock", "commit", "opening", "presence", "line")
 _COMPILER = os.environ.get("CC", "cc")
 
 # | model | `step` ... | `function` ... | [file](path) |

@@ -1,36 +1,53 @@
-/* Opening against creating, unlinking and cleaning: open_or_create, attach, publish, unlink, unlink_unused
- * (segment.py), claim (native/presence.hpp), clean (inspection/cleanup.py).
+/* Opening against creating, unlinking and cleaning: open_or_create and _attach (_segment.py), create_segment,
+ * look_again, remove_names, take_back_new (native/opening.hpp), enter, attach_child, with_name_lock, unlink
+ * (native/handle.hpp), claim (native/presence.hpp), clean, remove (inspection/_cleanup.py).
  *
  * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
  * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both
  * dropped by the kernel when their process ends or closes; its semaphore, which has a name of its own that
- * carries the file's token. USERS processes open or create TURNS times and then, every choice explored:
- * close, unlink and close, clean while attached themselves and close, or stay; the remaining processes
- * clean TURNS times. stat and unlink by path are two steps, as they are in the kernel: what has the name
- * may change between them. In the end an observer who does not die cleans up and looks.
+ * carries the file's token, and the flock on the semaphore that says "being made" and goes with its holder.
+ * USERS processes open or create TURNS times and then, every choice explored: close, unlink and close, clean
+ * while attached themselves and close, or stay; the remaining processes clean TURNS times. stat and unlink by
+ * path are two steps, as they are in the kernel: what has the name may change between them. In the end an
+ * observer who does not die cleans up and looks. With FORKS process 1 is a child that process 0 may fork while
+ * it is attached: it has the file open and no presence, until its first operation, if there is one. With
+ * STRANGER process 1 is another user: it can neither make nor remove what belongs to process 0, nor the
+ * other way round; those who clean are root. With FAILS who attaches may give up in the middle (a signal
+ * handler raises, no place is free). With REOPENS who is attached may open the name again. With LOSES
+ * somebody else removes a semaphore. With FORCES who cleans may remove what is in use, without attaching.
  *
- * Abstracted: which presence byte one gets (F_SETLK gives each to one process only, so only having one
- * matters). What is in the segment: it is complete before linkat gives it the name. The lock byte for the
- * name is taken as free or not (lock.pml; here without a semaphore in front). A process attaches once at a
- * time; its threads have a mutex and a registry. Who waits for the lock byte of the name gives up after two
- * seconds in the code, and has an error; here it waits. Names that others remove (RemoveIPC) are outside.
+ * Abstracted: which presence byte one gets (presence.pml; here only having one matters). What is in the
+ * segment: it is complete before linkat gives it the name. The lock byte for the name is taken as free or
+ * not; who waits for it gives up after two seconds in the code, and has an error (FAILS); otherwise it waits
+ * here. What is in a semaphore: any of them, or one of its own, is as good (lock.pml: a hint). A process
+ * attaches once at a time; the GIL keeps its threads out of what is one step here. Names of segments that
+ * others remove (RemoveIPC) are outside. Files are numbered, and the number is the token: a number is not used
+ * again while anything leads to it, nor while a cleaner has it in its list.
  *
  * Checked: never two processes attached to different files under the one name, unless one was given up by
  * an explicit unlink; who removes the name removes that of the very file it means; clean never removes a
- * file that somebody living is attached to, itself included; nothing of the dead is left after a clean,
- * and without a death there is no orphaned semaphore; every run is finite (no cycle: no livelock), and where
- * it ends everyone who lives got through, unless the one who holds the lock byte for the name is stopped.
+ * file that somebody living is attached to, itself included; clean never removes the semaphore of a file that
+ * has the name, or is being made; nothing of the dead is left after a clean, and without a death there is no
+ * orphaned semaphore; every run is finite (no cycle: no livelock), and where it ends everyone who lives got
+ * through, unless the one who holds the lock byte for the name is stopped.
  *
  * Broken on purpose (each must be found):
- *   BROKEN_UNMARK       clean marks UNLINKED, looks, and takes the mark back if somebody is there; attach
- *                       checks without the lock. A cleaner that dies in between robs the living.
- *   BROKEN_LOOK_FIRST   attach checks without the lock, and clean looks before it marks.
- *   BROKEN_UNLINK_RACE  the name is removed without the lock: it may be another file's by then.
- *   BROKEN_OWN_PRESENCE clean asks the kernel alone, which never reports the asker's own locks.
- *   BROKEN_ORPHAN       a semaphore is made after the last look at the mark.
- *   BROKEN_QUEUE_GONE   who finds its semaphore removed twice gives up with an error.
- *   BROKEN_NO_FINISH    who finds the mark of a dead remover does not finish the removal: no opener ever
- *                       gets out of its loop.
+ *   BROKEN_LOOK_FREE     the second look goes without the name lock: it may be over before the name is gone,
+ *                        and the cleaner's look at presences before the claim.
+ *   BROKEN_UNLINK_RACE   the name is removed without the lock: it may be another file's by then.
+ *   BROKEN_OWN_PRESENCE  clean asks the kernel alone, which never reports the asker's own locks.
+ *   BROKEN_TAKE_BACK     a maker that cannot attach removes the name that it has given, and asks nobody.
+ *   BROKEN_NOT_ASKED     clean does not ask whether a segment is being made before it judges its semaphore.
+ *   BROKEN_ASKED_LATE    it looks for the segment first, and asks then: it may have been finished in between.
+ *   BROKEN_FLOCK_LATE    the semaphore has its name before it says that its segment is being made.
+ *   BROKEN_ORPHAN        a semaphore is made after the last look at the mark.
+ *   BROKEN_FAILS         who fails between making a semaphore and the second look leaves it there.
+ *   BROKEN_NO_FINISH     who finds the mark of a dead remover does not finish the removal: no opener ever
+ *                        gets out of its loop.
+ *   BROKEN_STRANGER      a stranger who finds it, and may not finish the removal, tries again for ever.
+ *   BROKEN_CHILD         a forked child takes a presence and does not look again.
+ *   BROKEN_CLEAN_MARKS   clean marks what it removes, as unlink does: a forked child takes it for given up, and
+ *                        goes on using it.
  */
 #define PROCESSES 3
 #ifndef USERS
@@ -43,6 +60,7 @@
 #define FILES 5                     /* file 0: none */
 #endif
 #define OBSERVER PROCESSES
+#define CHILD 1
 #define finished(p) (ended[p] && !attached[p])
 
 #define FATE_MAY_HOLD_BACK
@@ -51,37 +69,56 @@
 byte name;                          /* the file that has the name; 0: none */
 bool unlinked[FILES];               /* in the header */
 bool semaphore[FILES];              /* sem.NAME.token stands in /dev/shm */
+byte being_made[FILES] = NOBODY;    /* who holds the flock on it; a semaphore that is made again has none */
 byte name_lock_holder[FILES] = NOBODY;
 byte file[PROCESSES + 1];           /* the file that the process has open */
 bool presence[PROCESSES + 1];       /* it holds a presence byte of that file */
 
-bool attached[PROCESSES + 1];       /* the books: attach has returned */
+bool attached[PROCESSES + 1];       /* the books: it goes on as one who is attached */
 bool given_up[FILES];               /*            explicitly unlinked */
 bool ended[PROCESSES + 1];
+bool making[PROCESSES + 1];         /*            on the way from the semaphore's name to the segment's */
+byte listed[PROCESSES + 1];         /*            a cleaner's list of semaphores, a bit for each */
+#ifdef STRANGER
+bool belongs_to_stranger[FILES];
+#define is_stranger(p) ((p) == CHILD)
+#define is_root(p) ((p) >= USERS)
+#define may_remove(f) (is_root(me) || is_stranger(me) == belongs_to_stranger[f])
+#else
+#define may_remove(f) true
+#endif
 
 inline close_file(p) {
   if :: name_lock_holder[file[p]] == p -> name_lock_holder[file[p]] = NOBODY :: else fi;
+  if :: being_made[file[p]] == p -> being_made[file[p]] = NOBODY :: else fi;
   attached[p] = false;
   presence[p] = false;
+  making[p] = false;
   file[p] = 0
 }
 
-inline kernel_drops_locks(p) { close_file(p) }
+inline kernel_drops_locks(p) { close_file(p); listed[p] = 0 }
 
 #include "fate.pml"
 
 #define step(action) atomic { runs(me) -> action }
 #define mine file[me]
+#define remove_semaphore(f) semaphore[f] = false; being_made[f] = NOBODY
 
 #define shares(p) (p != me && presence[p] && file[p] == mine)
 #define somebody_else_is_present (shares(0) || shares(1) || shares(2) || shares(3))
 #define lives_elsewhere(p) (p != me && attached[p] && file[p] != mine && !given_up[file[p]])
+#define lives_here(p) (attached[p] && file[p] == mine && !given_up[mine])
+#define assert_nobody_lives_here assert(!(lives_here(0) || lives_here(1) || lives_here(2)))
 #define has_it_open(p) (p != me && file[p] == mine)
-#define is_in_use (name == mine || semaphore[mine] \
-                   || has_it_open(0) || has_it_open(1) || has_it_open(2))
+#define has_it_listed(p) (listed[p] & (1 << mine))
+#define is_in_use \
+  (name == mine || semaphore[mine] || has_it_open(0) || has_it_open(1) || has_it_open(2) \
+   || has_it_listed(0) || has_it_listed(1) || has_it_listed(2))
 
 inline now_attached() {
   attached[me] = true;
+  assert(given_up[mine] || name == mine);
   assert(given_up[mine] || !(lives_elsewhere(0) || lives_elsewhere(1) || lives_elsewhere(2)))
 }
 
@@ -93,99 +130,95 @@ inline unlock_name() {
   step(name_lock_holder[mine] = NOBODY)
 }
 
-/* stat, unlink, sem_unlink: under the lock byte of the file, and only of one that is marked. */
-inline remove() {
-  step(unlinked[mine] = true);
+/* stat, unlink, unlink: under the lock byte of the file. */
+inline remove_names() {
   if
   :: atomic { runs(me) && name == mine -> skip };            /* stat */
      step(assert(name == mine || name == 0); name = 0)       /* unlink */
   :: atomic { runs(me) && name != mine -> skip }
   fi;
-  step(semaphore[mine] = false)
-}
-
-/* After publishing; by whoever finds it missing. It is only a queue and a hint. Who made it or found it may
- * find it removed when it opens it: then it makes one of its own, nameless at once. */
-inline make_semaphore() {
-  if
-  :: atomic { runs(me) && !semaphore[mine] -> skip };
-     step(semaphore[mine] = true)
-  :: atomic { runs(me) && semaphore[mine] -> skip }
-  fi;
-  if                                                         /* use_queue */
-  :: atomic { runs(me) && semaphore[mine] -> has_queue = true }
-  :: atomic { runs(me) && !semaphore[mine] -> skip };
-     step(semaphore[mine] = true);
-     if                                                      /* use_queue */
-     :: atomic { runs(me) && semaphore[mine] -> has_queue = true };
-        step(semaphore[mine] = false)
-#ifdef BROKEN_QUEUE_GONE
-     :: atomic { runs(me) && !semaphore[mine] -> assert(false) }
-#else
-     :: atomic { runs(me) && !semaphore[mine] -> skip }      /* removed again: let go, start over */
-#endif
-     fi
-  fi
+  step(remove_semaphore(mine))
 }
 
 inline claim() {
   step(presence[me] = true)
 }
 
-/* The second look. */
-#if defined(BROKEN_UNMARK) || defined(BROKEN_LOOK_FIRST)
-inline look_again() {
+/* Opened or made: no difference, so nothing follows from it. It may be removed again while it is being opened: then
+ * it is made once more (eight times in the code), and in the end one does without. */
+inline open_semaphore() {
   if
-  :: atomic { runs(me) && !unlinked[mine] -> skip };
+  :: atomic { runs(me) && (semaphore[mine] || !may_remove(mine)) -> skip }
+  :: atomic { runs(me) && !semaphore[mine] && may_remove(mine) -> skip };
+     step(semaphore[mine] = true);
      if
-     :: atomic { runs(me) && name == mine -> now_attached() }
-     :: atomic { runs(me) && name != mine -> skip }
+     :: atomic { runs(me) && semaphore[mine] -> skip }
+     :: atomic { runs(me) && !semaphore[mine] -> skip };
+        step(semaphore[mine] = true)
      fi
-  :: atomic { runs(me) && unlinked[mine] -> skip };
-     lock_name();
-     if
-     :: atomic { runs(me) && unlinked[mine] -> skip }; remove()
-     :: atomic { runs(me) && !unlinked[mine] -> skip }
-     fi;
-     unlock_name()
   fi
 }
-#else
+
+/* The second look. */
 inline look_again() {
-  lock_name();
   if
   :: atomic { runs(me) && !unlinked[mine] && name == mine -> now_attached() }
 #ifdef BROKEN_NO_FINISH
-  :: atomic { runs(me) && !(!unlinked[mine] && name == mine) -> skip }
+  :: atomic { runs(me) && unlinked[mine] && name == mine -> skip }
 #else
-  :: atomic { runs(me) && unlinked[mine] -> skip }; remove()
-  :: atomic { runs(me) && !unlinked[mine] && name != mine -> semaphore[mine] = false }
+  :: atomic { runs(me) && unlinked[mine] && name == mine && may_remove(mine) -> skip }; remove_names()
+#ifdef BROKEN_STRANGER
+  :: atomic { runs(me) && unlinked[mine] && name == mine && !may_remove(mine) -> skip }
+#else
+  :: atomic { runs(me) && unlinked[mine] && name == mine && !may_remove(mine) -> failed = true }
 #endif
-  fi;
-  unlock_name()
+#endif
+  :: atomic { runs(me) && name != mine && may_remove(mine) -> remove_semaphore(mine) }
+  :: atomic { runs(me) && name != mine && !may_remove(mine) -> skip }
+  fi
 }
-#endif
 
-/* Queue, presence, second look. */
+inline leave_no_semaphore() {
+#ifndef BROKEN_FAILS
+  if
+  :: atomic { runs(me) && name != mine && may_remove(mine) -> skip }; step(remove_semaphore(mine))
+  :: atomic { runs(me) && !(name != mine && may_remove(mine)) -> skip }
+  fi
+#else
+  skip
+#endif
+}
+
+/* Semaphore, presence, second look. */
 inline enter() {
-#ifdef BROKEN_ORPHAN
-  claim();
-  look_again();
-  if
-  :: atomic { runs(me) && attached[me] -> skip }; make_semaphore()
-  :: atomic { runs(me) && !attached[me] -> skip }
-  fi;
-#else
-  make_semaphore();
-  if
-  :: atomic { runs(me) && has_queue -> skip }; claim(); look_again()
-  :: atomic { runs(me) && !has_queue -> skip }
-  fi;
+#ifndef BROKEN_ORPHAN
+  open_semaphore();
 #endif
-  step(has_queue = false)
+  claim();
+  if
+#ifdef FAILS
+  :: step(failed = true); leave_no_semaphore()
+#endif
+  :: step(skip);
+#ifdef BROKEN_LOOK_FREE
+     if
+     :: atomic { runs(me) && !unlinked[mine] && name == mine -> skip }; step(now_attached())
+     :: atomic { runs(me) && (unlinked[mine] || name != mine) -> skip };
+        lock_name(); look_again(); unlock_name()
+     fi
+#else
+     lock_name(); look_again(); unlock_name()
+#endif
+  fi;
+#ifdef BROKEN_ORPHAN
+  if
+  :: atomic { runs(me) && attached[me] -> skip }; open_semaphore()
+  :: atomic { runs(me) && !attached[me] -> skip }
+  fi
+#endif
 }
 
-/* Ends attached, or with no file open: not found. */
+/* Ends attached, or with no file open: not found, or failed. */
 inline attach() {
   do
   :: atomic { runs(me) && name == 0 -> skip }; break
@@ -193,37 +226,102 @@ inline attach() {
      enter();
      if
      :: atomic { runs(me) && attached[me] -> skip }; break
-     :: atomic { runs(me) && !attached[me] -> close_file(me) }
+     :: atomic { runs(me) && !attached[me] && failed -> close_file(me) }; break
+     :: atomic { runs(me) && !attached[me] && !failed -> close_file(me) }
      fi
   od
 }
 
-/* Gives a complete file the name, unless it is taken (EEXIST). Nobody is attached to it yet. */
-inline publish() {
-  atomic {                                                   /* O_TMPFILE, built complete */
+/* A maker that could not attach. */
+inline take_back_new() {
+#ifdef BROKEN_TAKE_BACK
+  if
+  :: atomic { runs(me) && name == mine -> skip }; step(assert_nobody_lives_here; name = 0)
+  :: atomic { runs(me) && name != mine -> skip }
+  fi;
+  step(remove_semaphore(mine))
+#else
+  lock_name();
+  if
+  :: atomic { runs(me) && (somebody_else_is_present || name != mine) -> skip }
+  :: atomic { runs(me) && !(somebody_else_is_present || name != mine) -> assert_nobody_lives_here };
+     remove_names()
+  fi;
+  unlock_name()
+#endif
+}
+
+/* Built complete, and then its names: the semaphore's, while the flock says that it is being made, and the
+ * segment's, unless that is taken (EEXIST). Nobody else can have it open before. Then its maker attaches like
+ * everybody else. */
+inline create_segment() {
+  atomic {                                                   /* O_TMPFILE, twice; flock; linkat */
     runs(me) ->
     mine = 1;
     do
     :: is_in_use -> mine++; assert(mine < FILES)
     :: else -> break
     od;
-    unlinked[mine] = false; given_up[mine] = false
+    unlinked[mine] = false; given_up[mine] = false;
+#ifdef STRANGER
+    belongs_to_stranger[mine] = is_stranger(me);
+#endif
+#ifndef BROKEN_FLOCK_LATE
+    being_made[mine] = me;
+#endif
+    semaphore[mine] = true; making[me] = true
   };
+#ifdef BROKEN_FLOCK_LATE
+  step(being_made[mine] = me);
+#endif
   if
-  :: atomic { runs(me) && name == 0 -> name = mine }         /* linkat */
-  :: atomic { runs(me) && name != 0 -> skip }
+  :: atomic { runs(me) && name == 0 -> name = mine; making[me] = false };  /* linkat */
+     step(being_made[mine] = (being_made[mine] == me -> NOBODY : being_made[mine]));
+     if
+     :: atomic { runs(me) && name == mine -> skip };         /* open_by_name */
+        enter();
+        if
+        :: atomic { runs(me) && failed -> skip }; take_back_new()
+        :: atomic { runs(me) && !failed -> skip }
+        fi
+     :: atomic { runs(me) && name != mine -> skip };
+        step(remove_semaphore(mine))
+     fi
+  :: atomic { runs(me) && name != 0 -> making[me] = false };
+     step(remove_semaphore(mine))
   fi;
-  step(close_file(me))
+  if
+  :: atomic { runs(me) && attached[me] -> skip }
+  :: atomic { runs(me) && !attached[me] -> close_file(me) }
+  fi
 }
 
 inline open_or_create() {
   do
   :: attach();
      if
-     :: atomic { runs(me) && attached[me] -> skip }; break
-     :: atomic { runs(me) && !attached[me] -> skip }; publish()
+     :: atomic { runs(me) && (attached[me] || failed) -> skip }; break
+     :: atomic { runs(me) && !(attached[me] || failed) -> skip }; create_segment()
+     fi;
+     if
+     :: atomic { runs(me) && (attached[me] || failed) -> skip }; break
+     :: atomic { runs(me) && !(attached[me] || failed) -> skip }
      fi
   od
+}
+
+/* With the segment attached: one more handle, for which only the semaphore may have to be made. */
+inline open_again() {
+  if
+  :: atomic { runs(me) && name == mine -> skip };            /* open */
+     if
+     :: atomic { runs(me) && (semaphore[mine] || !may_remove(mine)) -> skip }
+     :: atomic { runs(me) && !semaphore[mine] && may_remove(mine) -> skip };
+        step(semaphore[mine] = true)
+     fi;
+     lock_name(); look_again(); unlock_name()
+  :: atomic { runs(me) && name != mine -> skip }             /* another file, or none */
+  fi
 }
 
 inline unlink() {
@@ -231,105 +329,189 @@ inline unlink() {
   lock_name();
 #endif
   step(unlinked[mine] = true; given_up[mine] = true);
-  remove();
+  remove_names();
 #ifndef BROKEN_UNLINK_RACE
   unlock_name()
 #endif
 }
 
 #ifdef BROKEN_OWN_PRESENCE
-#define somebody_is_present somebody_else_is_present
+#define in_use somebody_else_is_present
 #else
-#define somebody_is_present (somebody_else_is_present || attached[me])
+#define in_use (somebody_else_is_present || presence[me])
 #endif
-
-#define lives_here(p) (attached[p] && file[p] == mine && !given_up[mine])
-#define assert_nobody_lives_here assert(!(lives_here(0) || lives_here(1) || lives_here(2)))
 
 /* With the file open: remove its names unless somebody lives in it. */
 inline unlink_unused() {
   lock_name();
-#if defined(BROKEN_UNMARK)
-  step(marked_by_me = !unlinked[mine]; unlinked[mine] = true);
   if
-  :: atomic { runs(me) && marked_by_me && somebody_is_present -> skip };
-     step(unlinked[mine] = false)
-  :: atomic { runs(me) && !(marked_by_me && somebody_is_present) -> assert_nobody_lives_here };
-     remove()
-  fi;
-  step(marked_by_me = false);
-#else
-  if
-  :: atomic { runs(me) && (somebody_is_present || name != mine) -> skip }
-  :: atomic { runs(me) && !(somebody_is_present || name != mine) -> skip };
-     step(unlinked[mine] = true; assert_nobody_lives_here);
-     remove()
-  fi;
+  :: atomic { runs(me) && (in_use || name != mine) -> skip }
+  :: atomic { runs(me) && !(in_use || name != mine) -> skip };
+#ifdef BROKEN_CLEAN_MARKS
+     step(unlinked[mine] = true);
 #endif
+     step(assert_nobody_lives_here);
+     remove_names()
+  fi;
   unlock_name()
 }
-
-/* The semaphores that stand there; one whose file does not have the name when it is looked for afterwards is
- * orphaned: a file has its name before its semaphore is made, and never gets the name back. */
-inline leftovers() {
-  atomic {
-    runs(me) ->
-    f = 1;
-    do
-    :: f < FILES -> listed = listed | (semaphore[f] << f); f++
-    :: else -> f = 0; break
-    od
-  }
-}
-#define semaphore_is_orphaned(f) ((listed & (1 << (f))) && name != (f))
 
 inline clean_segment() {
   if
   :: atomic { runs(me) && name != 0 -> mine = name };
      unlink_unused();
      step(close_file(me))
+#ifdef FORCES
+  :: atomic { runs(me) && name != 0 && me != OBSERVER -> mine = name };
+     unlink();
+     step(close_file(me))
+#endif
   :: atomic { runs(me) && name == 0 -> skip }
   fi
 }
 
+/* The semaphores that stand there. */
+inline leftovers() {
+  atomic {
+    runs(me) ->
+    f = 1;
+    do
+    :: f < FILES -> listed[me] = listed[me] | (semaphore[f] << f); f++
+    :: else -> f = 1; break
+    od
+  }
+}
+#define is_listed (f < FILES && (listed[me] & (1 << f)))
+#define done_with(f) listed[me] = listed[me] & ~(1 << f)
+
+#define is_made_by(p) (making[p] && file[p] == f)
+inline remove_orphan() {
+  step(assert(name != f && !(is_made_by(0) || is_made_by(1) || is_made_by(2))); remove_semaphore(f))
+}
+
+/* _semaphore_is_orphaned: is it being made? If not, has a segment of this token the name? */
+inline clean_semaphore() {
+#ifdef BROKEN_ASKED_LATE
+  if
+  :: atomic { runs(me) && name != f -> skip };
+     if
+     :: atomic { runs(me) && semaphore[f] && being_made[f] != NOBODY -> skip }
+     :: atomic { runs(me) && !(semaphore[f] && being_made[f] != NOBODY) -> skip };
+        remove_orphan()
+     fi
+  :: atomic { runs(me) && name == f -> skip }
+  fi
+#else
+  if
+#ifdef BROKEN_NOT_ASKED
+  :: step(skip);
+#else
+  :: atomic { runs(me) && semaphore[f] && being_made[f] != NOBODY -> skip }
+  :: atomic { runs(me) && !(semaphore[f] && being_made[f] != NOBODY) -> skip };
+#endif
+     if
+     :: atomic { runs(me) && name != f -> skip }; remove_orphan()
+     :: atomic { runs(me) && name == f -> skip }
+     fi
+  fi
+#endif
+}
+
 inline clean() {
-  clean_segment();
   leftovers();
-  step(f = 1);
   do
-  :: atomic { runs(me) && f < FILES && semaphore_is_orphaned(f) -> skip };
-     step(semaphore[f] = false; f++)
-  :: atomic { runs(me) && f < FILES && !semaphore_is_orphaned(f) -> f++ }
-  :: atomic { runs(me) && f == FILES -> f = 0; listed = 0 }; break
+  :: atomic { runs(me) && is_listed -> skip };
+     clean_semaphore();
+     step(done_with(f); f++)
+  :: atomic { runs(me) && f < FILES && !is_listed -> f++ }
+  :: atomic { runs(me) && f == FILES -> f = 0 }; break
+  od;
+  clean_segment()
+}
+
+/* With the segment attached; what follows closes it. */
+inline use() {
+  do
+#ifdef REOPENS
+  :: atomic { runs(me) && !reopened -> reopened = true }; open_again()
+#endif
+#ifdef FORKS
+  :: atomic { runs(me) && !forked && me != CHILD ->
+       forked = true; ended[CHILD] = false; file[CHILD] = mine
+     }
+#endif
+  :: step(skip); break
+  :: atomic { runs(me) && may_remove(mine) -> skip }; unlink(); break
+  :: atomic { runs(me) && may_remove(mine) -> skip }; unlink_unused(); break
+  :: atomic { runs(me) -> stays = true }; break
   od
 }
 
+#ifdef FORKS
+bool forked;
+#endif
+#ifdef REOPENS
+bool reopened;
+#endif
+
 proctype user(byte me) {
   byte turns;
-  bool has_queue;
-#ifdef BROKEN_UNMARK
-  bool marked_by_me;
-#endif
+  bool failed, stays;
 
   do
   :: turns < TURNS ->
      open_or_create();
      if
-     :: step(skip)
-     :: step(skip); unlink()
-     :: step(skip); unlink_unused()
-     :: atomic { runs(me) -> ended[me] = true }; break      /* stays attached */
+     :: atomic { runs(me) && attached[me] -> skip }; use()
+     :: atomic { runs(me) && !attached[me] -> skip }          /* an error */
      fi;
-     atomic { runs(me) -> close_file(me); turns++; ended[me] = (turns == TURNS) }
+     if
+     :: atomic { runs(me) && stays -> ended[me] = true }; break
+     :: atomic { runs(me) && !stays ->
+          close_file(me); turns++; failed = false; ended[me] = (turns == TURNS)
+        }
+     fi
   :: else -> break
   od
 }
 
-proctype cleaner(byte me) {
-  byte turns, f, listed;
-#ifdef BROKEN_UNMARK
-  bool marked_by_me;
+#ifdef FORKS
+/* Forked while its parent was attached. */
+inline attach_child() {
+  claim();
+#ifdef BROKEN_CHILD
+  step(now_attached())
+#else
+  lock_name();
+  if
+  :: atomic { runs(me) && name != mine && !unlinked[mine] -> failed = true }     /* removed as nobody's */
+  :: atomic { runs(me) && !(name != mine && !unlinked[mine]) -> now_attached() }
+  fi;
+  unlock_name()
 #endif
+}
+
+proctype child(byte me) {
+  bool failed, stays;
+
+  atomic { runs(me) && forked -> skip };
+  if
+  :: step(skip)                                              /* it never uses it */
+  :: step(skip); attach_child();
+     if
+     :: atomic { runs(me) && attached[me] -> skip }; use()
+     :: atomic { runs(me) && !attached[me] -> skip }
+     fi
+  fi;
+  if
+  :: atomic { runs(me) && stays -> ended[me] = true }
+  :: atomic { runs(me) && !stays -> close_file(me); ended[me] = true }
+  fi
+}
+#endif
+
+proctype cleaner(byte me) {
+  byte turns, f;
 
   do
   :: turns < TURNS ->
@@ -339,25 +521,33 @@ proctype cleaner(byte me) {
   od
 }
 
+#ifdef LOSES
+/* Somebody else, who knows nothing of all this; at any moment, or never. */
+active proctype loser() {
+  if
+  :: atomic { name != 0 && semaphore[name] -> remove_semaphore(name) }
+  :: skip
+  fi
+}
+#endif
+
 #define lives_in(p, f) (presence[p] && file[p] == f)
-#define is_orphan(f) (semaphore[f] && name != f)
+#define is_orphan(f) (semaphore[f] && name != f && being_made[f] == NOBODY)
 #define no_orphans (!is_orphan(1) && !is_orphan(2) && !is_orphan(3) && !is_orphan(4))
 
 #define through(p) (ended[p] || dead[p] || stopped == p)
 #define who_is_stopped_holds_the_name \
   (stopped != NOBODY && name_lock_holder[file[stopped]] == stopped)
+#define something_befell (dead[0] || dead[1] || dead[2] || stopped != NOBODY)
 
 active proctype observer() {
   byte me = OBSERVER;
-  byte f, listed;
-#ifdef BROKEN_UNMARK
-  bool marked_by_me;
-#endif
+  byte f;
 
   atomic {
     timeout ->
     assert((through(0) && through(1) && through(2)) || who_is_stopped_holds_the_name);
-    assert(DEATHS || STOPS || no_orphans)
+    assert(something_befell || no_orphans)
   };
   clean();
   assert(no_orphans);
@@ -368,7 +558,16 @@ init {
   byte p;
   atomic {
     for (p : 0 .. PROCESSES - 1) {
-      if :: p < USERS -> run user(p) :: else -> run cleaner(p) fi
+      if
+#ifdef FORKS
+      :: p == CHILD -> ended[p] = true; run child(p)
+#endif
+      :: p != CHILD && p < USERS -> run user(p)
+#ifndef FORKS
+      :: p == CHILD && p < USERS -> run user(p)
+#endif
+      :: p >= USERS -> run cleaner(p)
+      fi
     }
     p = 0
   }

@@ -9,8 +9,8 @@
  * the GIL guards claim and leave, but not sweep. With CROWDED all entries are those of the dead at first.
  * Each load and store of shared words is a step; F_SETLK and F_GETLK are one each.
  *
- * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml); who wants to sweep
- * waits for it, but not for a stopped owner. That an entry's two bytes lie side by side saves the kernel time,
+ * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml); who must sweep
+ * waits for it, but not for a stopped owner, and a newcomer that has its place does not wait at all. That an entry's two bytes lie side by side saves the kernel time,
  * no more. What else is in an entry is written before the token, by its owner.
  *
  * Checked: who has claimed is below `top`, holds both locks of the entry and has its token there, until it
@@ -24,8 +24,8 @@
  *                       since, and died.
  *   BROKEN_PLAIN_STORE  `top` is lowered by a store: it may have risen since it was read.
  *   BROKEN_TOP_LATE     the token is written before `top` has risen: nobody sees it.
- *   BROKEN_PLACED_LATE  who sweeps asks at the end whether its process has a place: another thread may be taking
- *                       one at that moment, and its byte does not keep this one off.
+ *   BROKEN_PLACED_EARLY who sweeps takes its process to have a place once it knows its entry: another thread may be
+ *                       taking that at this moment, and the byte does not keep this one off.
  *   BROKEN_INDEX_LATE   the token is written before the process knows its entry: its other thread sweeps it.
  *   BROKEN_BLIND_SWEEP  a token is cleared without looking whether it is still the one that was judged: its
  *                       process may have left, and another one taken the entry.
@@ -168,10 +168,17 @@ inline leave() {
   fi
 }
 
-/* Of entry e, whose token was read as t. */
-#define alive \
-  (e == index[my] -> t == own_token[my] \
-   : (token[e] == t && life_lock[e] != NOBODY && life_lock[e] != my))
+/* Of entry e, whose token was read as t: two looks, at the token and at its process's lock. */
+#define is_own (e == index[my])
+#define alive (life_lock[e] != NOBODY && life_lock[e] != my)
+
+inline free_entry() {
+#ifdef BROKEN_BLIND_SWEEP
+  step(token[e] = 0; check_places; e++; t = 0)
+#else
+  step(token[e] = (token[e] == t -> 0 : token[e]); check_places; e++; t = 0)
+#endif
+}
 
 #ifdef BROKEN_NO_BYTE
 #define byte_is_mine_to_take true
@@ -191,29 +198,33 @@ inline last_use() {
 #endif
 }
 
-/* Under the segment's lock; without it if a stopped process has it (patience is over). */
-inline sweep() {
+#ifdef BROKEN_PLACED_EARLY
+#define has_place_of_own (index[my] != NONE)
+#else
+#define has_place_of_own claimed[my]
+#endif
+
+/* Under the segment's lock; without it if a stopped process has it (patience is over), or anybody (no patience). */
+inline sweep(patient) {
   if
-  :: atomic { runs(my) && lock_owner == NOBODY ->
-       lock_owner = me; placed = claimed[my]; e = 0; size = top
-     };
+  :: atomic { runs(my) && lock_owner == NOBODY -> lock_owner = me };
+     step(placed = has_place_of_own);
+     step(e = 0; size = top);
      do
      :: atomic { runs(my) && e < size && token[e] == 0 -> e++ }
      :: atomic { runs(my) && e < size && token[e] != 0 -> t = token[e] };
         if
-        :: atomic { runs(my) && alive -> e++; t = 0 }
-        :: atomic { runs(my) && !alive -> skip };
-#ifdef BROKEN_BLIND_SWEEP
-           step(token[e] = 0; check_places; e++; t = 0)
-#else
-           step(token[e] = (token[e] == t -> 0 : token[e]); check_places; e++; t = 0)
-#endif
+        :: atomic { runs(my) && is_own && t == own_token[my] -> e++; t = 0 }
+        :: atomic { runs(my) && !is_own && token[e] == t -> skip };
+           if
+           :: atomic { runs(my) && alive -> e++; t = 0 }
+           :: atomic { runs(my) && !alive -> skip }; free_entry()
+           fi
+        :: atomic { runs(my) && (is_own && t != own_token[my] || !is_own && token[e] != t) -> skip };
+           free_entry()
         fi
      :: atomic { runs(my) && e == size -> e = top; size = 0 }; break
      od;
-#ifdef BROKEN_PLACED_LATE
-     step(placed = claimed[my]);
-#endif
      do
      :: atomic { runs(my) && (e == 0 || !placed) -> skip }; break
      :: atomic { runs(my) && e > 0 && placed && token[e - 1] != 0 -> skip }; break
@@ -233,7 +244,9 @@ inline sweep() {
         fi
      od;
      step(lock_owner = NOBODY; placed = false; e = 0)
-  :: atomic { runs(my) && lock_owner != NOBODY && process_of(lock_owner) == stopped -> e = 0; unswept = true }
+  :: atomic { runs(my) && lock_owner != NOBODY && (!patient || process_of(lock_owner) == stopped) ->
+       e = 0; unswept = true
+     }
   fi
 }
 
@@ -242,12 +255,12 @@ inline first_operation() {
   claim();
   if
   :: atomic { runs(my) && e < ENTRIES && !met_dead -> e = 0 }
-  :: atomic { runs(my) && e < ENTRIES && met_dead -> e = 0; met_dead = false }; sweep()
+  :: atomic { runs(my) && e < ENTRIES && met_dead -> e = 0; met_dead = false }; sweep(false)
 #ifdef BROKEN_FULL
   :: atomic { runs(my) && e == ENTRIES -> before = fallen }
 #else
   :: atomic { runs(my) && e == ENTRIES -> before = fallen };
-     sweep();
+     sweep(true);
      claim()
 #endif
   fi;
@@ -269,7 +282,7 @@ proctype attacher(byte me; byte my) {
      first_operation();
      if
      :: step(skip)
-     :: atomic { runs(my) && !refused -> skip }; sweep()         /* a dead one is in front of it */
+     :: atomic { runs(my) && !refused -> skip }; sweep(true)     /* a dead one is in front of it */
      fi;
      if
      :: leave();
@@ -295,7 +308,7 @@ active proctype observer() {
     assert(everyone_is_through || (stopped != NOBODY))
   };
   if
-  :: stopped == NOBODY -> claim(); sweep()
+  :: stopped == NOBODY -> claim(); sweep(true)
   :: else -> goto end
   fi;
   if
