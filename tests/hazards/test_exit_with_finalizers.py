@@ -26,7 +26,7 @@ CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
 # What is imported at its first use cannot be when modules are taken down.
 WARM_UP: Final = """
-    import builtins, weakref
+    import builtins, gc, weakref
     with shmacc.ConditionalAccumulator("f8", ()) as private:
         private.apply_grad(1.0)
         private.take(1)
@@ -95,6 +95,7 @@ FINALIZERS: Final = {
     late = LateDel()
 """,
     "__del__ in a cycle": """
+    gc.disable()  # not before the end
     late = LateDel()
     late.itself = late
     del late
