@@ -49,7 +49,8 @@ BEGIN: Final = (
                     said.append(f"{what}:{type(error).__name__}")
             said = []
             def use_private():
-                with self.shmacc.ConditionalAccumulator("f8", ()) as private:
+                # Not "f8", which NumPy would have to look up.
+                with self.shmacc.ConditionalAccumulator("float64", ()) as private:
                     assert private.apply_grad(1.0)
                     assert private.take(1).count == 1
             def use_another():
@@ -155,7 +156,7 @@ def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
     else:
         # Its handles are closed by then, and not all of Python's and NumPy's modules work.
         assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
-        assert "attach" in output.split()
+        assert {"make", "attach"} <= set(output.split())
         assert output.endswith("close close")
     until(lambda: acc.stats().attached == 1)
     assert acc.apply_grad(1.0, local_step=5)
