@@ -26,6 +26,8 @@ from shmacc.errors import (
 from shmacc.inspection._records import Leftover, SegmentState
 from shmacc.inspection._segments import is_meant, open_view, resolve, semaphore_file, summarise
 
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
 
 def leftovers(
     pattern: str = "*", *, older_than: float = 0.0, namespace: str | None = None
@@ -84,9 +86,9 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
     except posix_ipc.PermissionsError as error:
         raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
     except OSError as error:
-        if isinstance(error, ShmaccError):
+        if error.errno not in _REFUSALS:  # shmacc's own errors have none
             raise
-        raise _refusal(leftover.file_name, error) from error
+        raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
 
 
 def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
@@ -166,14 +168,9 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
                 f"{file_name} is a directory, which is none of shmacc's to remove"
             ) from None
         except OSError as error:
-            raise _refusal(file_name, error) from error
-
-
-def _refusal(file_name: str, error: OSError) -> OSError:
-    """Return what to raise when the system does not let this user remove a file."""
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return PermissionDeniedError(f"{file_name}: {error.strerror}")
-    return error
+            if error.errno not in _REFUSALS:
+                raise
+            raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
 
 
 def _files_of(name: SegmentName) -> tuple[str, ...]:

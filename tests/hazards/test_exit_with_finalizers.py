@@ -26,7 +26,7 @@ CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
 # What is imported at its first use cannot be when modules are taken down.
 WARM_UP: Final = """
-    import builtins, weakref
+    import builtins, gc, weakref
     with shmacc.ConditionalAccumulator("f8", ()) as private:
         private.apply_grad(1.0)
         private.take(1)
@@ -49,7 +49,8 @@ BEGIN: Final = (
                     said.append(f"{what}:{type(error).__name__}")
             said = []
             def use_private():
-                with self.shmacc.ConditionalAccumulator("f8", ()) as private:
+                # Not "f8", which NumPy would have to look up.
+                with self.shmacc.ConditionalAccumulator("float64", ()) as private:
                     assert private.apply_grad(1.0)
                     assert private.take(1).count == 1
             def use_another():
@@ -95,6 +96,7 @@ FINALIZERS: Final = {
     late = LateDel()
 """,
     "__del__ in a cycle": """
+    gc.disable()  # not before the end
     late = LateDel()
     late.itself = late
     del late
@@ -154,7 +156,7 @@ def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
     else:
         # Its handles are closed by then, and not all of Python's and NumPy's modules work.
         assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
-        assert "attach" in output.split()
+        assert {"make", "attach"} <= set(output.split())
         assert output.endswith("close close")
     until(lambda: acc.stats().attached == 1)
     assert acc.apply_grad(1.0, local_step=5)

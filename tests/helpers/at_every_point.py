@@ -73,6 +73,8 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
         own = frame.f_code.co_filename.startswith(_OWN_FILES)
         return trace(frame, event, argument) if own else None
 
+    # Before the tracing begins: Python 3.12 looks whether any frame has this, and only then.
+    sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
     sys.settrace(enter)
     try:
         yield between
