@@ -140,7 +140,8 @@ def _there_is(owner: Any) -> dict[str, list[str] | None]:
     return {
         name: _parameters(value)[0] if callable(value) and not inspect.isclass(value) else None
         for name in vars(owner)
-        if not name.startswith("_") and not inspect.isclass(value := getattr(owner, name))
+        if (name == "__init__" or not name.startswith("_"))
+        and not inspect.isclass(value := getattr(owner, name))
     }
 
 
