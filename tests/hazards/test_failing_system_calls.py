@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import forks
+from helpers.every_call import SANITIZED
 from helpers.killing_deeds import DEEDS, SCENE, Deed, clean_up, left
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import NAMES, Calling, needs_failures, plausible
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from helpers.killing_scenes import Record
     from helpers.stepping_tracer import Mark
 
-pytestmark = [forks, needs_failures]
+pytestmark = [
+    forks,
+    needs_failures,
+    pytest.mark.skipif(SANITIZED, reason="a sanitizer ends the process if its own calls fail"),
+]
 
 _LACKS: Final = {errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EFBIG}
 
