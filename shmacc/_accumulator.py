@@ -212,7 +212,7 @@ class Accumulator:
         for what, existing, wanted in self._spec.disagreements(asked):
             raise InvalidArgumentError(
                 f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
-                f"{wanted} was asked for. If the existing one is of an earlier run: "
+                f"{wanted} was asked for. If the existing one is left from an earlier run, "
                 f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
                 "use another shared_name"
             ).with_fields(

@@ -96,7 +96,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     # Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
     if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
-            f"A row, or a dense gradient, has at most 2**36 numbers, but {describe_shape(row)} more"
+            f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"
         )
     return dims
 

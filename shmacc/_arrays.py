@@ -111,8 +111,8 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers."""
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
         raise InvalidArgumentError(
-            f"{what} are a masked array, whose mask would be ignored: pass what is to be added, "
-            "`masked.filled(0)` for instance"
+            f"{what} must not be a masked array, whose mask would be ignored: pass the numbers to "
+            "add, `masked.filled(0)` for instance"
         )
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -130,7 +130,7 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         ) from error
     if array.dtype == np.object_:
         raise InvalidArgumentError(
-            f"{what} must be an array of numbers, or what NumPy makes one of, but {_named(value)}"
+            f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
         )
     by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
         value, np.generic
@@ -142,7 +142,7 @@ def _named(value: object) -> str:
     if isinstance(value, np.ndarray):
         return "an array of Python objects was given"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} that holds other things than numbers was given"
+        return f"a {type(value).__name__} that holds more than numbers was given"
     return "None was given" if value is None else f"a {type(value).__name__} was given"
 
 
@@ -166,7 +166,9 @@ def _convert(
     if by_value and source in "iuf" and target in "iu":
         allowed = True
         if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
-            raise InvalidArgumentError(f"{what} are not all integers, which {to.name} holds")
+            raise InvalidArgumentError(
+                f"{what} must be integers for dtype {to.name}, but are not all"
+            )
     if not allowed:
         raise InvalidArgumentError(
             f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
@@ -179,8 +181,8 @@ def _convert(
             infinite = ~np.isfinite(converted) & np.isfinite(array)
             if bool(infinite.any()):
                 raise InvalidArgumentError(
-                    f"{what} hold {array[infinite].flat[0]!r}, which {to.name} cannot: "
-                    "it would become infinite"
+                    f"{what} hold {array[infinite].flat[0]!r}, which would become infinite in "
+                    f"{to.name}"
                 )
     return converted
 

@@ -24,7 +24,7 @@ def check_not_divided(partial: object) -> None:
     if type(partial) in {SparseTaken, DenseTaken}:
         raise InvalidArgumentError(
             f"A partial was expected, but this {type(partial).__name__} is the result of a take, "
-            "reduced already; take_partial hands out sums"
+            "which is reduced already; take_partial hands out sums"
         )
 
 

@@ -42,7 +42,7 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
     if isinstance(handle, AccumulatorRef):
         handle = handle.accumulator
     if not isinstance(handle, kind):
-        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but is {handle!r}")
+        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but was {handle!r}")
     return handle
 
 

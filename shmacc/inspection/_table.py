@@ -1,4 +1,4 @@
-"""The rows of a sparse segment, and the index that leads to them, held against each other.
+"""The rows of a sparse segment, compared with the index that leads to them.
 
 This repeats in NumPy what index.hpp does, on purpose: it is the second opinion.
 """

@@ -312,11 +312,11 @@ class Handle {
         if (claimed != Presence::Claim::kFull) return;
         const bool swept = sweep(segment, kSweepPatience);
         if (segment.claim() == Presence::Claim::kFull)
-            throw Error(
-                Failure::kResourceExhausted,
-                "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
-                    (swept ? ""
-                           : ", and a process that keeps the lock does not let those of the dead be freed"));
+            throw Error(Failure::kResourceExhausted,
+                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                            (swept
+                                 ? ""
+                                 : "; a process keeps the lock, so those of dead processes cannot be freed"));
     }
     // Frees what the dead hold, unless somebody keeps the lock for so long (nanoseconds); whether it did.
     bool sweep(OpenSegment& segment, int64_t patience) {

@@ -12,7 +12,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
                   uint32_t mode) {
     Config config{};
     if (hash_key.size() != sizeof config.hash_key)
-        throw Error(Failure::kInvalidArgument, "The hash's key has another length");
+        throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
     std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
     config.dtype = dtype;

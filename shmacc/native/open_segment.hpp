@@ -118,11 +118,12 @@ class OpenSegment {
                     break;
                 case NamedSemaphore::Found::kAnothers:
                     throw Error(Failure::kPermissionDenied,
-                                path + " is not of the segment's owner, uid " + std::to_string(file.st_uid) +
-                                    "; remove it, and the next process that attaches makes it anew");
+                                path + " does not belong to the segment's owner, uid " +
+                                    std::to_string(file.st_uid) +
+                                    "; remove it, and the next process that attaches makes a new one");
                 case NamedSemaphore::Found::kNoSemaphore:
                     if (attempt < kSemaphoreAttempts && unlink(path.c_str()) == 0) continue;
-                    data_loss(path + " is no semaphore, and cannot be removed: " + std::strerror(errno));
+                    data_loss(path + " is not a semaphore and cannot be removed: " + std::strerror(errno));
             }
             break;
         }
@@ -201,9 +202,9 @@ class OpenSegment {
         if (found.st_nlink == 0 && !load(header_->unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
-                        "logout; so does `rm`, and `shmacc-inspect clean` if nobody was left but forked "
-                        "children that had not used it yet); processes that attach from now on would not "
-                        "meet it");
+                        "logout; so does `rm`, and `shmacc-inspect clean` if the only users left were "
+                        "forked children that had not used it yet); processes that attach from now on get "
+                        "another segment");
     }
 
     uint64_t row_bytes(const State& state) const { return state.row_elements * sum_bytes(config_.sum); }

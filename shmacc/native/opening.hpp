@@ -135,7 +135,7 @@ inline Entered look_again(OpenSegment& segment, const std::string& path, const s
     if (load(segment.header().unlinked)) {
         if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
             belongs_to_another(file.status(),
-                               std::string("; it was given up, and this user cannot remove its "
+                               std::string("; it was unlinked, and this user cannot remove its "
                                            "name: ") +
                                    std::strerror(errno));
         unlink(semaphore_path.c_str());

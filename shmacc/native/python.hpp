@@ -63,8 +63,9 @@ class WithoutGil {
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())
-            throw Error(Failure::kCancelled,
-                        "The operation was cancelled: a signal handler forked, and it is the parent's");
+            throw Error(
+                Failure::kCancelled,
+                "The operation was cancelled: a signal handler forked, and only the parent goes on with it");
     }
 
     // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals
@@ -93,7 +94,7 @@ class View {
             throw nb::python_error();
         if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
             PyBuffer_Release(&view_);
-            throw nb::type_error("an array of another element size was expected");
+            throw nb::type_error("the array's elements have the wrong size");
         }
     }
     ~View() { PyBuffer_Release(&view_); }
@@ -112,7 +113,7 @@ template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
     View<From> source(from, 1);
     View<To> target(to, 1, PyBUF_WRITABLE);
-    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
+    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());
 }

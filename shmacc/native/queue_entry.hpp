@@ -47,7 +47,7 @@ class QueueEntry {
                         "The operation was cancelled: the process was forked in the middle of it");
         if (joined() && load(wait_queue_[entry_].ticket) != ticket_) {
             entry_ = WaitQueue::kNobody;
-            data_loss("a waiting take lost its place in line");
+            data_loss("a waiting take's entry in the queue was overwritten");
         }
         // Both: a cancel may have fallen between the last look and the ticket.
         if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(entry_)))

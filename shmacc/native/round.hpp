@@ -43,11 +43,11 @@ inline std::string in_brackets(const Dims& dims) {
 inline Dims round_dims(const Shape& shape, const Config& config, const State& state) {
     const uint64_t components = config.components;
     uint64_t rank = load(shape.rank);
-    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
+    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("its shape has too many dimensions");
     Dims dims(rank);
     for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape.dims[i]);
     uint64_t elements;
-    if (!count_elements(dims, &elements)) data_loss("a dimension out of range");
+    if (!count_elements(dims, &elements)) data_loss("a dimension is out of range");
     if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
     return dims;
 }

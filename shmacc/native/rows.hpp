@@ -81,7 +81,7 @@ class Rows {
             const uint32_t slot = order.empty() ? i : order[i];
             keys[i] = table[slot].row;
             contributions[i] = table[slot].contributions;
-            if (contributions[i] <= 0) data_loss("a row without contributions");
+            if (contributions[i] <= 0) data_loss("a row has no contributions");
             fits = reduce_into(values + i * width, sums + slot * width, width, contributions[i], reduce) &&
                    fits;
         }

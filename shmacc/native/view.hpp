@@ -73,7 +73,7 @@ class SegmentView {
     // Bytes of a region as they stand now.
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kRegions || offset > kRegionSpan || count > kRegionSpan - offset)
-            throw Error(Failure::kInvalidArgument, "No such bytes in a segment");
+            throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
         check_occupied(count);
         nb::bytes out(nullptr, count);
         read_exactly(region_offset(region) + offset, const_cast<char*>(out.c_str()), count);
