@@ -1,8 +1,7 @@
-"""What stands in a segment, as far as Python knows it: numbers and their names, sizes, lock bytes.
+"""The layout of a segment, as far as Python needs it: numbers and names, sizes, lock bytes.
 
-All of it comes from the extension, which has it from layout.hpp. It is written down again in two
-places only, on purpose, to be a second opinion: ``inspection/_table.py`` and the tests'
-``segment_layout.py``.
+All of it comes from the extension, which has it from layout.hpp. It is repeated in two places only,
+on purpose, as a second opinion: ``inspection/_table.py`` and the tests' ``segment_layout.py``.
 """
 
 from shmacc import _core
@@ -31,7 +30,7 @@ BUCKET_BYTES = _core.BUCKET_BYTES
 BUCKET_ENTRIES = _core.BUCKET_ENTRIES
 SLOT_BYTES = _core.SLOT_BYTES
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
-"""The size of the semaphore's file; to open a shorter one is to die of a bus error."""
+"""The size of the semaphore's file; opening a shorter one would be fatal (SIGBUS)."""
 
 NAME_BYTE = _core.NAME_BYTE
-"""The byte whose record lock is the right to decide what a segment's name leads to."""
+"""The byte whose record lock gives the right to change what a segment's name leads to."""

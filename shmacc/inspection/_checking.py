@@ -1,4 +1,4 @@
-"""Every invariant of a segment that can be verified from outside.
+"""Verifies every invariant of a segment that can be verified from outside.
 
 It changes nothing and takes no lock. A state that may be transient (an operation that ends between
 two looks) is looked at again before it becomes a finding.
@@ -41,10 +41,10 @@ _HALTED = frozenset({"stopped", "traced"})
 
 
 def check(name: str) -> tuple[Finding, ...]:
-    """Verify every invariant of a segment that can be verified, and what belongs to its name.
+    """Verify every invariant of a segment that can be verified, and the files of its name.
 
     Raises:
-        NotFoundError: There is nothing of that name.
+        NotFoundError: There is no segment of that name.
     """
     segment_name = resolve(name)
     if not os.path.lexists(segment_name.path):
@@ -58,7 +58,7 @@ def check(name: str) -> tuple[Finding, ...]:
 
 
 def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Finding, ...]:
-    """`check` for all segments, and for what is left of others.
+    """Check all segments, and the leftovers of others.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
@@ -123,7 +123,7 @@ def _nobody_finishes(seen: Description) -> bool:
 
 
 def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
-    """Do file, name, owner and semaphore belong together?"""
+    """Check that file, name, owner and semaphore belong together."""
     subject, config = name.system_name, view.config()
     if config["name"] != name.shared_name and "~" not in name.shared_name:
         yield _wrong(subject, f"the file was renamed; it was {config['name']!r}", _REMOVE)

@@ -1,7 +1,7 @@
-"""What ``/proc`` tells of processes that have to do with segments.
+"""Reads about the processes of segments in ``/proc``.
 
-It explains; it proves nothing. Whether a process lives is told by the record lock that it holds
-(presence.hpp), never by what stands here.
+The results explain; they prove nothing. Only the record lock that a process holds proves that it
+lives (presence.hpp).
 """
 
 import contextlib
@@ -18,18 +18,18 @@ CONDITIONS = {
     "X": "dead",
     "I": "idle",
 }
-_CONDITION_FIELD = 0  # counted from behind the command's name in parentheses
+_CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
 
 
 def condition(pid: int) -> str:
-    """How the kernel has a process: "running", "stopped", ...; empty if it cannot be seen."""
+    """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
     fields = _stat(pid)
     return CONDITIONS.get(fields[_CONDITION_FIELD], "?") if fields else ""
 
 
 def command(pid: int) -> str:
-    """Its command line; empty if it cannot be seen."""
+    """Return its command line; empty if it is not visible."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -38,7 +38,7 @@ def command(pid: int) -> str:
 
 
 def is_the_one(pid: int, start_ticks: int) -> bool:
-    """Whether the process that has this pid now is the one that was started at these ticks."""
+    """Whether the process that has this pid now was started at these ticks."""
     fields = _stat(pid)
     return bool(fields) and int(fields[_START_FIELD]) == start_ticks
 
@@ -49,10 +49,10 @@ def started(start_ticks: int) -> float:
 
 
 def lock_holder(device: int, inode: int, byte: int) -> int | None:
-    """Who holds the record lock on a byte of a file.
+    """Return the pid of the holder of the record lock on a byte of a file.
 
-    None if nobody does, and also if it is a process of a pid namespace that is not seen from here,
-    or if this system does not tell (it has no /proc/locks).
+    None if no process holds it, if the holder's pid namespace is not visible from here, or if the
+    system has no /proc/locks.
     """
     file = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="utf-8") as locks:
