@@ -5,7 +5,7 @@
 namespace shmacc {
 namespace {
 
-// A handle on a new segment, attached; none if the name is taken, or was taken away at once.
+// A handle on a new segment, attached; none if the name is taken, or was removed at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
                   std::optional<Dims> declared, bool is_private, uint64_t token, const nb::bytes& hash_key,
@@ -46,7 +46,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
         handle = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(private_names));
         if (!handle->enter(path, semaphore_path)) return nb::none();
     } catch (...) {
-        // What cannot be attached, for want of space say, is not left behind, if that can be helped.
+        // A segment that cannot be attached, for lack of space for instance, is removed again, if possible.
         try {
             with_name_lock(*file, false, [&] { take_back_new(*file, path, semaphore_path); });
         } catch (const Error&) {
@@ -58,7 +58,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
 
-// What stands at the path (kFoundNames), its layout version, and, of a segment, what `make` makes of it.
+// The kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
 template <class Make>
 nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
     Opened opened = open_segment_file(path, access, owners);
@@ -87,7 +87,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// What Python knows of the layout; shmacc/_layout.py gives it out.
+// The part of the layout that Python knows; shmacc/_layout.py provides it.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
@@ -111,8 +111,8 @@ void export_layout(nb::module_& m) {
     m.attr("NAME_BYTE") = kNameByte;
 }
 
-// In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
-// the interpreter's end.
+// In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
+// Python code.
 constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",  "DeadlineExceededError",   "CancelledError",
     "NotFoundError",         "FailedPreconditionError", "ResourceExhaustedError",

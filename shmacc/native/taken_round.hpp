@@ -1,4 +1,5 @@
-// A round on its way to Python: what a take took, as arrays, and what of it did not get to its caller.
+// A round on its way to Python: the result of a take, as arrays, and the rounds that did not reach their
+// callers.
 #pragma once
 
 #include "python.hpp"
@@ -6,9 +7,9 @@
 
 namespace shmacc {
 
-// Its object is made before the take, and its arrays when they are asked for: so nothing that may fail for want of
-// memory stands between the commit and the object that holds what was taken. Arrays that could not be made are
-// made at the next attempt. The GIL guards it.
+// Its object is made before the take, and its arrays at their first use: so no allocation that may fail comes
+// between the commit and the object that holds the round. Arrays that could not be made are made at the next
+// attempt. The GIL guards it.
 class TakenRound {
   public:
     explicit TakenRound(const Config& config)
@@ -48,7 +49,7 @@ class TakenRound {
             return array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
         });
     }
-    // A forked child has a copy of what its parent took.
+    // A forked child has a copy of its parent's round.
     bool is_of_this_process() const { return taker_.is_here(); }
 
   private:
@@ -69,7 +70,7 @@ class TakenRound {
     nb::object indices_, values_, shape_, row_counts_;
 };
 
-// The rounds that a handle's takes took but that did not get to their callers. The GIL guards it.
+// The rounds that a handle's takes took but that did not reach their callers. The GIL guards it.
 class KeptRounds {
   public:
     // Before a take, so that `add` does not fail after it.
@@ -78,7 +79,8 @@ class KeptRounds {
         if (nb::cast<const TakenRound&>(round).count() > 0)
             kept_.push_back({advance, seal, std::move(round)});
     }
-    // The oldest that a take of this sort left; of this process: a forked child has a copy of its parent's.
+    // The oldest round of this process that a take of this sort left: a forked child also has copies of its
+    // parent's.
     nb::object next(bool advance, bool seal) {
         for (auto kept = kept_.begin(); kept != kept_.end();) {
             const bool own = nb::cast<const TakenRound&>(kept->round).is_of_this_process();

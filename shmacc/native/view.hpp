@@ -1,9 +1,9 @@
-// A segment as somebody sees it who only looks: without attaching, without its lock, without mapping it.
+// A view of a segment for inspection: without attaching, without its lock, without mapping it.
 //
-// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so looking reserves
-// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated
-// meanwhile is an error, never a SIGBUS; and a right to read is enough. Nothing is allocated from a size that
-// the segment claims before it is held against what the file occupies.
+// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so a view reserves
+// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated meanwhile
+// is an error, never a SIGBUS; and the right to read is enough. A size that the segment claims is compared
+// with the space that the file occupies before memory is allocated for it.
 #pragma once
 
 #include "description.hpp"
@@ -59,7 +59,7 @@ class SegmentView {
         const bool held = others_hold(file().fd(), kLockByte, 1, &pid);
         return nb::make_tuple(held, pid);
     }
-    // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
+    // The value of the semaphore of that name; none if there is none, or this user may not read it.
     static std::optional<int> semaphore_value(const std::string& path) {
         struct stat found{};
         sem_t semaphore{};
@@ -104,7 +104,7 @@ class SegmentView {
         return *file_;
     }
 
-    // The committed state, and what belongs to it, as it was at some instant during the call.
+    // The committed state, and the records that belong to it, as they were at some instant during the call.
     Snapshot snapshot() const {
         auto seen = std::make_unique<Header>();
         for (int attempt = 0;; ++attempt) {
@@ -162,7 +162,7 @@ class SegmentView {
             if (got <= 0) data_loss("its file was truncated");
             done += static_cast<uint64_t>(got);
         }
-        load_barrier();  // whether an operation ran meanwhile is asked after this (commit.hpp)
+        load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)
     }
 
     static constexpr int kAttempts = 1000;
