@@ -1,10 +1,10 @@
 """Conditional accumulators for separate processes on one machine, without a server.
 
-Layout, from the ground up: `_names`, `errors` and `_dtypes` know words; ``_core`` (C++,
-shmacc/native) is what happens under the lock, and the one place that opens segments' files;
-`_segment` brings a name to its shared memory; `_gradients` checks what comes in, `_records` is
-what goes out; `_accumulator` is what the two kinds, `_sparse` and `_dense`, have in common, and
-`_lookup` finds one by name. `raw_ops`, `inspection` and `testing` are built on these.
+Layout, from the ground up: `_names`, `errors` and `_dtypes` define names, error classes and dtypes;
+``_core`` (C++, shmacc/native) does everything under the lock, and is the one place that opens
+segments' files; `_segment` opens and creates segments by name; `_gradients` checks gradients,
+`_records` defines results; `_accumulator` is the common base of the two kinds, `_sparse` and
+`_dense`, and `_lookup` finds one by name. `raw_ops`, `inspection` and `testing` are built on these.
 """
 
 from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here

@@ -1,9 +1,9 @@
-"""What both conditional accumulators have in common.
+"""The common base of both conditional accumulators.
 
 The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
 ``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
-docstring says so. Data goes one way: arguments are converted and checked (_gradients.py), the
-extension does what happens under the lock, and what it hands back is dressed as NumPy arrays.
+docstring says so. Data flows one way: arguments are converted and checked (_gradients.py), the
+extension does the work under the lock, and its results become NumPy arrays.
 """
 
 import logging
@@ -47,14 +47,14 @@ def _finish(handle: _core.Handle) -> None:
 
 
 def _daemons_outlive_the_interpreter() -> bool:
-    # At exit, with daemon threads still at work: to close would wake them with an error, whose
-    # traceback CPython may die of by then. The kernel lets go of everything in a moment.
+    # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
+    # may crash on its traceback by then. The kernel is about to release everything anyway.
     main = threading.main_thread()
     return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
 
 
 class AccumulatorRef:
-    """What raw ops take as ``handle``; keeps its accumulator open."""
+    """The ``handle`` that raw ops take; keeps its accumulator open."""
 
     __slots__ = ("accumulator",)
 
@@ -66,7 +66,7 @@ class AccumulatorRef:
 
 
 class Accumulator:
-    """What both accumulators have in common.
+    """The common base of both accumulators.
 
     Use as a context manager to close at the end of the block. Handles pickle: another process that
     unpickles one attaches to the same segment.
@@ -93,24 +93,25 @@ class Accumulator:
             shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
                 unknown.
             shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
-                share the accumulator, and it lives until `unlink`. None or empty: private, it goes
-                when this process closes it or ends.
+                share the accumulator, and it lives until `unlink`. None or empty: private; it is
+                removed when this process closes it or ends.
             name: A label.
             reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
                 or "CMEAN" (sparse: of each row over all gradients of the round).
-            mode: Permission bits of what stands in /dev/shm; exact, whatever the umask. None: 0600
-                for a new accumulator, and whatever an existing one has. Who may write may do
-                anything to the accumulator. Who may only read sees all gradients, and can keep
-                others waiting, by read locks on the file: give no rights to those you do not trust.
+            mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
+                for a new accumulator, and any mode of an existing one. A user with the right to
+                write can do anything to the accumulator. A user with the right to read alone sees
+                all gradients, and can keep others waiting, by read locks on the file: give no
+                rights to users you do not trust.
             owners: Whose accumulator of this name may be attached to: "mine" (this process's
                 effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
 
         Raises:
             InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
-                in kind, dtype, shape, reduction or mode (the message says both).
+                in kind, dtype, shape, reduction or mode (the message gives both).
             ResourceExhaustedError: Shared memory is full.
             PermissionDeniedError: The accumulator is another user's.
-            DataLossError: What stands under the name is no valid segment of this version.
+            DataLossError: The file under the name is no valid segment of this version.
         """
         private = not shared_name and not isinstance(shared_name, bytes)
         spec = Spec(
@@ -143,7 +144,7 @@ class Accumulator:
             NotFoundError: There is none.
             InvalidArgumentError: No possible name; or it is of the other kind.
             PermissionDeniedError: It is another user's.
-            DataLossError: What stands under the name is no valid segment of this version.
+            DataLossError: The file under the name is no valid segment of this version.
         """
         return cls.of_name(
             names.segment_name(shared_name), cls._DEFAULT_NAME, segment.check_owners(owners)
@@ -151,13 +152,13 @@ class Accumulator:
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
-        """Attaches to the segment of that name; what unpickling does.
+        """Attach to the segment of that name; called by unpickling.
 
         Raises:
             NotFoundError: There is none.
             InvalidArgumentError: It is of the other kind.
             PermissionDeniedError: It is another user's.
-            DataLossError: What stands under the name is no valid segment of this version.
+            DataLossError: The file under the name is no valid segment of this version.
         """
         return cls.of_handle(segment.attach(segment_name, owners), segment_name, owners, label)
 
@@ -212,7 +213,7 @@ class Accumulator:
         for what, existing, wanted in self._spec.disagreements(asked):
             raise InvalidArgumentError(
                 f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
-                f"{wanted} was asked for. If the existing one is of an earlier run: "
+                f"{wanted} was asked for. If the existing one is left from an earlier run, "
                 f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
                 "use another shared_name"
             ).with_fields(
@@ -220,7 +221,7 @@ class Accumulator:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
         self._handle.config()  # a closed handle does not pickle
         return type(self).of_name, (self._segment_name, self._label, self._owners)
 
@@ -239,7 +240,7 @@ class Accumulator:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of gradients and results, as NumPy has it."""
+        """The NumPy dtype of gradients and results."""
         return self._dtype.numpy
 
     @property
@@ -259,7 +260,7 @@ class Accumulator:
 
     @property
     def shared_name(self) -> str:
-        """The name that processes share; of a private accumulator, its generated name."""
+        """The name that processes share; for a private accumulator, its generated name."""
         return self._shared_name
 
     @property
@@ -277,7 +278,7 @@ class Accumulator:
         return self._handle.count
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
-        """Set the step. What is accumulated stays (TF: AccumulatorSetGlobalStep).
+        """Set the step. Accumulated gradients stay (TF: AccumulatorSetGlobalStep).
 
         A step lower than the current one is set all the same, with a warning to logger "shmacc".
 
@@ -295,10 +296,10 @@ class Accumulator:
             )
 
     def advance_step(self, step: int) -> int:
-        """Move the step forward: drop what older steps left here, and unseal.
+        """Move the step forward: drop the gradients of older steps, and unseal.
 
-        A step that is not past the current one changes nothing, so that repeated and late
-        announcements of a step are harmless.
+        A step that is not past the current one changes nothing, so repeated and late announcements
+        of a step are harmless.
 
         Returns:
             How many accumulated gradients were dropped.
@@ -309,7 +310,7 @@ class Accumulator:
         return self._handle.advance_step(arguments.int64(step, "step"))
 
     def wait_step(self, after: int, *, timeout: float | None = None) -> int:
-        """Wait until the global step is past `after`: how a worker follows the chief.
+        """Wait until the global step is past `after`; this is how a worker follows the chief.
 
         Returns:
             The global step.
@@ -322,7 +323,7 @@ class Accumulator:
         return self._handle.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
 
     def unseal(self) -> None:
-        """Lets gradients in again after ``take_partial(seal=True)``, at the same step."""
+        """Accept gradients again after ``take_partial(seal=True)``, at the same step."""
         self._handle.unseal()
 
     def stats(self) -> Stats:
@@ -330,21 +331,21 @@ class Accumulator:
         return Stats.of(self._handle.state())
 
     def cancel(self) -> None:
-        """End every take that waits now, in whichever process, with CancelledError."""
+        """End every take that waits now, in all processes, with CancelledError."""
         self._handle.cancel()
 
     def close(self) -> None:
-        """Detaches. Takes that wait through this handle end with CancelledError. Idempotent."""
-        # Not by calling the finalizer: a KeyboardInterrupt in the middle of it would leave nothing
-        # to call again.
+        """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
+        # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
+        # be called again.
         _finish(self._handle)
         self._finalizer.detach()
 
     def unlink(self) -> None:
         """Remove the segment and its semaphore from the system. Idempotent.
 
-        Who has it open goes on using it until they close, as with an unlinked file; who opens the
-        name from now on makes a new one.
+        Processes that have it open go on using it until they close it, as with an unlinked file;
+        the next one that opens the name makes a new segment.
 
         Raises:
             PermissionDeniedError: The segment is another user's.
@@ -363,12 +364,12 @@ class Accumulator:
     ) -> _Result:
         """Take, and make the result of what was taken.
 
-        What was taken is not lost if the result does not get to the caller, because an exception
-        comes in between: a signal handler's, or a MemoryError of a conversion. The handle keeps
-        it for its next take of the same sort. The interpreter looks at signals at the end of a
-        call, at the start of a function and when it jumps back, and nowhere else. So a handler
-        runs within this ``try``, or when the caller has the result; and what is caught here gets
-        to `keep` whatever comes next.
+        The gradients taken are not lost if an exception (a signal handler's, or a MemoryError of a
+        conversion) keeps the result from the caller. The handle keeps them for its next take of the
+        same sort. The interpreter runs signal handlers at the end of a call, at the start of a
+        function and at a backward jump, and nowhere else. So a handler runs within this ``try``, or
+        when the caller has the result; and once caught here, the round reaches `keep` whatever
+        comes next.
         """
         required = arguments.int64(num_required, "num_required")
         if partial:
@@ -410,7 +411,7 @@ class Accumulator:
         )
 
     def _to_dtype(self, results: ValueArray) -> ValueArray:
-        """Results, in the type of sums, as an array of the dtype that the caller is to see."""
+        """Convert results from the type of sums to the accumulator's dtype."""
         if self._dtype.sums_as_is:
             return results
         try:

@@ -1,4 +1,4 @@
-"""Arguments that are no arrays: integers, timeouts, shapes, modes; checked first of all."""
+"""Checks of arguments other than arrays: integers, timeouts, shapes, modes."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ Shape = tuple[int | None, ...] | None
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
-_MOST_GRADIENTS = 2**48  # in a partial: more than anybody adds up one by one
+_MOST_GRADIENTS = 2**48  # in a partial: more than any job adds up one by one
 _OWNERS_BITS = 0o600
 
 
@@ -93,23 +93,23 @@ def declared_shape(shape: Any, kind: str) -> Shape:
         if dim is not None and dim < 0:
             raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
     row = dims[1:] if kind == "sparse" else dims
-    # Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
     if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
-            f"A row, or a dense gradient, has at most 2**36 numbers, but {describe_shape(row)} more"
+            f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"
         )
     return dims
 
 
 def describe_shape(shape: Shape) -> str:
-    """As TensorFlow prints it: ``[?,2]``."""
+    """Return a shape as TensorFlow prints it: ``[?,2]``."""
     if shape is None:
         return "<unknown>"
     return "[" + ",".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
 def partial_count(value: object) -> int:
-    """How many gradients a partial says that it is.
+    """Return how many gradients a partial counts for.
 
     Raises:
         InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.

@@ -1,7 +1,7 @@
 """Arrays on their way in: converted to the type of sums without silent loss.
 
-Arrays follow NumPy's ``same_kind`` rule; what would change a value's meaning is refused. A plain
-array of the right type is used as it is.
+Arrays follow NumPy's ``same_kind`` rule; a conversion that would change a value's meaning is
+refused. A plain array of the right type is used as it is.
 """
 
 from typing import Any
@@ -22,9 +22,10 @@ _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     """Return a gradient's values, C-contiguous, in the type of its sums (complex: pairs of it).
 
-    Arrays (and whatever NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python numbers
-    are converted by value. What would lose a value's meaning is refused: an integer out of the
-    dtype's range, a finite number that would become infinite, a fraction into an integer dtype.
+    Arrays (and everything that NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python
+    numbers are converted by value. A conversion that would change a value's meaning is refused: an
+    integer out of the dtype's range, a finite number that would become infinite, a fraction into an
+    integer dtype.
 
     Raises:
         InvalidArgumentError: The conversion is refused, or the value is no array at all.
@@ -33,7 +34,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     if _core.is_plain(value, dtype.plain_type):
         return value  # type: ignore[no-any-return]
     array, by_value = _view(value, what)
-    # First of all: what does not fit in memory is not looked through for an hour either.
+    # First of all: an array too large for memory is not scanned for an hour either.
     array = _contiguous(array, what)
     try:
         if array.dtype.names is not None and array.dtype == dtype.numpy:
@@ -41,7 +42,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
         return dtype.widen(_convert(array, dtype.storage, what, by_value=by_value))
     except InvalidArgumentError:
         raise
-    except (MemoryError, ValueError) as error:  # NumPy's ValueError: more than memory can have
+    except (MemoryError, ValueError) as error:  # NumPy's ValueError: larger than any memory
         raise _too_large(array, what) from error
 
 
@@ -50,7 +51,7 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
     Raises:
         InvalidArgumentError: They have another one.
-        ResourceExhaustedError: There is no memory for them as one piece.
+        ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     array, _ = _view(value, what)
     if array.dtype != dtype.partial:
@@ -76,7 +77,7 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
 
 
 def index_array(value: Any, what: str) -> IndexArray:
-    """Row indices as C-contiguous int64 of whatever rank.
+    """Return row indices as C-contiguous int64 of any rank.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
@@ -111,8 +112,8 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers."""
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
         raise InvalidArgumentError(
-            f"{what} are a masked array, whose mask would be ignored: pass what is to be added, "
-            "`masked.filled(0)` for instance"
+            f"{what} must not be a masked array, whose mask would be ignored: pass the numbers to "
+            "add, `masked.filled(0)` for instance"
         )
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -130,7 +131,7 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         ) from error
     if array.dtype == np.object_:
         raise InvalidArgumentError(
-            f"{what} must be an array of numbers, or what NumPy makes one of, but {_named(value)}"
+            f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
         )
     by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
         value, np.generic
@@ -142,12 +143,12 @@ def _named(value: object) -> str:
     if isinstance(value, np.ndarray):
         return "an array of Python objects was given"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} that holds other things than numbers was given"
+        return f"a {type(value).__name__} that holds more than numbers was given"
     return "None was given" if value is None else f"a {type(value).__name__} was given"
 
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """NumPy makes floats of integers from both sides of 2**63; they are kept as they are."""
+    """Keep integers exact where NumPy made floats of some below and some above 2**63."""
     objects = np.asarray(value, dtype=object)
     if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
         return rounded
@@ -166,7 +167,9 @@ def _convert(
     if by_value and source in "iuf" and target in "iu":
         allowed = True
         if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
-            raise InvalidArgumentError(f"{what} are not all integers, which {to.name} holds")
+            raise InvalidArgumentError(
+                f"{what} must be integers for dtype {to.name}, but are not all"
+            )
     if not allowed:
         raise InvalidArgumentError(
             f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
@@ -179,8 +182,8 @@ def _convert(
             infinite = ~np.isfinite(converted) & np.isfinite(array)
             if bool(infinite.any()):
                 raise InvalidArgumentError(
-                    f"{what} hold {array[infinite].flat[0]!r}, which {to.name} cannot: "
-                    "it would become infinite"
+                    f"{what} hold {array[infinite].flat[0]!r}, which would become infinite in "
+                    f"{to.name}"
                 )
     return converted
 
@@ -198,7 +201,7 @@ def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: s
 
 
 def _can_overflow(source: np.dtype[Any], to: np.dtype[Any]) -> bool:
-    # Float32 and wider hold every 64-bit integer's magnitude; half holds up to 65504 only.
+    # Float32 and wider hold every 64-bit integer's magnitude; half only up to 65504.
     if kind_of(source) in "biu":
         return to.name == "float16"
     return not np.can_cast(source, to, "safe") if to.name != "bfloat16" else source != to

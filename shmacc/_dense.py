@@ -15,7 +15,7 @@ __all__ = ["ConditionalAccumulator"]
 
 
 class ConditionalAccumulator(Accumulator):
-    """Adds up dense gradients, as ``tf.compat.v1.ConditionalAccumulator``."""
+    """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
 
     _KIND = "dense"
     _DEFAULT_NAME = "conditional_accumulator"
@@ -31,7 +31,7 @@ class ConditionalAccumulator(Accumulator):
         mode: int | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Create or attach; arguments and errors as `Accumulator`."""
+        """Create or attach; arguments and errors as in `Accumulator`."""
         super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
@@ -43,7 +43,7 @@ class ConditionalAccumulator(Accumulator):
         """Add a gradient, unless it is stale (TF: AccumulatorApplyGradient).
 
         Args:
-            grad: An array of the declared shape; in a round, all have the same.
+            grad: An array of the declared shape; all gradients of a round have the same shape.
             local_step: The step that the gradient was computed at.
             name: Ignored.
 
@@ -63,15 +63,15 @@ class ConditionalAccumulator(Accumulator):
         return self._handle.apply_dense(value, value.shape, step, 1)
 
     def apply_partial(self, partial: DensePartial, local_step: int = 0) -> bool:
-        """Add what another accumulator's `take_partial` handed out.
+        """Add a partial from another accumulator's `take_partial`.
 
         It counts as ``partial.count`` gradients.
 
         Returns:
-            As `apply_grad`.
+            As for `apply_grad`.
 
         Raises:
-            As `apply_grad`.
+            As for `apply_grad`.
         """
         gradients.check_not_divided(partial)
         if not (hasattr(partial, "value") and hasattr(partial, "count")):
@@ -95,7 +95,7 @@ class ConditionalAccumulator(Accumulator):
     ) -> ValueArray:
         """Wait for gradients and take their reduction (TF: AccumulatorTakeGradient).
 
-        Arguments and errors as `SparseConditionalAccumulator.take_grad`.
+        Arguments and errors as for `SparseConditionalAccumulator.take_grad`.
 
         Returns:
             An array of the round's shape.
@@ -103,7 +103,7 @@ class ConditionalAccumulator(Accumulator):
         return self._take(self._gradient, num_required, timeout, partial=False)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
-        """`take_grad` with the numbers that TensorFlow does not report."""
+        """Take like `take_grad`, with numbers that TensorFlow does not report."""
         return self._take(self._taken, num_required, timeout, partial=False)
 
     def take_partial(
@@ -111,8 +111,8 @@ class ConditionalAccumulator(Accumulator):
     ) -> DensePartial:
         """Take the sums, not divided; the step stays.
 
-        Arguments and errors as `SparseConditionalAccumulator.take_partial`. A partial of nothing
-        is zeros of the declared shape, with no row along a dimension that is not declared.
+        Arguments and errors as for `SparseConditionalAccumulator.take_partial`. A partial of no
+        gradients is zeros of the declared shape, where an undeclared dimension has size 0.
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 

@@ -1,8 +1,8 @@
 """The 19 dtypes that TensorFlow's op registry advertises for accumulators.
 
 Sums are kept in one of four types: float32 (also for the half types, which are rounded once, at
-the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes
-go in and out as TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
+the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes use
+TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
 """
 
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class DType:
 
     Attributes:
         name: TensorFlow's name.
-        number: TensorFlow's ``DataType`` number, which stands in the segment.
-        numpy: What arrays in and out have.
+        number: TensorFlow's ``DataType`` number, which the segment contains.
+        numpy: The dtype of arrays in and out.
         storage: The same without a quantised dtype's field.
-        sums: What sums are kept in; a complex dtype has two of them a number.
-        components: Sums a number: 2 for complex dtypes, else 1.
-        sums_as_is: Whether arrays go out as sums are kept.
-        plain_type: NumPy's number of the type if arrays come in as sums are kept, else -1.
+        sums: The type of sums; a complex dtype has two sums for each number.
+        components: Sums for each number: 2 for complex dtypes, else 1.
+        sums_as_is: Whether results need no conversion from sums.
+        plain_type: NumPy's number of the type if gradients need no conversion, else -1.
         bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
     """
 
@@ -47,7 +47,7 @@ class DType:
     bounds: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decides once what every apply and take asks."""
+        """Decide once what every apply and take needs."""
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
@@ -58,7 +58,7 @@ class DType:
         object.__setattr__(self, "bounds", bounds)
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values of the dtype, C-contiguous, in the type of sums (complex: as they are)."""
+        """Convert values of the dtype to the type of sums, C-contiguous (complex: as they are)."""
         if values.dtype == np.float16 and _core.CONVERTS_HALVES:
             wide = np.empty(values.shape, np.float32)
             _core.widen(np.require(values, requirements=["C", "A"]), wide)
@@ -66,7 +66,7 @@ class DType:
         return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
 
     def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Results in the type of sums (complex: as they are) as values of the dtype."""
+        """Convert results from the type of sums (complex: as they are) to the dtype."""
         if self.storage == np.float16 and _core.CONVERTS_HALVES:
             narrow = np.empty(values.shape, np.float16)
             _core.narrow(values, narrow)
@@ -76,7 +76,7 @@ class DType:
 
     @property
     def partial(self) -> np.dtype[Any]:
-        """The dtype of sums as a partial hands them out."""
+        """The dtype of a partial's sums."""
         return self.storage if self.components > 1 else self.sums
 
     @property
@@ -109,12 +109,12 @@ _KNOWN = {
     if name != "bfloat16"  # NumPy has none: see _bfloat16
 }
 _BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
-# Where TensorFlow and NumPy read a name differently, TensorFlow's reading counts.
+# Where a name means different dtypes in TensorFlow and NumPy, TensorFlow's meaning counts.
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 
 
 def _bfloat16() -> DType:
-    # Imported when first asked for: `import shmacc` is to load nothing heavier than NumPy.
+    # Imported when first needed: `import shmacc` must load nothing heavier than NumPy.
     import ml_dtypes
 
     storage = np.dtype(ml_dtypes.bfloat16)
@@ -132,8 +132,8 @@ def resolve(dtype: object) -> DType:
     """Return the dtype that a user means.
 
     Args:
-        dtype: Whatever TensorFlow or NumPy take for one: a NumPy dtype or type, a ``tf.DType``, a
-            name, a ``DataType`` number.
+        dtype: Anything that TensorFlow or NumPy accepts as one: a NumPy dtype or type, a
+            ``tf.DType``, a name, a ``DataType`` number.
 
     Raises:
         InvalidArgumentError: It is none, or none that accumulators work with.
@@ -175,6 +175,6 @@ def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 
 def kind_of(dtype: npt.DTypeLike) -> str:
-    """NumPy's kind letter; bfloat16, which NumPy knows as void, is a float."""
+    """Return NumPy's kind letter; bfloat16, which is void to NumPy, is a float."""
     dtype = np.dtype(dtype)
     return "f" if dtype.name == "bfloat16" else dtype.kind

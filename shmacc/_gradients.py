@@ -1,9 +1,9 @@
 """Checks of a gradient against itself and the declared shape, in TensorFlow's order.
 
-Everything here depends on the caller's own arguments alone and happens before the lock; so a
-malformed gradient raises whether it is stale or not. What depends on the round (rows 8 and 9 of
-TensorFlow's checks) is left to the apply, when the gradient is known to be fresh:
-`declared_conflict` only words row 9, and the extension checks row 8.
+These checks depend on the caller's own arguments alone and run before the lock; so a malformed
+gradient raises whether it is stale or not. The checks that depend on the round (rows 8 and 9 of
+TensorFlow's) are left to the apply, when the gradient is known to be fresh: `declared_conflict`
+only words row 9, and the extension checks row 8.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from shmacc.errors import InvalidArgumentError
 
 
 def check_not_divided(partial: object) -> None:
-    """Whether somebody takes a take's result for a partial, whose sums are not divided.
+    """Refuse a take's result, which is divided, where a partial is expected.
 
     Raises:
         InvalidArgumentError: It is one.
@@ -24,7 +24,7 @@ def check_not_divided(partial: object) -> None:
     if type(partial) in {SparseTaken, DenseTaken}:
         raise InvalidArgumentError(
             f"A partial was expected, but this {type(partial).__name__} is the result of a take, "
-            "reduced already; take_partial hands out sums"
+            "which is reduced already; take_partial hands out sums"
         )
 
 
@@ -44,7 +44,7 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
 def check_sparse(
     indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
 ) -> bool:
-    """Rows 2 to 7 of TensorFlow's checks.
+    """Run rows 2 to 7 of TensorFlow's checks.
 
     Returns:
         Whether the indices are strictly ascending, and none negative.
@@ -79,13 +79,13 @@ def own_refusal(
     ascending: bool,
     repeats: bool,
 ) -> str | None:
-    """Return what TensorFlow lets pass and no consumer can use; None if there is nothing of it.
+    """Return why a gradient that TensorFlow accepts is of no use; None if it is of use.
 
     Args:
-        indices: As `check_sparse` has passed them.
-        values: Likewise.
+        indices: Indices that `check_sparse` has passed.
+        values: Values that it has passed.
         given: The gradient's own ``grad_shape``.
-        ascending: What `check_sparse` said.
+        ascending: The result of `check_sparse`.
         repeats: Whether indices may repeat; those of a partial do not, since each row has a count.
     """
     if not ascending:
@@ -130,7 +130,7 @@ def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | 
 
 
 def declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | None:
-    """Row 9 of TensorFlow's checks, in its words; None if the values fit the declared shape."""
+    """Return row 9's error, in TensorFlow's words; None if the values fit the declared shape."""
     if declared is None:
         return None
     if len(values_shape) < len(declared):
@@ -147,7 +147,7 @@ def declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | N
 
 
 def check_dense(shape: tuple[int, ...], declared: Shape) -> None:
-    """Whether a dense gradient fits the declared shape.
+    """Check that a dense gradient fits the declared shape.
 
     Raises:
         InvalidArgumentError: It does not.

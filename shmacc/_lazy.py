@@ -1,8 +1,8 @@
-"""Packages whose names are imported when they are first asked for.
+"""Packages whose names are imported when they are first used.
 
-A worker needs no inspection, and a tool that looks at segments no NumPy; both are to start quickly.
-What a package offers stands in one table here at run time, and with types in its ``__init__.pyi``;
-a test holds the two against each other. As scientific Python's SPEC 1 has it, without a dependency.
+A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. The
+names of a package are in one table at run time, and with types in its ``__init__.pyi``; a test
+compares the two. This follows scientific Python's SPEC 1, without a dependency.
 """
 
 import importlib
@@ -14,12 +14,12 @@ from typing import Any
 def attach(
     package: str, submodules: set[str], homes: dict[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return what a package is to have as ``__getattr__``, ``__dir__`` and ``__all__``.
+    """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
         package: Its name.
         submodules: Those of its modules that are public.
-        homes: Private modules, by their full names, and what they give to the package.
+        homes: Private modules, by their full names, and the names that each provides.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
     public = sorted(submodules | home_of.keys())

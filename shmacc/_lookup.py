@@ -1,4 +1,4 @@
-"""From a name to the accumulator that has it, of whichever kind it is."""
+"""Finds the accumulator of a name, of either kind."""
 
 from shmacc import _layout as layout
 from shmacc import _names as names
@@ -23,7 +23,7 @@ def attach(
         NotFoundError: There is none.
         InvalidArgumentError: No possible name.
         PermissionDeniedError: It is another user's.
-        DataLossError: What stands under the name is no valid segment of this version.
+        DataLossError: The file under the name is no valid segment of this version.
     """
     return open_by_name(names.segment_name(shared_name), segment.check_owners(owners))
 
@@ -31,7 +31,7 @@ def attach(
 def open_by_name(
     segment_name: SegmentName, owners: Owners
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
-    """`attach` by the segment's whole name; same errors."""
+    """Attach by the segment's whole name; errors as for `attach`."""
     handle = segment.attach(segment_name, owners)
     if handle.config()["kind"] == layout.KINDS["sparse"]:
         return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)

@@ -8,9 +8,9 @@
                                        never meets an old semaphore
 =====================================  ===================================================
 
-A colon is not allowed in either part, so the names parse without doubt. The system's limit is
-255 bytes; where namespace and name together would not fit, the tail gives way to a hash (the
-whole name stands in the segment).
+A colon is not allowed in either part, so the names parse unambiguously. The system's limit is 255
+bytes; where namespace and name together would not fit, a hash replaces the tail (the segment
+contains the whole name).
 """
 
 import os
@@ -36,7 +36,7 @@ _SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._~:-]+)\.([0-9a-f]{16})"
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """A segment's name as ``/dev/shm`` has it, taken apart.
+    """The parts of a segment's name in ``/dev/shm``.
 
     Attributes:
         system_name: The file's name, which starts with ``shmacc.``.
@@ -55,7 +55,7 @@ class SegmentName:
 
 
 def current_namespace() -> str | None:
-    """Return the namespace that the environment asks for; None without one.
+    """Return the namespace that the environment sets; None without one.
 
     Raises:
         InvalidArgumentError: ``SHMACC_NAMESPACE`` is malformed.
@@ -85,7 +85,7 @@ def segment_name(shared_name: object) -> SegmentName:
     namespace = current_namespace()
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
-        import hashlib  # not needed by most, and slow to import
+        import hashlib  # rarely needed, and slow to import
 
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
         stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
@@ -93,7 +93,7 @@ def segment_name(shared_name: object) -> SegmentName:
 
 
 def generated_name() -> str:
-    """Return a fresh name for a private accumulator; says which process made it."""
+    """Return a fresh name for a private accumulator, with this process's pid in it."""
     return f"private-{os.getpid()}-{os.urandom(8).hex()}"
 
 
@@ -104,7 +104,7 @@ def parse_segment_file(file_name: str) -> SegmentName | None:
 
 
 def semaphore_name(system_name: str, token: int) -> str:
-    """Return the name that POSIX has for a segment's semaphore."""
+    """Return the POSIX name of a segment's semaphore."""
     return f"/{system_name}.{token:0{_TOKEN_DIGITS}x}"
 
 
@@ -119,6 +119,6 @@ def semaphore_path(system_name: str, token: int) -> str:
 
 
 def parse_semaphore_file(file_name: str) -> tuple[str, int] | None:
-    """System name of the segment and token in a semaphore's file name; None if not ours."""
+    """Parse a semaphore's file name: the segment's system name, the token; None if not ours."""
     match = _SEMAPHORE_FILE.fullmatch(file_name)
     return (match[1], int(match[2], 16)) if match else None

@@ -1,4 +1,4 @@
-"""What goes in and comes out: slices, takes, partials."""
+"""The records of the public API: slices, takes, partials."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ ValueArray = npt.NDArray[Any]
 
 
 class IndexedSlices:
-    """Some rows of a tensor, as ``tf.IndexedSlices``.
+    """Some rows of a tensor, like ``tf.IndexedSlices``.
 
     Args:
         values: Shape ``(n, ...)``: the rows.
@@ -34,7 +34,7 @@ class IndexedSlices:
 
 
 class SparseGradient(NamedTuple):
-    """What a sparse ``take_grad`` returns, as TensorFlow's op does.
+    """The result of a sparse ``take_grad``, like that of TensorFlow's op.
 
     Attributes:
         indices: int64, shape ``(n,)``, ascending, each row once.
@@ -49,7 +49,7 @@ class SparseGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseTaken:
-    """A take of a sparse accumulator.
+    """The result of a take from a sparse accumulator.
 
     Attributes:
         indices: int64, shape ``(n,)``, ascending, each row once.
@@ -71,7 +71,7 @@ class SparseTaken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseTaken:
-    """A take of a dense accumulator.
+    """The result of a take from a dense accumulator.
 
     Attributes:
         value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits

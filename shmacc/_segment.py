@@ -1,9 +1,9 @@
 """Opening, making and removing segments by name.
 
-What the extension does in one piece (opening.hpp has the protocol) is put in order here: what to do
-when there is nothing under a name, something else, or something that goes at this very moment; and
-which words an error gets. No file of a segment is opened from Python: closing it would drop the
-record locks that this process relies on.
+The extension does each step atomically (opening.hpp has the protocol); this module decides on the
+next one: when there is nothing under a name, another kind of file, or a segment that is being
+removed at this moment; and it words the errors. No file of a segment is opened from Python: closing
+it would drop the record locks that this process relies on.
 """
 
 import errno
@@ -24,16 +24,16 @@ from shmacc.errors import (
 )
 
 if TYPE_CHECKING:
-    from shmacc._spec import Spec  # needs NumPy, which those who only look do without
+    from shmacc._spec import Spec  # needs NumPy, which inspection does not
 
 Owners = Literal["mine", "any"] | Iterable[int]
-"""Whose segments may be attached: this user's and root's, anybody's, or those of these uids."""
+"""Whose segments may be attached: this user's and root's, all users', or those of these uids."""
 
 _LARGEST_UID = 2**32 - 2
 
 
 class UnfinishedError(DataLossError):
-    """A file with nothing in it stands under the name; this version makes none.
+    """The file under the name is empty or unfinished; this version makes no such files.
 
     Attributes:
         held: Whether a living process holds a record lock on it.
@@ -66,7 +66,7 @@ def open_or_create(name: SegmentName, spec: "Spec", owners: Owners) -> _core.Han
     """Return a handle on the segment of that name, which is made if there is none.
 
     Raises:
-        DataLossError: Something else stands under the name.
+        DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: It is another user's.
         ResourceExhaustedError: Shared memory is full, or descriptors have run out.
     """
@@ -81,7 +81,7 @@ def attach(name: SegmentName, owners: Owners) -> _core.Handle:
 
     Raises:
         NotFoundError: There is none.
-        DataLossError: Something else stands under the name.
+        DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: It is another user's.
         ResourceExhaustedError: Descriptors or places in the table of processes have run out.
     """
@@ -92,11 +92,11 @@ def attach(name: SegmentName, owners: Owners) -> _core.Handle:
 
 
 def view(name: SegmentName) -> _core.View:
-    """Return the segment, to be looked at by whoever may read it.
+    """Return a view of the segment, for which the right to read is enough.
 
     Raises:
         NotFoundError: There is none.
-        UnfinishedError: There is a file with nothing in it.
+        UnfinishedError: The file is empty or unfinished.
         DataLossError: It is no segment, or of another version.
         PermissionDeniedError: This user may not read it.
     """
@@ -110,11 +110,11 @@ def view(name: SegmentName) -> _core.View:
 
 
 def unlink(name: SegmentName, handle: _core.Handle) -> None:
-    """Remove the segment's name and semaphore; those who have it open go on using it.
+    """Remove the segment's name and semaphore; processes that have it open go on using it.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
-        DeadlineExceededError: Another process does not let go of the name.
+        DeadlineExceededError: Another process holds the name lock for too long.
     """
     may_remove(name)
     try:
@@ -124,7 +124,7 @@ def unlink(name: SegmentName, handle: _core.Handle) -> None:
 
 
 def may_remove(name: SegmentName) -> None:
-    """Asked before a segment is marked as given up: a mark is never taken back.
+    """Check the right to remove a segment before it is marked: a mark is never taken back.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
@@ -174,7 +174,7 @@ def _attach(name: SegmentName, owners: Owners) -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # Its maker is proved dead, if there ever was one. Who removes it does not matter.
+            # Its creator is proved dead, if it ever had one, so any process may remove it.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 return None
             raise _refusal(name, found, version)
@@ -199,7 +199,7 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
 
 
 def _create(name: SegmentName, spec: "Spec") -> _core.Handle | None:
-    """Return a handle on a new segment; None: somebody else has made one by now."""
+    """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
     shape = spec.shape
     return _core.create(

@@ -32,11 +32,11 @@ def _check_has(value: Any, what: str, *fields: str) -> None:
 
 
 class SparseConditionalAccumulator(Accumulator):
-    """Adds up sparse gradients: rows of a tensor with their indices.
+    """Accumulates sparse gradients: rows of a tensor with their indices.
 
-    As ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may come in any order and
+    Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
     repeat (repeats within a gradient are summed, and count as one touch of the row), that results
-    are always in ascending order, and that a malformed gradient raises also when it is stale.
+    are always in ascending order, and that a malformed gradient raises even when it is stale.
     """
 
     _KIND = "sparse"
@@ -53,7 +53,7 @@ class SparseConditionalAccumulator(Accumulator):
         mode: int | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Create or attach; arguments and errors as `Accumulator`."""
+        """Create or attach; arguments and errors as in `Accumulator`."""
         super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
 
     def apply_grad(
@@ -94,21 +94,21 @@ class SparseConditionalAccumulator(Accumulator):
     def apply_indexed_slices_grad(
         self, grad: Any, local_step: int = 0, name: str | None = None
     ) -> bool:
-        """`apply_grad` of anything that has ``.indices``, ``.values`` and ``.dense_shape``."""
+        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``."""
         _check_has(grad, "Something like IndexedSlices", "indices", "values", "dense_shape")
         return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
 
     def apply_partial(self, partial: SparsePartial, local_step: int = 0) -> bool:
-        """Add what another accumulator's `take_partial` handed out.
+        """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients, and each row as its ``row_counts`` say.
+        It counts as ``partial.count`` gradients, and each row as often as its ``row_counts`` entry.
 
         Returns:
-            As `apply_grad`.
+            As for `apply_grad`.
 
         Raises:
-            As `apply_grad`; also InvalidArgumentError if the partial's counts make no sense, or its
-            indices repeat.
+            As for `apply_grad`; also InvalidArgumentError if the partial's counts are inconsistent,
+            or its indices repeat.
         """
         gradients.check_not_divided(partial)
         _check_has(
@@ -165,26 +165,27 @@ class SparseConditionalAccumulator(Accumulator):
     ) -> SparseGradient:
         """Wait for gradients and take their reduction (TF: SparseAccumulatorTakeGradient).
 
-        Waits in line until ``num_required`` gradients are there, takes all that are there, empties
-        the accumulator and adds 1 to its step.
+        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
+        empties the accumulator and adds 1 to its step.
 
-        If an exception cuts it off (a signal handler's, a MemoryError), nothing was consumed. Or
-        the round was taken already: then this object's next take of the same sort hands it out,
-        whatever that one requires and at once. (`take`, `take_grad` and
-        `take_indexed_slices_grad` are of one sort; partials are of another, with ``seal`` and
-        without.) It is this object's and this process's alone, and gone when either ends.
+        If an exception interrupts it (a signal handler's, a MemoryError), either nothing was
+        consumed, or the round was taken already: then this object's next take of the same sort
+        hands it out at once, whatever that one requires. (`take`, `take_grad` and
+        `take_indexed_slices_grad` are of one sort; partials with ``seal`` and partials without are
+        two others.) The round belongs to this object in this process alone, and is lost when either
+        ends.
 
         Args:
             num_required: At least 1.
             name: Ignored.
-            timeout: Seconds; None: for ever; 0: only if it can be served at once.
+            timeout: Seconds; None: for ever; 0: succeed only if it can be served at once.
 
         Returns:
             ``(indices, values, shape)``.
 
         Raises:
             DeadlineExceededError: The timeout passed; nothing was consumed.
-            CancelledError: `cancel`, or the handle was closed; nothing was consumed.
+            CancelledError: `cancel` was called, or the handle closed; nothing was consumed.
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
@@ -197,11 +198,11 @@ class SparseConditionalAccumulator(Accumulator):
         *,
         timeout: float | None = None,
     ) -> IndexedSlices:
-        """`take_grad` as IndexedSlices."""
+        """Take like `take_grad`; return IndexedSlices."""
         return self._take(self._slices, num_required, timeout, partial=False)
 
     def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
-        """`take_grad` with the numbers that TensorFlow does not report."""
+        """Take like `take_grad`, with numbers that TensorFlow does not report."""
         return self._take(self._taken, num_required, timeout, partial=False)
 
     def take_partial(
@@ -210,14 +211,14 @@ class SparseConditionalAccumulator(Accumulator):
         """Take the sums, not divided; the step stays.
 
         Args:
-            num_required: 0: whatever is there, even nothing. Such a take does not stand in line: it
-                waits for nobody's number. But a round whose number is reached belongs to the first
-                in line, also in the moment before that take has come; then nothing is there.
-            timeout: As `take_grad`.
+            num_required: 0: all gradients that are there, even none. Such a take joins no queue and
+                waits for no number. But a round whose number is reached belongs to the first take
+                in line, also in the moment before that take gets it; then nothing is there.
+            timeout: As for `take_grad`.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
-            As `take_grad`, but sums always fit.
+            As for `take_grad`, but sums always fit.
         """
         return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
 

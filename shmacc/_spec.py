@@ -1,4 +1,4 @@
-"""What an accumulator is: as a constructor asks for it, and as a segment says it."""
+"""The properties of an accumulator, as a constructor asks for them or a segment has them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Spec:
         shape: The declared shape, None for unknown dimensions; None for an unknown rank.
         reduction: "MEAN", "SUM" or "CMEAN".
         mode: Permission bits of segment and semaphore; None: 0600, or what an existing one has.
-        private: Whether it goes with its creator.
+        private: Whether it is removed with its creator.
     """
 
     kind: str
@@ -31,10 +31,10 @@ class Spec:
 
     @classmethod
     def of_config(cls, config: dict[str, Any], mode: int) -> Self | None:
-        """Return the spec of a segment with this configuration; None if its numbers make no sense.
+        """Return the spec of a segment with this configuration; None if its numbers are invalid.
 
         Args:
-            config: What the extension says of it.
+            config: The extension's report of it.
             mode: The permission bits that its file has.
         """
         kind = layout.KIND_NAMES.get(config["kind"])
@@ -49,9 +49,10 @@ class Spec:
         return cls(kind, dtype, shape, reduction, mode, config["is_private"])
 
     def disagreements(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:
-        """Where an existing accumulator is not what is asked for: (what, existing, asked).
+        """Yield where an existing accumulator differs from the one asked for.
 
-        A shape or mode that is not given agrees with any.
+        Each difference is (what, existing, asked). A shape or mode that is not given agrees with
+        any.
         """
         pairs = [
             ("kind", self.kind, asked.kind),

@@ -15,14 +15,14 @@ class Stats:
         dropped: Gradients refused, as stale or because of a seal.
         discarded: Gradients accepted, then dropped by ``advance_step``.
         taken: Gradients handed out by takes.
-        takes: Takes that handed something out (a partial of nothing included).
+        takes: Takes that returned a result (a partial of nothing included).
         num_accumulated: Gradients waiting to be taken.
         rows: Distinct rows that they touch (sparse; dense: 0).
         global_step: The accumulator's step.
         sealed: Whether applies are refused.
         waiting: Takes that wait in line, of living processes.
         attached: Living processes that have the segment open.
-        recoveries: Operations cut short by a death, and undone.
+        recoveries: Operations interrupted by a death, and undone.
         applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.
     """
 
@@ -42,7 +42,7 @@ class Stats:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Stats":
-        """From what the extension reports."""
+        """Make it from the extension's report."""
         return cls(
             applied=state["applied"],
             dropped=state["dropped"],

@@ -1,4 +1,4 @@
-"""An import of the source, without its extension, says what happened and what to do."""
+"""Explains a failed import of the source tree without its extension, and the remedy."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ except ModuleNotFoundError as missing:
     _TREE = os.path.dirname(__file__)
     if missing.name != "shmacc._core" or not os.path.isdir(f"{_TREE}/native"):
         raise
-    # Usually shmacc is installed, too, but Python looks into the checkout first.
+    # Usually shmacc is installed too, but Python searches the checkout first.
     raise ImportError(
         f"{_TREE} is the source of shmacc, without the compiled extension. Python found it before "
         "any installed shmacc, because the folder that it is in comes first in sys.path: it is the "

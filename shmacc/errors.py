@@ -2,8 +2,8 @@
 
 Each class also derives from the builtin that a Python programmer would catch, so
 ``except TimeoutError`` works as well as ``except shmacc.errors.DeadlineExceededError``. The message
-says it in words; what a program may want to act on is in attributes, which are None where an error
-has nothing to say of them. Both pickle, so errors come back whole from worker processes.
+is for people; the facts that a program may act on are in attributes, which are None where they do
+not apply. Both pickle, so errors arrive complete from worker processes.
 """
 
 from typing import Any, Self
@@ -23,11 +23,11 @@ __all__ = [
 
 
 class ShmaccError(Exception):
-    """Base of all errors that this library raises on its own account.
+    """Base of all errors that this library defines.
 
     Attributes:
         segment: The name in /dev/shm of the segment concerned.
-        problem: The message without that name in front of it.
+        problem: The message without that name before it.
     """
 
     # No __init__ in Python: the extension makes errors where no Python code may run.
@@ -42,7 +42,7 @@ class ShmaccError(Exception):
         return self
 
     def about(self, segment: str) -> Self:
-        """Return the same error, saying which segment it is about."""
+        """Return the same error, with the segment's name in its message."""
         named = type(self)(f"{segment}: {self}")
         return named.with_fields(**self.__dict__).with_fields(segment=segment, problem=str(self))
 
@@ -51,10 +51,10 @@ class InvalidArgumentError(ShmaccError, ValueError):
     """A bad argument. Nothing was changed.
 
     Attributes:
-        what: Where an existing accumulator disagrees: in "kind", "dtype", "shape",
+        what: Where an existing accumulator disagrees: "kind", "dtype", "shape",
             "reduction_type" or "mode".
-        existing: What the existing one has, in words.
-        asked: What was asked for, in words.
+        existing: The existing one's, as text.
+        asked: The one asked for, as text.
     """
 
     what: str | None = None
@@ -66,8 +66,8 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
 
     Attributes:
-        accumulated: How many gradients had arrived (a take).
-        required: How many a take waits for.
+        accumulated: How many gradients had arrived (for a take).
+        required: How many the take waited for.
         step: The global step that the accumulator was at.
         pids: The processes that are attached.
     """
@@ -79,11 +79,11 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
 
 
 class CancelledError(ShmaccError):
-    """The wait was cancelled, or its handle was closed under it. Nothing was consumed."""
+    """The wait was cancelled, or its handle was closed meanwhile. Nothing was consumed."""
 
 
 class NotFoundError(ShmaccError, FileNotFoundError):
-    """No segment has that name, or the segment was removed under its users.
+    """No segment has that name, or the segment was removed while in use.
 
     Attributes:
         shared_name: The name that was looked for.
@@ -122,7 +122,7 @@ class PermissionDeniedError(ShmaccError, PermissionError):
     """The segment belongs to another user.
 
     Attributes:
-        uid: Whom it belongs to.
+        uid: Its owner.
         mode: Its permission bits.
     """
 
@@ -135,10 +135,10 @@ class OutOfRangeError(ShmaccError, OverflowError):
 
 
 class DataLossError(ShmaccError):
-    """What stands under the name is not a valid segment of this version.
+    """The file under the name is not a valid segment of this version.
 
     Attributes:
-        version: The version of its layout, where that is what is wrong.
+        version: The version of its layout, if that is the reason.
     """
 
     version: int | None = None

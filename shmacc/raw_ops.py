@@ -1,6 +1,6 @@
 """TensorFlow's eight raw ops, eager: argument names as in ``tf.raw_ops``.
 
-``handle`` is what an accumulator op returned, an ``accumulator_ref``, an accumulator, or a
+``handle`` is the result of an accumulator op, an ``accumulator_ref``, an accumulator, or a
 shared_name. Errors are those of the accumulators' methods.
 """
 
@@ -42,7 +42,7 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
     if isinstance(handle, AccumulatorRef):
         handle = handle.accumulator
     if not isinstance(handle, kind):
-        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but is {handle!r}")
+        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but was {handle!r}")
     return handle
 
 
@@ -50,8 +50,8 @@ def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> A
     if isinstance(handle, str):
         with lookup.attach(handle) as accumulator:
             return _take_grad(accumulator, kind, num_required, dtype)
-    # No block to leave after the take: what is called there may be cut off by a signal handler,
-    # and the result with it.
+    # No ``with`` block around the take: a signal handler could raise while the block is left, and
+    # the result would be lost.
     accumulator = _resolved(handle, kind)
     _check_dtype(accumulator, dtype)
     return accumulator.take_grad(num_required)
@@ -88,7 +88,7 @@ def SparseAccumulatorApplyGradient(
     has_known_shape: bool,
     name: str | None = None,
 ) -> bool:
-    """Add a sparse gradient; False if it was dropped as stale."""
+    """Add a sparse gradient; return False if it was dropped as stale."""
     with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
         shape = gradient_shape if has_known_shape else None
         return bool(
@@ -102,7 +102,7 @@ def SparseAccumulatorTakeGradient(
     dtype: Any,
     name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> SparseGradient:
-    """Wait for gradients; ``(indices, values, shape)`` of their reduction."""
+    """Wait for gradients; return ``(indices, values, shape)`` of their reduction."""
     taken: SparseGradient = _take_grad(
         handle, sparse.SparseConditionalAccumulator, num_required, dtype
     )
@@ -126,7 +126,7 @@ def ConditionalAccumulator(
 def AccumulatorApplyGradient(
     handle: Any, local_step: Any, gradient: Any, name: str | None = None
 ) -> bool:
-    """Add a dense gradient; False if it was dropped as stale."""
+    """Add a dense gradient; return False if it was dropped as stale."""
     with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
         return bool(accumulator.apply_grad(gradient, local_step, name))
 
@@ -137,7 +137,7 @@ def AccumulatorTakeGradient(
     dtype: Any,
     name: str | None = None,  # noqa: ARG001  TensorFlow's signature
 ) -> ValueArray:
-    """Wait for gradients; their reduction."""
+    """Wait for gradients; return their reduction."""
     taken: ValueArray = _take_grad(handle, dense.ConditionalAccumulator, num_required, dtype)
     return taken
 

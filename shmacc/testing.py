@@ -1,4 +1,4 @@
-"""For tests of programs that use shmacc: names of their own, and a check that none is left."""
+"""For tests of programs that use shmacc: separate names, and a check that none is left."""
 
 import contextlib
 import multiprocessing
@@ -41,10 +41,10 @@ def _settings_of_children() -> dict[str, Any]:
 def isolated_namespace() -> Iterator[str]:
     """Put all names of this process, and of children it starts, under a fresh namespace.
 
-    Children of every start method of multiprocessing, those of a forkserver that runs already among
-    them; and whatever inherits the environment.
+    This includes children of every start method of multiprocessing, even of a forkserver that runs
+    already, and all other processes that inherit the environment.
 
-    On leaving, whatever still stands under it is removed, in use or not.
+    On leaving, all names that are left under it are removed, in use or not.
 
     Yields:
         The namespace, which is the value of ``SHMACC_NAMESPACE`` meanwhile.
@@ -72,7 +72,7 @@ def isolated_namespace() -> Iterator[str]:
 
 
 def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
-    """Names of segments and semaphores in ``/dev/shm``, sorted.
+    """Return the names of segments and semaphores in ``/dev/shm``, sorted.
 
     Args:
         namespace: Only those under it; None: all of this library's.

@@ -136,7 +136,7 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
         assert time.monotonic() - began < 8 * A_MOMENT
     # It was killed in the middle; the next operation undoes what it had begun.
     notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
-    assert any("cut short by a death" in note for note in notes)
+    assert any("interrupted by the death" in note for note in notes)
     assert table.apply_grad([1], np.ones((1, 16), np.float32), local_step=2**40)
     assert ask("check", "table")["wrong"] == 0
 
@@ -151,7 +151,7 @@ def test_a_semaphore_that_is_missing(table: SparseConditionalAccumulator) -> Non
 
 def test_a_semaphore_that_is_none(table: SparseConditionalAccumulator) -> None:
     inspect_tool.semaphore_of("table").write_bytes(b"")
-    assert "no semaphore" in problems("table")
+    assert "not a semaphore" in problems("table")
     assert ask("show", "table")["lock"]["semaphore_value"] is None
     assert table.num_accumulated() == 1
 

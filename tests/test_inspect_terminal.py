@@ -53,7 +53,7 @@ def test_a_table_fits_the_terminal(
         assert "embeddings" in text
         assert "STATE" in text
         assert "RESERVED" not in text.splitlines()[0]
-        assert "left out for want of width" in text
+        assert "too narrow for all columns; left out: " in text
         rows = [line for line in wide.text().splitlines() if line]
         assert len(rows) == 3
         assert "RESERVED" in rows[0]

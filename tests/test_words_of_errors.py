@@ -27,7 +27,7 @@ NO_NUMBERS: Final[dict[str, tuple[Any, str]]] = {
     "a dict": ({1: 2.0}, "a dict was given"),
     "a set": ({1.0}, "a set was given"),
     "objects": (np.array([object()]), "an array of Python objects was given"),
-    "a list with None": ([1.0, None], "a list that holds other things than numbers was given"),
+    "a list with None": ([1.0, None], "a list that holds more than numbers was given"),
 }
 
 

@@ -1,14 +1,14 @@
-"""What stands in shared memory: who holds it, who waits, is it sound, and what may go.
+"""Reports what is in shared memory, which processes use it, and what can be removed.
 
-Everything here looks without attaching and without the segment's lock, so it works on segments
-whose processes are stopped or dead in the middle of a commit, and holds nobody up. What is read is
-the committed state of one instant. Whether a process lives is the kernel's word (presence.hpp), not
-a guess from its pid. Only `cancel` attaches, since it changes something.
+Everything here reads without attaching and without the segment's lock, so it works on segments
+whose processes are stopped or dead in the middle of a commit, and delays no process. It reads the
+committed state of one instant. The kernel proves whether a process lives (presence.hpp); it is not
+guessed from the pid. Only `cancel` attaches, since it changes something.
 Segments are named by their ``shared_name`` in the current namespace, or by their whole system name
 (``shmacc....``), which `list_segments` reports.
 
-Each part is imported when first asked for, and NumPy only by what looks at rows and values: an
-operator's tool is to start at once.
+Each part is imported when it is first used, and NumPy only by the parts that read rows and values,
+since an operator's tool must start at once.
 """
 
 from shmacc import _lazy

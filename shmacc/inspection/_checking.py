@@ -1,7 +1,7 @@
-"""Every invariant of a segment that can be verified from outside.
+"""Verifies every invariant of a segment that can be verified from outside.
 
-Changes nothing and takes no lock. What may be a glimpse of something in passing (an operation that
-ends between two looks) is looked at again before it is called a finding.
+It changes nothing and takes no lock. A state that may be transient (an operation that ends between
+two looks) is looked at again before it becomes a finding.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _HALTED = frozenset({"stopped", "traced"})
 
 
 def check(name: str) -> tuple[Finding, ...]:
-    """Verify every invariant of a segment that can be verified, and what belongs to its name.
+    """Verify every invariant of a segment that can be verified, and the files of its name.
 
     Raises:
-        NotFoundError: There is nothing of that name.
+        NotFoundError: There is no segment of that name.
     """
     segment_name = resolve(name)
     if not os.path.lexists(segment_name.path):
@@ -59,7 +59,7 @@ def check(name: str) -> tuple[Finding, ...]:
 
 
 def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Finding, ...]:
-    """`check` for all segments, and for what is left of others.
+    """Check all segments, and the leftovers of others.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
@@ -83,13 +83,13 @@ def _segment(name: SegmentName, *, unreadable: Severity) -> Iterator[Finding]:
         case SegmentState.UNREADABLE:
             yield Finding(subject, unreadable, summary.detail, "look as its owner, or as root")
         case SegmentState.STARTING:
-            yield _note(subject, summary.detail, "wait; if it stays so, its maker hangs")
+            yield _note(subject, summary.detail, "wait; if it stays so, its creator hangs")
         case SegmentState.OTHER_VERSION:
             yield _wrong(subject, summary.detail, f"look with that version; or {_REMOVE}")
         case SegmentState.DAMAGED:
             yield _wrong(subject, summary.detail, _REMOVE)
         case SegmentState.ORPHANED:
-            yield _wrong(subject, summary.detail, "if nobody is to come back to it: `clean --yes`")
+            yield _wrong(subject, summary.detail, "if no job will use it again: `clean --yes`")
             if summary.kind is not None:
                 yield from _inside(name)
         case SegmentState.SOUND:
@@ -112,7 +112,7 @@ def _inside(name: SegmentName) -> Iterator[Finding]:
 
 
 def _look(name: str) -> list[Description]:
-    """Return the segment, a few times if it looks as if somebody had died with the lock."""
+    """Describe the segment, a few times if a process seems to have died with the lock."""
     looks = [describe(name)]
     while len(looks) < _LOOKS and _nobody_finishes(looks[-1]):
         time.sleep(_BETWEEN_LOOKS)
@@ -125,15 +125,15 @@ def _nobody_finishes(seen: Description) -> bool:
 
 
 def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
-    """Do file, name, owner and semaphore belong together?"""
+    """Check that file, name, owner and semaphore belong together."""
     subject, config = name.system_name, view.config()
     if config["name"] != name.shared_name and "~" not in name.shared_name:
         yield _wrong(subject, f"the file was renamed; it was {config['name']!r}", _REMOVE)
     if view.unlinked:
         yield _note(
             subject,
-            "it was given up, but its name is still there: its remover has died or still works",
-            _MENDS_ITSELF + "who opens the name next finishes it",
+            "it was unlinked, but its name is still there: its remover has died or is still busy",
+            _MENDS_ITSELF + "the next process that opens the name finishes the removal",
         )
     if seen.summary.mode != config["mode"]:
         yield _note(
@@ -154,13 +154,15 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
         yield _note(
             semaphore,
             "this semaphore is missing",
-            _MENDS_ITSELF + "who attaches next makes another; only, until those who have the old "
-            "one are gone, a wait for the lock may take up to 20 ms longer",
+            _MENDS_ITSELF + "the next process that attaches makes another; until the processes "
+            "that have the old one are gone, a wait for the lock may take up to 20 ms longer",
         )
         return
     remove = f"remove {names.SHM_DIRECTORY}/{semaphore}; the next process that attaches makes it"
     if not is_semaphore(status):
-        yield _wrong(semaphore, "this is no semaphore: who waits for the lock may crash", remove)
+        yield _wrong(
+            semaphore, "this is not a semaphore: processes that wait for the lock may crash", remove
+        )
     if status.st_uid != seen.summary.owner_uid:
         yield _wrong(
             semaphore,
@@ -169,7 +171,9 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
         )
     if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:
         yield _note(
-            semaphore, f"its value is {seen.lock.queue}, not 0 to 2", _MENDS_ITSELF + "it wears off"
+            semaphore,
+            f"its value is {seen.lock.queue}, not 0 to 2",
+            _MENDS_ITSELF + "operations bring it down again",
         )
 
 
@@ -181,14 +185,14 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
     if left_alone and last.in_operation:
         yield _note(
             subject,
-            "an operation was cut short by a death",
+            "an operation was interrupted by the death of its process",
             _MENDS_ITSELF + "the next operation undoes it",
         )
     if left_alone and last.queue == 0:
         yield _note(
             subject,
-            "the semaphore is at 0 though nobody holds the lock: somebody died with its token",
-            _MENDS_ITSELF + "the next operation that waits puts it right",
+            "the semaphore is at 0 though nobody holds the lock: a process died with its token",
+            _MENDS_ITSELF + "the next operation that waits corrects it",
         )
     for pid, what in (
         (last.pid, "the lock: nobody can apply or take"),
@@ -199,7 +203,7 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
                 subject,
                 f"pid {pid} ({processes.command(pid)}) holds {what}, and is "
                 f"{processes.condition(pid)}",
-                f"`kill -CONT {pid}`; or end it, and what it had begun is undone",
+                f"`kill -CONT {pid}`; or end it: what it had begun is then undone",
             )
 
 
@@ -209,16 +213,16 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
         yield _note(
             name.system_name,
             f"entries of dead processes: pid {', '.join(dead)}",
-            _MENDS_ITSELF + "they are swept when somebody attaches or waits next",
+            _MENDS_ITSELF + "the next process that attaches or waits sweeps them",
         )
     for process in seen.processes:
         if process.activity == "?":
-            yield _wrong(name.system_name, f"entry {process.entry} was written over", _REMOVE)
+            yield _wrong(name.system_name, f"entry {process.entry} was overwritten", _REMOVE)
         if process.condition in _HALTED and process.pid != seen.lock.pid:
             yield _note(
                 name.system_name,
                 f"pid {process.pid} ({process.command}) is attached, and is {process.condition}",
-                f"`kill -CONT {process.pid}`, if nobody wants it so",
+                f"`kill -CONT {process.pid}`, unless it was stopped on purpose",
             )
 
 
@@ -228,20 +232,20 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
             yield _note(
                 name.system_name,
                 f"a take of a dead process (pid {take.pid}) stands in line",
-                _MENDS_ITSELF + "whoever applies or waits next takes it out",
+                _MENDS_ITSELF + "the next apply or waiting take removes it",
             )
         elif take.overdue:
             yield _wrong(
                 name.system_name,
-                f"pid {take.pid} waits for {take.num_required} gradients, they are there, and it "
-                "does not come for them",
+                f"pid {take.pid} waits for {take.num_required} gradients and does not take them, "
+                "although they have arrived",
                 "see whether it is stopped; `shmacc-inspect cancel --yes` ends its wait",
             )
 
 
 def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
-    # An operation that has not committed does not matter to what is looked at here; and one whose
-    # process is stopped must not keep anybody from looking.
+    # An operation that has not committed does not change what is read here; and one whose process
+    # is stopped must not prevent a check.
     problems, still = look_still(
         view, lambda state: list(_problems_of_state(view, state)), commits_only=True
     )
@@ -251,7 +255,7 @@ def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
         yield _note(
             name.system_name,
             "gradients kept arriving: counters, sizes, rows and index could not be compared",
-            "check it again in a quieter moment",
+            "check it again when fewer gradients arrive",
         )
 
 
@@ -306,9 +310,9 @@ def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
         pids = ", ".join(str(user.pid) for user in users)
         yield _note(
             system_name,
-            f"pid {pids} still uses a segment of this name that was removed; who opens the name "
-            "does not meet it there",
-            "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) start the job anew",
+            f"pid {pids} still uses a segment of this name that was removed; processes that open "
+            "the name now get another segment",
+            "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) restart the job",
         )
 
 

@@ -1,7 +1,7 @@
-"""What may go, and its removal.
+"""Finds leftovers, and removes segments.
 
-What is removed is judged a second time, under the segment's name lock, at the moment of removal; so
-two cleaners at once, or a cleaner and somebody who opens the name, do no harm to each other.
+A leftover is judged a second time, under the segment's name lock, at the moment of removal; so two
+cleaners at once, or a cleaner and a process that opens the name, do no harm to each other.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 def leftovers(
     pattern: str = "*", *, older_than: float = 0.0, namespace: str | None = None
 ) -> tuple[Leftover, ...]:
-    """Segments, semaphores and unfinished files that seem to be used by nobody.
+    """List segments, semaphores and unfinished files that no process seems to use.
 
     Those that could not be judged are among them, as not removable.
 
@@ -59,9 +59,9 @@ def leftovers(
 
 
 def clean(leftover: Leftover) -> tuple[str, ...]:
-    """Remove a leftover if it still is one, judged anew; the names that went, its semaphore's too.
+    """Remove a leftover if it still is one; return the removed names, its semaphore's included.
 
-    Two cleaners at once are harmless: what one removes, the other does not find.
+    It is judged again. Two cleaners at once are harmless: the second does not find the name.
 
     Raises:
         PermissionDeniedError: It is another user's.
@@ -92,7 +92,7 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
 
 
 def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
-    """Remove a segment and its semaphore; the names that went.
+    """Remove a segment and its semaphore; return the removed names.
 
     Args:
         name: The segment.
@@ -125,9 +125,9 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
 
 
 def cancel(name: str) -> int:
-    """End every take that waits on the segment with CancelledError; how many there were.
+    """End every take that waits on the segment with CancelledError; return how many.
 
-    Needs no lock, so it also helps where the lock's owner is stopped.
+    Needs no lock, so it also works while the lock's owner is stopped.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -165,7 +165,7 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
             pass
         except IsADirectoryError:
             raise DataLossError(
-                f"{file_name} is a directory, which is none of shmacc's to remove"
+                f"{file_name} is a directory, which shmacc does not remove"
             ) from None
         except OSError as error:
             if error.errno not in _REFUSALS:
@@ -193,7 +193,7 @@ def _judge_segment(name: SegmentName) -> Leftover | None:
         status,
         removable=summary.state is SegmentState.ORPHANED,
         why=summary.detail,
-        # Of a segment the system only knows when it last grew or shrank.
+        # The system's ctime is only when the segment last grew or shrank.
         created=summary.created,
     )
 
@@ -231,7 +231,7 @@ def _leftover(
 
 
 def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    # In this order: once its maker has finished or died, no segment of this token comes any more.
+    # In this order: once its creator has finished or died, no segment gets this token any more.
     if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
         return False
     try:

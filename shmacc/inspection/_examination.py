@@ -1,4 +1,4 @@
-"""A close look at a segment's rows and values."""
+"""Examines a segment's rows and values."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still
 
-_PIECE = 2**24  # bytes of values that are looked at in one go
+_PIECE = 2**24  # bytes of values that are read at once
 
 
 def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
-    """Return the rows that most gradients touched, and whether they stood still.
+    """Return the rows that most gradients touched, and whether they were stable meanwhile.
 
     Raises:
         NotFoundError: There is no segment of that name.
@@ -33,7 +33,7 @@ def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
 
 
 def summarise_values(name: str) -> ValueSummary:
-    """Norm, largest, NaN and infinite numbers of the round's sums; errors as `most_touched`."""
+    """Summarise the round's sums: norm, largest, NaN, infinite; errors as for `most_touched`."""
     with open_view(resolve(name)) as view:
         dtype = dtypes.by_number(view.config()["dtype"])
         if dtype is None:
@@ -91,7 +91,7 @@ def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tal
 
 
 def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
-    """Rows of the table in order of first touch, and how many gradients touched each."""
+    """Return the table's rows in order of first touch, and how many gradients touched each."""
     raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

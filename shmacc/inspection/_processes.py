@@ -1,7 +1,7 @@
-"""What ``/proc`` tells of processes that have to do with segments.
+"""Reads about the processes of segments in ``/proc``.
 
-It explains; it proves nothing. Whether a process lives is told by the record lock that it holds
-(presence.hpp), never by what stands here.
+The results explain; they prove nothing. Only the record lock that a process holds proves that it
+lives (presence.hpp).
 """
 
 import functools
@@ -17,18 +17,18 @@ CONDITIONS = {
     "X": "dead",
     "I": "idle",
 }
-_CONDITION_FIELD = 0  # counted from behind the command's name in parentheses
+_CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
 
 
 def condition(pid: int) -> str:
-    """How the kernel has a process: "running", "stopped", ...; empty if it cannot be seen."""
+    """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
     fields = _stat(pid)
     return CONDITIONS.get(fields[_CONDITION_FIELD], "?") if fields else ""
 
 
 def command(pid: int) -> str:
-    """Its command line; empty if it cannot be seen."""
+    """Return its command line; empty if it is not visible."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -37,7 +37,7 @@ def command(pid: int) -> str:
 
 
 def is_the_one(pid: int, start_ticks: int) -> bool:
-    """Whether the process that has this pid now is the one that was started at these ticks."""
+    """Whether the process that has this pid now was started at these ticks."""
     fields = _stat(pid)
     return bool(fields) and int(fields[_START_FIELD]) == start_ticks
 

@@ -1,4 +1,4 @@
-"""What inspection reports, as typed records."""
+"""The typed records that inspection returns."""
 
 import enum
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from shmacc._stats import Stats
 
 
 class SegmentState(enum.StrEnum):
-    """What a segment looks like from outside."""
+    """The state of a segment, seen from outside."""
 
     SOUND = "sound"
     STARTING = "starting"  # an unfinished file that a living process holds
@@ -20,25 +20,25 @@ class SegmentState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One segment, in a line. What could not be read is None.
+    """One segment, summarised. A value that could not be read is None.
 
     Attributes:
-        name: Its name, taken apart.
-        state: What it looks like.
-        detail: Why, where the state does not say it all; else empty.
+        name: The parts of its name.
+        state: Its state.
+        detail: The reason, where the state alone does not explain it; else empty.
         kind: "sparse" or "dense".
         dtype: TensorFlow's name of the dtype.
         shape: The declared shape; None: unknown rank.
         reduction_type: MEAN, SUM or CMEAN.
-        private: Whether it was to go with its creator.
+        private: Whether it is removed with its creator.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
         rows: Distinct rows that they touch.
         bytes_used: Bytes that the round's content needs.
         bytes_reserved: Bytes of memory that the segment occupies.
         attached_alive: Living processes attached.
-        attached_dead: Dead ones whose entries nobody has swept yet.
-        waiting_for: For each waiting take, in line, the number it requires.
+        attached_dead: Dead ones whose entries have not been swept yet.
+        waiting_for: For each waiting take, in order, the number it requires.
         owner: The owner's user name, or uid.
         owner_uid: The owner's uid.
         mode: Permission bits.
@@ -76,17 +76,17 @@ class AttachedProcess:
         pid: Its pid, in its own pid namespace.
         same_pid_namespace: Whether that pid means anything here.
         alive: By proof: it holds its presence lock.
-        condition: How the kernel has it: "running", "sleeping", "stopped", ...; empty as `command`.
-        command: Its command line, if it lives and can be seen; else empty.
-        activity: What it does.
-        started: When the process was started, in seconds since the epoch, as the times below; None
-            if it cannot be seen.
+        condition: "running", "sleeping", "stopped", ...; empty where `command` is.
+        command: Its command line, if it lives and is visible; else empty.
+        activity: What it is doing.
+        started: When the process was started, in seconds since the epoch, like the times below;
+            None if it is not visible.
         attached_at: When it attached.
         last_seen: When it last entered an operation.
         last_applied: When its last gradient was accepted; None: never.
         last_applied_step: The global step at which that was; None: never.
         applied: Gradients accepted from it.
-        dropped: Gradients of its that were refused.
+        dropped: Gradients from it that were refused.
         taken: Gradients that it took.
     """
 
@@ -114,7 +114,7 @@ class WaitingTake:
     Attributes:
         position: 1 for the head of the line.
         entry: The place of its process in the table.
-        pid: Its process; None if that cannot be said.
+        pid: Its process; None if unknown.
         num_required: The number of gradients it waits for.
         since: Seconds since the epoch.
         alive: Whether its process lives, by proof.
@@ -138,10 +138,10 @@ class LockState:
         held: Whether another process owns the lock.
         pid: Which, if it is in this pid namespace; else None.
         since: When that process entered its operation, which may have had to wait for the lock
-            first; None if nobody holds it or it is not known who.
+            first; None if no process holds it or the holder is not known.
         queue: The semaphore's value; None if it does not exist or is not this user's to read.
-        in_operation: Whether an operation runs, or was cut short and is not yet undone.
-        name_pid: Who opens or removes the name just now, as far as this pid namespace shows.
+        in_operation: Whether an operation runs, or was interrupted and is not yet undone. name_pid:
+        The process that is opening or removing the name, if this pid namespace shows it.
     """
 
     held: bool
@@ -164,11 +164,11 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """All there is to say of a segment without reading its rows.
+    """A segment in full, except its rows.
 
     Attributes:
-        summary: The line that `list_segments` gives.
-        token: What tells this incarnation of the name from others; in the semaphore's name.
+        summary: As from `list_segments`.
+        token: Identifies this segment among those that had the name; in the semaphore's name.
         generation: How many commits there were.
         round_shape: Shape of this round's values (sparse: without the leading dimension).
         stats: The counters.
@@ -193,13 +193,13 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that no living process uses, or that could not be judged.
+    """A file that no living process uses, or that could not be judged.
 
     Attributes:
         name: The segment that it is, or that it belonged to.
         file_name: Its name in /dev/shm.
-        removable: Whether it is proved that nobody uses it, and it is this user's to remove. If
-            not, `why` says what is in the way.
+        removable: Whether it is proved unused, and this user may remove it. If not, `why` gives the
+            obstacle.
         why: What it is.
         age: Seconds since it was made.
         bytes_reserved: Bytes of memory that it occupies.
@@ -214,10 +214,10 @@ class Leftover:
 
 
 class Severity(enum.StrEnum):
-    """What a finding is worth."""
+    """How serious a finding is."""
 
     WRONG = "wrong"  # somebody has to do something
-    NOTE = "note"  # worth knowing; it mends itself, or is as somebody wanted it
+    NOTE = "note"  # worth knowing; it needs no action, or was done on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ class Finding:
 
     Attributes:
         subject: The file or part of it.
-        severity: What it is worth.
-        problem: What is the matter.
+        severity: How serious it is.
+        problem: What is wrong.
         remedy: What to do.
     """
 
@@ -247,7 +247,7 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """The round's sums, without taking anything.
+    """A summary of the round's sums; nothing is taken.
 
     Attributes:
         numbers: How many there are.

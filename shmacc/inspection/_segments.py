@@ -1,4 +1,4 @@
-"""Which segments there are, and all there is to say of one without reading its rows."""
+"""Lists segments, and describes one without reading its rows."""
 
 import contextlib
 import os
@@ -32,13 +32,13 @@ from shmacc.inspection._records import (
 
 
 def resolve(name: str) -> SegmentName:
-    """Return the segment that a shared_name or a system name means, whether it exists or not.
+    """Return the segment of a shared_name or a system name, whether it exists or not.
 
     Raises:
         InvalidArgumentError: It is neither.
     """
     whole = names.parse_segment_file(name)
-    # No shared_name has a colon or a tilde; else it may be either.
+    # No shared_name has a colon or a tilde; without these it may be either.
     if whole is not None and (":" in name or "~" in name or os.path.lexists(whole.path)):
         return whole
     return names.segment_name(name)
@@ -46,7 +46,7 @@ def resolve(name: str) -> SegmentName:
 
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.View]:
-    """Return a view of the segment; errors as `segment.view`."""
+    """Return a view of the segment; errors as for `segment.view`."""
     view = segment.view(name)
     try:
         yield view
@@ -55,7 +55,7 @@ def open_view(name: SegmentName) -> Iterator[_core.View]:
 
 
 def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[Summary, ...]:
-    """Segments of this library, of every user, by name.
+    """List this library's segments, of every user, by name.
 
     Args:
         pattern: A glob that the shared_name or the system name must match.
@@ -71,21 +71,21 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
 
 
 def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
-    """Whether a file that belongs to this segment is among those that somebody asks about."""
+    """Whether a file of this segment matches a pattern and namespace."""
     if namespace not in {None, name.namespace}:
         return False
     return fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern)
 
 
 def shared_memory_space() -> Space:
-    """How much shared memory there is, and how much of it is free."""
+    """Return how much shared memory there is, and how much of it is free."""
     status = os.statvfs(names.SHM_DIRECTORY)
     return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at a segment has read."""
+    """The data of one look at a segment."""
 
     view: _core.View
     config: dict[str, Any]
@@ -103,7 +103,7 @@ class _Look:
 
 
 def describe(name: str) -> Description:
-    """All there is to say of a segment without reading its rows.
+    """Describe a segment without reading its rows.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -127,7 +127,7 @@ def describe(name: str) -> Description:
             line=_line(look.waiters, attached),
             lock=_lock(segment_name, look, attached),
             regions=_regions(look.config, state),
-            # What an undone operation may have left behind is counted in, all of it.
+            # Includes every entry that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,
         )
 
@@ -138,7 +138,7 @@ def semaphore_file(name: SegmentName, token: int) -> str:
 
 
 def is_semaphore(status: os.stat_result) -> bool:
-    """Whether a file can be one: to map a shorter one is to die of a bus error."""
+    """Whether a file can be one: mapping a shorter file would be fatal (SIGBUS)."""
     return stat.S_ISREG(status.st_mode) and status.st_size == layout.SEMAPHORE_BYTES
 
 
@@ -158,7 +158,7 @@ def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...])
 
 
 def summarise(name: SegmentName) -> Summary:
-    """Return a segment in a line, whatever state it is in.
+    """Summarise a segment, whatever state it is in.
 
     Raises:
         NotFoundError: There is none.

@@ -1,7 +1,7 @@
-"""Reading much from a segment that others write to, without its lock.
+"""Reads much from a segment that others write to, without its lock.
 
-Bytes are copied out, and it is then seen whether the committed state was the same before and after,
-with no operation running: only then is the picture a still one.
+Bytes are copied out; the copy is consistent only if the committed state was the same before and
+after, and no operation ran.
 """
 
 import time
@@ -18,13 +18,13 @@ _PAUSE = 0.002  # seconds; an apply takes less
 def look_still(
     view: _core.View, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
 ) -> tuple[_T, bool]:
-    """Return what `look` sees, tried again a few times if the segment changed meanwhile.
+    """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
     Args:
         view: The segment.
-        look: Is given the committed state.
-        commits_only: An operation that has not committed (and may never do so, if its process is
-            stopped) does not matter to it.
+        look: Called with the committed state.
+        commits_only: Whether an operation that has not committed (and may never do so, if its
+            process is stopped) does not affect the result.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()

@@ -1,6 +1,6 @@
-"""The rows of a sparse segment, and the index that leads to them, held against each other.
+"""The rows of a sparse segment, compared with the index that leads to them.
 
-This repeats in NumPy what index.hpp does, on purpose: it is the second opinion.
+This repeats index.hpp in NumPy, on purpose, as a second opinion.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _Words = npt.NDArray[np.uint64]
 
 
 def problems(view: _core.View, state: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the table in this state."""
+    """Return the problems of the table in this state."""
     rows, counts = read_slots(view, state)
     found = list(_problems_of_rows(view, rows))
     if not state["in_operation"]:  # an apply that has not committed changes counts in place
@@ -55,7 +55,7 @@ def _problems_of_counts(counts: IndexArray, gradients: int) -> Iterator[str]:
 
 
 def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int:
-    """How many rows a search of the index would not find."""
+    """Return how many rows a search of the index would not find."""
     number = state["index_buckets"]
     if not rows.size:
         return 0
@@ -68,7 +68,7 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
     taken = (buckets["tags"] != 0) & current[:, np.newaxis]
     at, place = np.nonzero(taken)
     slots = buckets["slots"][at, place]
-    # Beyond the rows in use: what an undone apply left behind.
+    # Slots beyond the rows in use were left behind by an undone apply.
     in_use = slots < rows.size
     at, place, slots = at[in_use], place[in_use], slots[in_use]
     hashes = hash_rows(rows[slots], view.config()["hash_key"])
@@ -88,8 +88,8 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
 def hash_rows(rows: IndexArray, key: list[int]) -> _Words:
     """Return the upper 64 bits of ``factor * row + addend`` modulo ``2**128``, mixed.
 
-    Multiplied out in digits of 32 bits, so that no product or sum of the lower 64 bits wraps
-    around, and in the upper 64 what is beyond them is lost, as it should be.
+    It is multiplied out in digits of 32 bits, so that no product or sum of the lower 64 bits wraps
+    around, and in the upper 64 the overflow is lost, as it should be.
     """
     factor, factor_low, addend, addend_low = map(np.uint64, key)
     row = rows.astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Segments that processes still use although their name is gone, or is going to go."""
+"""Segments in use whose name was removed, or will be by systemd."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class UnlinkedUse:
     """A process that uses a segment whose name was removed.
 
     Attributes:
-        name: What the segment was called.
+        name: The segment's former name.
         pid: The process.
     """
 
@@ -30,10 +30,10 @@ class UnlinkedUse:
 
 
 def unlinked_uses() -> tuple[UnlinkedUse, ...]:
-    """Who uses a segment that has no name any more, as far as this user may look.
+    """List processes that use a segment without a name, as far as this user may see.
 
-    That is as it should be after ``unlink()``, and a trap after an ``rm`` or systemd's RemoveIPC:
-    processes that attach from now on make a new segment and never meet these.
+    That is normal after ``unlink()``, and a problem after an ``rm`` or systemd's RemoveIPC:
+    processes that attach from now on make a new segment and do not share it with these.
     """
     found = {
         UnlinkedUse(name, pid)
@@ -50,7 +50,7 @@ def goes_at_logout(uid: int) -> bool:
     with contextlib.suppress(KeyError):
         if os.path.exists(f"{_LINGERING}/{pwd.getpwuid(uid).pw_name}"):
             return False
-    removes = True  # what systemd does unless it is told otherwise
+    removes = True  # systemd's default
     with contextlib.suppress(OSError), open(_LOGIND_SETTINGS, encoding="utf-8") as settings:
         for line in settings:
             key, _, value = line.partition("=")

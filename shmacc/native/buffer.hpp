@@ -1,5 +1,5 @@
-// The dense accumulator's two buffers: the sum goes from the current one into the other, and the commit turns
-// them. Nothing is changed in place, so nothing needs to be undone.
+// The dense accumulator's two buffers: an apply writes the new sum into the buffer that is not current, and
+// the commit switches them. Nothing is changed in place, so nothing needs to be undone.
 #pragma once
 
 #include "gradient.hpp"

@@ -1,68 +1,69 @@
-// The commit protocol: how an operation is wholly there or not at all, whatever dies at whatever instruction.
+// The commit protocol: every operation is atomic, whichever process dies at whichever instant.
 //
-// All committed state is one record, State, kept twice (LMDB's two meta pages). `generation` says which
-// copy is current: state[generation & 1]. An operation works on a copy of the current State and commits by
-// writing it to the other place and then storing generation + 1: one aligned 8-byte store. Before that store
-// the operation has not happened, after it has.
+// All committed state is one record, State, kept twice (like LMDB's two meta pages). `generation` determines
+// which copy is current: state[generation & 1]. An operation works on a copy of the current State and commits
+// by writing it over the other one and then storing generation + 1: one aligned 8-byte store. Before that
+// store the operation has not happened, after it has.
 //
-// What lies outside State is written so that it means nothing before the commit:
+// Data outside State is written so that it means nothing before the commit:
 //   * new rows go to slots >= State::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
-//   * a grown reservation that the State does not know yet is reserved again by whoever needs it. (Only the undo
-//     log's is committed beforehand, by itself: `recover` reads no further than what State says is reserved.)
-// One thing is changed in place, rows that are added to. For them there is an undo log: `begin` stamps
-// the journal with the generation that the operation would become, `publish` says how many old rows are
+//   * a grown reservation that the State does not record yet is reserved again by the process that needs it.
+//     (Only the undo log's is committed beforehand, by itself: `recover` reads only what State records as
+//     reserved.)
+// One kind of data is changed in place: rows that are added to. For them there is an undo log: `begin` stamps
+// the journal with the generation that the operation would become, `publish` stores how many old rows are
 // completely saved, and only then are these rows changed.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
 //              If it is equal, they are after the first journal.records undo records are put back.
 //
-// `recover` runs first thing under every newly acquired lock if such an operation is found (`interrupted`), so the order
-// is everywhere the same: acquire, undo, operate. Each instant of death:
-//   in begin, before the stamp     the stamp is that of an older operation: nothing to undo, rightly.
-//   after the stamp                the records counted belong to this operation: `records` was set to 0 before
-//                                  the stamp, and is raised only after a record is complete.
-//   amid changing a row            its record is published: the whole row is put back.
-//   amid writing the other State   it is not current, and is written anew by the next commit.
-//   after the commit               journal.generation == generation: nothing to undo.
-//   amid undo                      putting back again puts back the same; the stamp still says so.
-//                                  undo's own commit is what ends it.
-// Index entries that an undone operation left behind point to slots >= rows, or later to a slot that another
-// row owns; a lookup compares the row number in the slot, so they are only occupied places: State::index_filled
+// `recover` runs first under every newly acquired lock if such an operation is found (`interrupted`), so the
+// order is the same everywhere: acquire, recover, operate. Each instant of death:
+//   in begin, before the stamp      the stamp is that of an older operation: nothing to undo, rightly.
+//   after the stamp                 the records counted belong to this operation: `records` was set to 0
+//                                   before the stamp, and is raised only after a record is complete.
+//   while changing a row            its record is published: the whole row is put back.
+//   while writing the other State   it is not current, and the next commit overwrites it.
+//   after the commit                journal.generation == generation: nothing to undo.
+//   in recover                      putting the rows back a second time gives the same rows; the stamp still
+//                                   marks them until recover's own commit ends it.
+// Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
+// another row; a lookup compares the row number in the slot, so they only occupy places: State::index_filled
 // counts them until the next rebuild drops them.
 //
 // Memory order. Three kinds of readers see these stores, and each needs something else.
 //
-// The next owner of the lock needs no order: the kernel, through which the lock passes, puts everything that
-// the last owner stored before everything that the next one loads (lock.hpp).
+// The next owner of the lock needs no order: the kernel, through which the lock passes, orders all stores of
+// the last owner before all loads of the next one (lock.hpp).
 //
-// After a death the order of instructions decides which of the instants above it was. A signal is taken
+// After a death, the order of instructions determines which of the instants above it was. A signal is taken
 // between two instructions: those before it have been executed, those after it have not. Hardware that makes
 // stores visible in another order does so for other processors, and only until the kernel has released the
 // dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
-// `publish`, which runs once for every few rows, costs no machine any fence. For the same reason an index
+// `publish`, which runs once for every few rows, needs no fence on any machine. For the same reason an index
 // entry's tag is stored after its slot number. (Rows that are streamed into the undo log: rows.hpp.)
 //
 // Readers without the lock need fences. They are `snapshot`, and inspection, which reads rows through the
 // descriptor and checks afterwards whether an operation ran.
-//   State, then generation   The generation is stored with release and loaded with acquire: a reader that sees
-//                 it sees the whole copy of the State that it stands for.
+//   State, then generation   The generation is stored with release and loaded with acquire: a reader that
+//                 sees it sees the whole copy of the State that it stands for.
 //   generation, then the next State   A copy is overwritten once the generation has moved on; a reader that
-//                 loads one of the new words must find the new generation at its second look. A store with
-//                 release does not order later stores, and one session may commit twice (an undo and then
-//                 its own operation; a longer undo log before its use). So `commit` begins with a
+//                 loads one of the new words must find the new generation when it loads it again. A store
+//                 with release does not order later stores, and one session may commit twice (a recovery and
+//                 then its own operation; a longer undo log before its use). So `commit` begins with a
 //                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words
 //                 and not after the generation because the last commit may be another process's: its stores
 //                 come before this barrier by way of the lock, and so, for every reader, before the words
 //                 that follow.
 //   stamp, then rows in place   `begin` ends with a store_barrier: a reader that saw a changed row and then
 //                 passed a load_barrier sees the stamp, or a later generation.
-//   shape of a round   start_round has a barrier for the reason that `commit` has one.
-// A torn copy that slipped through all this would fail its checksum or bear another generation's number: an
-// error, never a wrong result.
+//   shape of a round   start_round has a barrier for the same reason as `commit`.
+// A torn copy that escaped all this would fail its checksum or have another generation's number: an error,
+// never a wrong result.
 //
-// Not done: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
+// Rejected: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
 // copies of rows at other places (free rows get scattered, and the pointers need an undo of their own);
 // undo by subtraction (not exact).
 #pragma once
@@ -77,7 +78,7 @@ namespace shmacc {
 
 class Committed {
   public:
-    // config: the copy that was checked; the segment's own may be scribbled on.
+    // config: the copy that was checked; the segment's own may be overwritten.
     Committed(Header* header, Mapping& mapping, const Config& config)
         : header_(header), mapping_(mapping), config_(config) {}
 
@@ -91,7 +92,7 @@ class Committed {
         return state;
     }
 
-    // The committed state without the lock: what it was at some instant during the call.
+    // The committed state without the lock, as it was at some instant during the call.
     State snapshot() const {
         for (int attempt = 0;; ++attempt) {
             uint64_t generation = load(header_->generation);
@@ -132,8 +133,8 @@ class Committed {
         return load(header_->journal.generation) == state.generation + 1;
     }
 
-    // Puts back what an operation changed that did not commit. `deaths`: 1 if its process died, 0 if it
-    // gave up itself.
+    // Puts back the changes of an operation that did not commit. `deaths`: 1 if its process died, 0 if the
+    // operation failed.
     void recover(State& state, uint64_t row_bytes, uint64_t deaths) {
         const uint64_t records = load(header_->journal.records);
         if (records > 0) put_back(state, records, row_bytes);

@@ -1,4 +1,4 @@
-// A segment in Python's words: what is read of it, as dictionaries.
+// Converts the records of a segment to Python dictionaries.
 #pragma once
 
 #include "python.hpp"

@@ -1,7 +1,7 @@
-// A sparse gradient on its way in: checked, in ascending order of row, each row once.
+// A sparse gradient before it is added: checked, in ascending order of row, each row once.
 //
-// All of it happens in the caller, before the lock. Values are not moved unless rows repeat: a gradient that
-// is merely unsorted is read through `order`.
+// All of this happens in the caller, before the lock. Values are not moved unless rows repeat: a gradient
+// that is merely unsorted is read through `order`.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,7 @@ inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
     return check;
 }
 
-// Place of a row number that another one equals; -1: there is none.
+// Place of a row number that occurs twice; -1: none does.
 inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
     const std::vector<uint32_t> order = ascending_order(keys, static_cast<uint32_t>(count));
     for (uint64_t i = 1; i < count; ++i)
@@ -82,7 +82,7 @@ template <class T>
 class Gradient {
   public:
     // counts: contributions of each row, or null for one each. All arrays must outlive this.
-    // ascending: whether keys are so already (what check_rows says).
+    // ascending: whether keys are strictly ascending already (from check_rows).
     Gradient(const int64_t* keys, const T* values, const int64_t* counts, uint32_t count, uint64_t width,
              bool ascending)
         : keys_(keys), values_(values), counts_(counts), count_(count), width_(width) {
@@ -91,10 +91,10 @@ class Gradient {
 
     uint32_t count() const { return count_; }
     const int64_t* keys() const { return keys_; }
-    // Whether consecutive rows' values stand one after the other.
+    // Whether the values of consecutive rows are adjacent.
     bool contiguous() const { return order_ == nullptr; }
     const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
-    // Whether rows may have other numbers of contributions than one.
+    // Whether a row may count for more than one contribution.
     bool counted() const { return counts_ != nullptr; }
     int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : 1; }
 
@@ -118,8 +118,8 @@ class Gradient {
         keys_ = sorted_keys_.data();
     }
 
-    // Repeats are summed in the order in which they stand; a row counts once however often it repeats. (The rows
-    // of a partial do not repeat: gradients.py.)
+    // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
+    // rows of a partial do not repeat: gradients.py.)
     void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
         merged_.reset(new T[distinct * width_]);
         uint32_t at = 0;

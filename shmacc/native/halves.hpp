@@ -1,6 +1,6 @@
-// Between float16 and the float32 that its sums are kept in, where the processor has instructions for it: NumPy
-// goes number by number, and took longer than all the rest of an apply. The rounding is the same: to the nearest,
-// ties to even, beyond the range to infinity.
+// Converts between float16 and float32, the type of its sums, where the processor has instructions for it:
+// NumPy converts one number at a time, which took longer than all the rest of an apply. The rounding is the
+// same: to the nearest, ties to even, beyond the range to infinity.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What one accumulator object of Python's holds: a use of the process's OpenSegment of the segment, and whether this
-// handle is closed. Arguments come checked (_gradients.py); sizes are checked again here, since memory depends
-// on them.
+// The C++ part of one accumulator object: a use of the process's OpenSegment, and whether this handle is
+// closed. Arguments are checked before (_gradients.py); sizes are checked again here, since memory safety
+// depends on them.
 #pragma once
 
 #include "description.hpp"
@@ -9,7 +9,7 @@
 
 namespace shmacc {
 
-constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // the other one may be held for a large round
+constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // a large round may hold the lock for long
 
 class Handle {
   private:
@@ -43,7 +43,7 @@ class Handle {
     }
 
   public:
-    // private_names: segment and semaphore, which go with this handle.
+    // private_names: segment and semaphore, which are removed with this handle.
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> private_names = {})
         : segment_(OpenSegment::for_handle(std::move(segment))), private_names_(std::move(private_names)) {}
@@ -54,7 +54,7 @@ class Handle {
         }
     }
 
-    // In C++ from one end to the other: no signal handler can cut it short.
+    // In C++ from beginning to end: no signal handler can interrupt it.
     void close() {
         if (!segment_) return;
         unlink_private();
@@ -68,23 +68,23 @@ class Handle {
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
     }
-    // The names of a private segment go with its maker, not when a forked child of it ends.
+    // The names of a private segment are removed with its creator, not when a forked child of it ends.
     void unlink_private() {
         if (!private_names_ || !segment_ || !maker_.is_here()) return;
         const auto [path, semaphore_path] = *private_names_;
         const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
         if (segment->file().state().open) {
             unlink_names(segment->file(), path, semaphore_path, false, false);
-        } else if (segment->file().is_at(path)) {  // others have closed its descriptor
+        } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
             const auto anew = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
             if (anew && anew->id() == segment->file().id())
                 unlink_names(*anew, path, semaphore_path, false, false);
         }
-        private_names_.reset();  // not before: who fails may try again
+        private_names_.reset();  // not before: after an error it can be tried again
     }
     bool closed() const { return closed_; }
 
-    // The segment as this handle has it. The GIL guards the pointer.
+    // The segment of this handle. The GIL guards the pointer.
     OpenSegment& segment() const {
         if (!segment_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
         (*segment_)->after_fork();
@@ -157,7 +157,7 @@ class Handle {
         int64_t deadline = deadline_after(timeout);
         return run([&](Operations& operations) { return operations.wait_step(after, deadline); });
     }
-    // Needs no lock: a stopped process must not keep the waiting ones from being let go.
+    // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
     void cancel() {
         const OpenSegment::Use segment = attached();
         segment->wait_queue().cancel();
@@ -165,7 +165,7 @@ class Handle {
     }
 
     // (the pids of some living processes that are attached, how many more there are at most): asks the kernel
-    // about kAsked of them, since a question costs the more the more there are.
+    // about kAsked of them, since the cost of a question grows with their number.
     nb::tuple some_attached() const {
         Presence& presence = intact().presence();
         std::vector<uint32_t> pids;
@@ -188,7 +188,7 @@ class Handle {
     int64_t count() const { return snapshot().count; }
 
     // -- for _segment.py ------------------------------------------------------------------------
-    // Attaches. False: the segment has been given up, or the name leads elsewhere by now; start over.
+    // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         intact();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
@@ -200,7 +200,8 @@ class Handle {
                                                    [&] { return look_again(segment, path, semaphore_path); });
             if (entered != Entered::kYes) return false;
         } catch (...) {
-            // Perhaps it made the semaphore of a segment that was removed meanwhile: the remover was here before.
+            // It may have made the semaphore of a segment that was removed meanwhile, after the remover had
+            // looked for one.
             const SegmentFile::State file = segment.file().state();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());
             throw;
@@ -217,8 +218,8 @@ class Handle {
     }
     bool unlinked() const { return load(intact().header().unlinked) != 0; }
 
-    // Here and in `state` all is read before the first object of Python's is made: that may collect garbage, run
-    // whatever finalizers there are, and let another thread close this handle.
+    // Here and in `state` everything is read before the first Python object is made: making one may collect
+    // garbage, run finalizers, and let another thread close this handle.
     nb::dict config() const {
         const Config config = segment().config();
         return describe(config);
@@ -301,13 +302,14 @@ class Handle {
         if (claimed != Presence::Claim::kFull) return;
         const bool swept = sweep(segment, kSweepPatience);
         if (segment.claim() == Presence::Claim::kFull)
-            throw Error(
-                Failure::kResourceExhausted,
-                "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
-                    (swept ? ""
-                           : ", and a process that keeps the lock does not let those of the dead be freed"));
+            throw Error(Failure::kResourceExhausted,
+                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                            (swept
+                                 ? ""
+                                 : "; a process keeps the lock, so those of dead processes cannot be freed"));
     }
-    // Frees what the dead hold, unless somebody keeps the lock for so long (nanoseconds); whether it did.
+    // Frees the entries of the dead, unless the lock stays taken for `patience` nanoseconds; returns whether
+    // it did.
     bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);
@@ -315,7 +317,7 @@ class Handle {
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }
-    // Which entries of participants belong to living processes; asks the kernel about each, once.
+    // The entries of participants that belong to living processes; asks the kernel about each, once.
     static std::vector<bool> living(OpenSegment& segment) {
         Presence& presence = segment.presence();
         std::vector<bool> living(presence.table().size());

@@ -3,14 +3,16 @@
 // A bucket holds ten 16-bit tags (other bits of the hash than those that choose the bucket; 0: free) and ten
 // slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
 // number decides. Places are filled from the front and never freed one by one, so the first free one ends a
-// search. A bucket whose stamp is not the round's is empty: a new round empties all by counting up.
+// search. A bucket whose stamp is not the round's is empty: a new round empties all buckets by incrementing
+//the stamp.
 //
-// 6.4 bytes a place and a load of 0.72 to 0.9 keep the index near 8 bytes a row; growing by a quarter costs
-// each row four moves in its life.
+// 6.4 bytes per place and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
+// moves each row about four times in its life.
 //
-// Row numbers may come from somebody who wants applies to be slow. Under a hash that is known, thirty thousand rows
-// of one bucket are a short calculation away, and each lookup walks past all of them, under the lock. So the hash has
-// a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers a and b.
+// Row numbers may come from an attacker who wants applies to be slow. For a known hash, thirty thousand rows
+// of one bucket are quickly calculated, and each lookup walks past all of them, under the lock. So the hash
+// has a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers
+// a and b.
 //
 //   y(row) = the upper 64 bits of (a * row + b) mod 2^128     (Dietzfelbinger's multiply-add-shift)
 //   hash   = mix(y), a fixed and invertible mix
@@ -18,22 +20,23 @@
 //   Claim: over the keys, the hashes of two different rows are independent and uniform, whatever the rows.
 //   Let u = a * row + b, v = a * other + b and other - row = 2^s * (an odd number); s <= 63. As b is uniform and
 //   independent of a, u is, too. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
-//   from s on are uniform, and its upper 64 are among them. An invertible mix of each changes nothing about that.
+//   from s on are uniform, and its upper 64 are among them. An invertible mix of each keeps that.
 //
-// So no two rows share a home, or a tag, under more keys than chance has it, and any set of rows that is chosen
-// without the key has as many collisions as random rows are expected to have. For linear probing that bounds the
-// expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup), where a known hash
-// allows n^2. The mix is for the rows that people have: without it the homes of 0, 1, 2, ... lie at equal steps
-// around the table, which crowd together under one key in a few hundred; with it they are spread like random ones.
+// So no two rows share a home, or a tag, under more keys than random ones would, and any set of rows that is
+// chosen without the key is expected to have as many collisions as random rows. For linear probing that
+// bounds the expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup),
+// where a known hash allows n^2. The mix is for the rows of ordinary programs: without it the homes of 0, 1,
+// 2, ... lie at equal steps around the table, which cluster under one key in a few hundred; with it they are
+// spread like random ones.
 //
-// Not kept out: whoever may read the segment can read the key. (The token would be a worse one: it stands in the
-// semaphore's name, which everybody on the machine can list.) And nothing is claimed against somebody who times
-// applies of single rows and chooses the next by the result.
+// Not prevented: a user with the right to read the segment can read the key. (The token would be a worse key:
+// it is part of the semaphore's name, which every user of the machine can list.) And nothing is claimed
+// against an attacker who times applies of single rows and chooses the next by the result.
 //
-// Not done: a folded multiplication ("mum", wyhash): no proof; pairs are known that collide under far too many
-// seeds, and rows 2^31 apart crowd. The row xored with a seed before a fixed mix: differences that pass the mix far
-// more often than by chance can be searched for at leisure, whatever the seed. SipHash: takes longer than all the
-// rest of a lookup in the caches, and only the last of the limits above would be gone.
+// Rejected: a folded multiplication ("mum", wyhash): no proof; pairs are known that collide under far too
+// many seeds, and rows 2^31 apart cluster. The row xored with a seed before a fixed mix: differences that
+// pass the mix far more often than by chance can be searched for offline, whatever the seed. SipHash: takes
+// longer than all the rest of a lookup in the caches, and would remove only the last of the limits above.
 //
 // Nothing here is trusted: probes are bounded, and a slot number is used only if it is below the rows in use.
 #pragma once
@@ -50,13 +53,13 @@ namespace shmacc {
 
 constexpr uint32_t kAbsent = UINT32_MAX;
 
-// Keys that follow each other in a gradient and stand in consecutive slots; or, with kAbsent, in none.
+// Keys that follow each other in a gradient and have consecutive slots; or, with kAbsent, none.
 struct Run {
     uint32_t slot;
     uint32_t length;
 };
 
-// The hash of row numbers under a segment's key; shmacc/inspection/_table.py has it a second time.
+// The hash of row numbers under a segment's key; shmacc/inspection/_table.py repeats it.
 class RowHash {
   public:
     explicit RowHash(const uint64_t (&key)[4])
@@ -64,7 +67,7 @@ class RowHash {
 
     uint64_t operator()(int64_t row) const {
         const auto y = static_cast<uint64_t>((factor_ * static_cast<uint64_t>(row) + addend_) >> 64);
-        return (y ^ (y >> 32)) * 0xd6e8feb86659fd93u;  // what is used are the upper 32 and the lower 16 bits
+        return (y ^ (y >> 32)) * 0xd6e8feb86659fd93u;  // the upper 32 and the lower 16 bits are used
     }
 
   private:
@@ -84,8 +87,8 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // Where the keys stand among the first `rows` slots: runs that together cover all of them, in order.
-    // Keys ascend. Returns how many runs there are, at most one a key.
+    // The slots of the keys among the first `rows`: runs that together cover all keys, in order. Keys ascend.
+    // Returns the number of runs, at most one for each key.
     uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
         RunList list{runs, runs};
         if (rows == 0 || count_ == 0) {
@@ -101,7 +104,7 @@ class Index {
         return static_cast<uint32_t>(list.end - list.begin);
     }
 
-    // Where the search for a row begins, and what marks it there.
+    // The bucket where the search for a row begins, and the row's tag.
     struct Place {
         uint32_t home;
         uint16_t tag;
@@ -140,7 +143,7 @@ class Index {
     struct RunList {
         Run* begin;
         Run* end;
-        // The next `length` keys stand at `slot` and after it, or, with kAbsent, nowhere.
+        // The next `length` keys have `slot` and the slots after it, or, with kAbsent, none.
         void add(uint32_t slot, uint32_t length) {
             if (end > begin) {
                 Run& last = end[-1];
@@ -152,17 +155,18 @@ class Index {
             }
             *end++ = {slot, length};
         }
-        // The slot behind the last key's.
+        // The slot after the last key's.
         uint64_t next() const {
             return end > begin && end[-1].slot != kAbsent ? uint64_t{end[-1].slot} + end[-1].length : kAbsent;
         }
     };
 
-    // Slots are given out in order of first touch, so rows that came in together stand together: a gradient
-    // like an earlier one finds its rows one after the other, and a stretch of neighbouring rows at the
-    // same distance from each other. So a block is looked for behind the one before it, and where its ends lie
-    // so, its inner keys are looked for there first, without the index. Right or wrong, the row number in the slot
-    // decides. Where the `later` keys after the block would stand is fetched meanwhile.
+    // Slots are assigned in order of first touch, so rows that arrived together have slots next to each
+    // other: a gradient like an earlier one finds its rows one after the other, and a stretch of neighbouring
+    // rows at the same distance from each other. So a block is searched for right after the previous one, and
+    // if its ends are there, its inner keys are tried there first, without the index. Right or wrong, the row
+    // number in the slot decides. The places that the `later` keys after the block would have are fetched
+    // meanwhile.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
                          uint64_t rows, RunList& list) const {
         auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
@@ -184,8 +188,8 @@ class Index {
             return true;
         }
         if (span < rows && leads(first + span, keys[count - 1])) {
-            // Keys ascend from keys[0] to keys[count - 1]; a caller's memory may change meanwhile, so
-            // the bound is checked all the same.
+            // Keys ascend from keys[0] to keys[count - 1]; but a caller's memory may change meanwhile, so the
+            // bound is checked too.
             auto expected = [&](uint32_t i) {
                 return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
             };
@@ -222,7 +226,8 @@ class Index {
         }
     }
 
-    // The first slot with a matching tag in the home bucket or the one after it, where most overflow goes.
+    // The first slot with a matching tag in the home bucket or the one after it, which takes most of the
+    // overflow.
     uint32_t first_match(uint64_t hash) const {
         uint64_t at = home(hash);
         for (int probe = 0; probe < 2; ++probe) {

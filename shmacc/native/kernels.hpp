@@ -1,8 +1,8 @@
 // The loops over numbers and row numbers.
 //
-// Rows that miss the caches cost what memory costs, whatever the instructions. Gradients that stay in the caches
-// do not: there twice the vector width is worth a third of an apply, so the long loops exist twice, and the
-// loader picks one. No wider ones, no fused operations: the result is the same to the bit.
+// For rows that miss the caches memory determines the time, whatever the instructions. For gradients that
+// stay in the caches twice the vector width saves a third of an apply, so the long loops exist twice, and the
+// loader picks one. Wider vectors and fused operations are not used: the result is the same to the bit.
 #pragma once
 
 #ifdef __SSE2__
@@ -33,7 +33,7 @@ SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* 
     for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
 }
 
-// No early exit, and what differs gathered as bits: so the compiler sees that several go at once.
+// No early exit, and differences collected as bits, so that the compiler vectorises the loop.
 SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
     uint64_t wrong = 0;
     for (uint64_t i = 1; i < count; ++i) wrong |= keys[i - 1] >= keys[i];
@@ -76,7 +76,7 @@ bool add_into(T* __restrict__ to, const T* __restrict__ a, const T* __restrict__
     return wrong >> 63 == 0;
 }
 
-// The same for more numbers than a row has.
+// The same for more numbers than in a row.
 template <class T>
 bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
     if constexpr (std::is_integral_v<T>) {
@@ -92,11 +92,11 @@ void copy_numbers(T* __restrict__ to, const T* __restrict__ from, uint64_t count
     for (uint64_t j = 0; j < count; ++j) to[j] = from[j];
 }
 
-// Bytes from which it pays to leave the caches to others: about what a second-level cache holds.
+// From this many bytes on it pays to bypass the caches: about the size of a second-level cache.
 constexpr uint64_t kStreamedFrom = 1 << 20;
 
-// Copies past the caches: for what is not read again. Stores so made may overtake each other and later
-// ones, up to end_of_stream.
+// Copies past the caches, for data that is not read again. Such stores may be reordered with each other and
+// with later ones, up to end_of_stream.
 inline void stream(unsigned char* to, const void* from, uint64_t bytes) {
 #ifdef __SSE2__
     if (reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0) {

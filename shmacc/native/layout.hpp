@@ -1,13 +1,13 @@
-// What stands in a segment, byte for byte.
+// The layout of a segment, byte for byte.
 //
-// A segment is one sparse file in /dev/shm whose size is fixed for life: every region has a terabyte of
-// the file to itself and is reserved (posix_fallocate) from its front as it is needed. Holes in a tmpfs
-// file cost nothing; so nothing ever moves, no size ever shrinks under a process that has it mapped, and
-// a region grows where it stands.
+// A segment is one sparse file in /dev/shm whose size is fixed for life: every region has a terabyte of the
+// file to itself and is reserved (posix_fallocate) from its front as it is needed. Holes in a tmpfs file cost
+// nothing; so nothing ever moves, no size ever shrinks while a process has it mapped, and a region grows in
+// place.
 //
-//   Header        Config (never changes), the two States with the generation that says which is
-//                 current, the journal, the head of the line
-//   Participants  one entry for each attached process; entry i belongs to whoever holds the kernel's
+//   Header        Config (never changes), the two States with the generation that determines which is
+//                 current, the journal, the wait queue's head
+//   Participants  one entry for each attached process; entry i belongs to the process that holds the kernel's
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
 //   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
@@ -17,8 +17,8 @@
 //   UndoLog       which rows the apply that runs now changes in place, and their contributions before it
 //   UndoRows      these rows as they were before it, one after the other
 //
-// Everything is little-endian native words; the version is part of the magic check, so a segment of
-// another layout is refused, never misread.
+// Everything is little-endian native words; the version is part of the magic check, so a segment of another
+// layout is refused, never misread.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ enum Region : uint32_t {
     kRegions
 };
 
-// What people call the numbers of an enumeration here. Python gets these tables (module.cpp) and has no others.
+// Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.
 struct Named {
     uint32_t number;
     const char* name;
@@ -66,13 +66,13 @@ constexpr uint64_t kRegionSpan = uint64_t{1} << 40;
 constexpr uint64_t kFileSize = kRegionSpan * kRegions;
 constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region; }
 
-// Bytes that only the kernel's record locks know; they lie past the end of the file.
+// Bytes for the kernel's record locks alone; they lie past the end of the file.
 constexpr int64_t kLockByte = int64_t{1} << 60;
 constexpr int64_t kNameByte = kLockByte - 1;
 constexpr uint32_t kMaxParticipants = 4096;
 constexpr int64_t kPresenceBytes = kLockByte + 1;
-// Two bytes an entry, side by side: the kernel keeps neighbouring locks of a process as one, and each operation on
-// a lock walks all that are held on the file.
+// Two adjacent bytes for each entry: the kernel merges adjacent locks of a process into one, and each
+// operation on a lock walks all that are held on the file.
 constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_t{i}; }  // allocates entry i
 constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
 constexpr uint32_t kMaxWaiters = 4096;
@@ -81,7 +81,7 @@ enum Kind : uint32_t { kSparse = 1, kDense = 2 };
 constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"}};
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
-// What sums are kept in. Half types sum in float, integers in 64 bits, complex ones as pairs.
+// The types of sums. Half types sum in float, integers in 64 bits, complex ones as pairs.
 enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
 constexpr Named kSumNames[] = {{kFloat32, "float32"},
                                {kFloat64, "float64"},
@@ -100,8 +100,8 @@ auto with_sum_type(uint32_t sum, Act act) {
     }
 }
 
-// FNV-like mix of 8-byte words: finds scribbled records, is no protection against forgers (every field is
-// range-checked as well before it is used).
+// FNV-like mix of 8-byte words: detects overwritten records, but does not protect against forged ones (every
+// field is also range-checked before it is used).
 inline uint64_t mix_words(const void* data, size_t bytes) {
     uint64_t hash = 0x9e3779b97f4a7c15u;
     const auto* at = static_cast<const unsigned char*>(data);
@@ -131,7 +131,7 @@ struct Config {
     uint32_t declared_rank;
     uint32_t is_private;
     int64_t declared_dims[kMaxRank];  // -1: unknown
-    uint64_t token;  // tells this incarnation of the name from all others
+    uint64_t token;  // identifies this segment among all that had the name
     uint64_t hash_key[4];  // random; of the index's hash, see index.hpp
     int64_t created_ns;  // CLOCK_REALTIME
     uint32_t mode;
@@ -159,10 +159,10 @@ struct State {
     uint64_t dropped;  // gradients refused as stale or because of a seal, ever
     uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
     uint64_t taken;  // gradients handed out, ever
-    uint64_t takes;  // takes that handed out, ever
-    uint64_t recoveries;  // operations cut short by a death and undone, ever
+    uint64_t takes;  // takes that returned a result, ever
+    uint64_t recoveries;  // operations interrupted by a death and undone, ever
     uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
-    uint64_t small_rounds;  // so many rounds in a row have left much of what is reserved unused
+    uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
     uint64_t checksum;
 };
 
@@ -186,15 +186,15 @@ struct QueueHead {
     uint32_t progress;  // futex: changes with the step, and when a take or a waiter leaves
 };
 
-// Who goes first among those who want the lock; only hints, see lock.hpp.
+// Which process gets the lock first; only hints, see lock.hpp.
 struct Fairness {
-    uint64_t asked;  // 1: somebody was passed over for a while
-    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only those who have slept take a token; 0: all do
+    uint64_t asked;  // 1: a process was passed over for a while
+    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only sleepers take a token; 0: all do
 };
 
 struct Header {
     alignas(64) Config config;
-    alignas(64) uint64_t unlinked;  // 1: the name was given up on purpose
+    alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
     alignas(64) uint64_t generation;
     alignas(64) State state[2];
     alignas(64) Shape shapes[2];
@@ -230,7 +230,7 @@ static_assert(std::size(kActivityNames) == kActivities, "every activity has a na
 
 // Written by its process alone; read by others for display, and `token` as proof of identity.
 struct Participant {
-    alignas(64) uint64_t token;  // 0: free or left in order
+    alignas(64) uint64_t token;  // 0: free, or the process has left
     uint64_t pid_namespace;  // inode of /proc/self/ns/pid
     uint64_t start_ticks;  // field 22 of /proc/self/stat
     int64_t attached_ns;  // CLOCK_REALTIME, like all times here
@@ -252,7 +252,7 @@ struct Waiter {
     int64_t since_ns;
     uint32_t participant;
     uint32_t wake;  // futex
-    uint32_t overdue;  // 1: did not come although its number was reached; applies no longer wait for it
+    uint32_t overdue;  // 1: has not taken although its number was reached; applies no longer wait for it
 };
 static_assert(sizeof(Waiter) == 64, "entries must not share a cache line");
 

@@ -1,49 +1,49 @@
-// The segment's lock: who may write to it.
+// The segment's lock: the process that holds it may write.
 //
-// The truth is in the kernel: the owner is the process that holds the POSIX record lock on one byte of
-// the segment's own file. The kernel lets go of it when the process ends, however it ends, and at no
-// other time; it asks no pid, so pid namespaces and reused pids cannot deceive it; a process that is
-// merely stopped keeps it.
+// The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
+// own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
+// no part, so pid namespaces and reused pids cannot mislead it; a process that is merely stopped keeps it.
 //
-// In front stands a named semaphore. It is a queue and a hint, nothing more: it lets waiters sleep until
-// a release instead of spinning on the record lock, and its value proves nothing. To acquire is to get a
-// token from it, or to run out of a slice of time without one, and then to try the record lock; whoever
-// gets that owns the segment, with a token or without. A token eaten without getting the record lock is
-// dropped. To release is to drop the record lock, then to see to it that there is a token.
+// In front of it is a named semaphore, which is a hint and nothing more: it lets waiters sleep until a
+// release instead of spinning on the record lock, and its value proves nothing. To acquire, a process gets a
+// token from the semaphore, or waits for one slice of time without getting one, and then tries the record
+// lock; if it gets that, it owns the segment, with a token or without. A token taken without getting the
+// record lock is dropped. To release, the owner drops the record lock, then makes sure that there is a token.
 //
-//   Invariant: whoever writes to committed state holds the record lock.
-//   Progress:  if nobody holds the record lock, then either there is a token, or every waiter's slice
+//   Invariant: a process that writes to committed state holds the record lock.
+//   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice
 //              ends within kSlice and one of them gets the lock; its release makes a token.
 //
 // Each instant of death:
 //   after the semaphore, before the record lock   the token is lost; slices end; the next release
 //                                                 finds the value 0 and posts.
-//   holding the record lock                       the kernel drops it; as above. What was half written
-//                                                 is undone by the next owner (commit.hpp).
+//   holding the record lock                       the kernel drops it; as above. The next owner undoes what
+//                                                 was half written (commit.hpp).
 //   after the record lock, before the post        as the first.
-// Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is eaten by the
-// next process that passes and fails to get the record lock.
+// Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is taken by the
+// next process that comes and fails to get the record lock.
 //
-// Memory order. On every machine an owner sees all that the last owner stored: dropping a record lock and
+// Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and
 // setting one both change the kernel's list of the file's locks under a spinlock, whose release follows the
-// one's stores and whose acquire precedes the other's loads. The same holds if the kernel drops the lock of a
-// killed process, which it does after every thread of the process has executed its last instruction and given
-// up the open files in the kernel. Between the threads of one process the mutex does it. The semaphore and
-// the words of fairness are hints and need no order.
+// stores of the one and whose acquire precedes the loads of the other. The same holds if the kernel drops the
+// lock of a killed process, which it does after every thread of the process has executed its last instruction
+// and given up the open files in the kernel. Between the threads of one process the mutex orders them. The
+// semaphore and the words of fairness are hints and need no order.
 //
-// An owner is mostly gone within microseconds, while to sleep and be woken takes tens of them: so who finds
-// no token looks for one for a moment before it sleeps. But then a process that applies in a loop would always
-// be there before one that must wake up first. Who was passed over for a millisecond therefore asks, and the
-// next release keeps others off for as long as a sleeper takes to come. That decides who goes first, never
-// who owns, and is over by itself, whoever dies and whatever the words hold.
+// Fairness. Critical sections usually last microseconds, sleeping and waking tens of them, so a process
+// without a token spins briefly before it sleeps. But then a process that applies in a loop would always be
+// faster than one that must wake up first. A process that was passed over for a millisecond therefore asks
+// (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. That
+// decides which process goes first, never which one owns, and it expires by itself, whichever process dies
+// and whatever the words contain.
 //
-// Not done: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
+// Rejected: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
 // namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
-// parent); an owner's pid beside the semaphore (it lies for the instants before it is written).
+// parent); an owner's pid next to the semaphore (it is wrong for the instants before it is written).
 //
-// Record locks belong to a process. Hence threads queue on a mutex of the process's own first, a forked
+// Record locks belong to a process. Hence threads first wait for a mutex of their own process, a forked
 // child starts with a fresh one, and the process must have one descriptor of the file and no more, since
-// closing any other would drop the lock (open_segment.hpp sees to that).
+// closing any other would drop the lock (segment_file.hpp ensures that).
 #pragma once
 
 #include <fcntl.h>
@@ -107,21 +107,21 @@ class Lock {
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
-        // Who comes at once has just looked whose the descriptor is.
+        // An operation that gets the mutex at once has just checked the descriptor.
         const bool ours = how == Acquired::kAtOnce || mapping_.file().state().open;
         if (ours && token_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
-        // The first slices are short: if the token died with its owner, that is soon found out.
+        // The first slices are short, so that a token that died with its owner is missed soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
-            wait_for_token(deadline, slice);  // a token, a slice, a signal: what counts is what follows
+            wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
             const auto [open, intact, named] = mapping_.file().state();
             if (open && record_lock()) {
                 if (intact) store(fairness_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
             }
             if (intact && monotonic_ns() - since >= kMillisecond) store(fairness_.asked, uint64_t{1});
-            // A signal handler may use the accumulator that its thread waits for: it must not find the
-            // threads' mutex locked by itself.
+            // A signal handler may use the accumulator that its thread waits for: the thread itself must not
+            // hold the mutex then.
             threads_.unlock();
             mapping_.file().check_open();
             if (!intact) data_loss("its file was truncated");
@@ -186,7 +186,7 @@ class Lock {
         for (const int64_t since = monotonic_ns();;) {
             for (int i = 0; i < 16; ++i) relax();
             const int64_t now = monotonic_ns();
-            // A scribbled time keeps nobody off.
+            // An overwritten time keeps no process off.
             const int64_t keep_off = load(fairness_.keep_off_ns);
             const bool kept_off = keep_off > now && keep_off - now <= kComing;
             if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {

@@ -1,19 +1,20 @@
 // A process's view of the segment's file: one descriptor, one mapping for each region.
 //
-// Two rules keep SIGBUS out. Nothing is touched before this process has had posix_fallocate reserve it (a
-// full /dev/shm is an error with the state intact), not even if another process has recorded it as reserved:
-// the record may lie, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
-// the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate it.
+// Two rules prevent SIGBUS. Memory is touched only after this process has had posix_fallocate reserve it (a
+// full /dev/shm is an error with the state intact), even if another process has recorded it as reserved: the
+// record may be wrong, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
+// the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate
+// it.
 //
 //   Invariant: under the lock, [0, proved_[r]) of region r is mapped, has been reserved by this process, and
 //              is no more than what the state records as reserved.
 //
-// A hole is made only above what is recorded: by a take that has given memory back, at the start of an index
+// A hole is made only above the recorded size: by a take that has given memory back, at the start of an index
 // rebuild, after a reservation that failed. `punch` lowers proved_ here, and `limit` does in the other
 // processes, with the next state that they read. If by then the record has risen again, the process that
 // raised it has reserved the pages first.
 //
-// So a process reserves what is new to it, however large the table is: if the record exceeds what it has
+// So a process reserves only what is new to it, however large the table is: if the record exceeds what it has
 // proved, it reserves and maps the difference, all at once. The record grows by a sixteenth at a time
 // (round.hpp), hence following another process's growth is as rare as growing.
 //
@@ -21,9 +22,9 @@
 // child may be forked between an mremap and the change of base_, with a base_ that leads nowhere. Therefore
 // `resizing_` names the region from before the system call until all its fields are changed. A child has a
 // prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
-// over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty, the
-// fields and the mapping agree; if not, it forgets the region and maps it again when it needs it. All that
-// costs is the address range, which stays mapped in that child.
+// over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty,
+// the fields and the mapping agree; if not, it forgets the region and maps it again when it needs it. The
+// only cost is the address range, which stays mapped in that child.
 #pragma once
 
 #include <fcntl.h>
@@ -65,12 +66,12 @@ class WithoutSignals {
 
 constexpr uint64_t kPiece = 1 << 21;  // a huge page, where tmpfs has them
 
-// Reserves a part of the file. Returns 0, or the error; then the front part may be reserved and the rest not.
+// Reserves a part of the file. Returns 0, or the error; then only a front part may be reserved.
 //
-// In pieces: kernels before 6.11 give a call up at any signal and undo all its pages, so a timer that
-// fires more often than one large call takes would keep it from ever ending, under the lock. A piece that was
-// interrupted is tried again with signals off; what still interrupts then (SIGSTOP, a debugger, a frozen
-// control group) does so once each time. Handlers run between the pieces.
+// In pieces: kernels before 6.11 abort a call at any signal and undo all its pages, so a timer that fires
+// more often than one large call takes would keep it from ever completing, under the lock. A piece that was
+// interrupted is tried again with signals blocked; events that still interrupt then (SIGSTOP, a debugger, a
+// frozen control group) do so once each time. Handlers run between the pieces.
 inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
     auto reserve = [fd](uint64_t from, uint64_t to) {
         return posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(to - from));
@@ -88,8 +89,8 @@ inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
     return 0;
 }
 
-// What was reserved before an error stays: for what is recorded as reserved already, for tables that all
-// processes use without the lock, and for files that are thrown away then.
+// Memory reserved before an error stays reserved: this is for memory that is recorded as reserved already,
+// for tables that all processes use without the lock, and for files that are discarded after an error.
 inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
     if (int failed = reserve_pieces(fd, offset, bytes)) system_failure("Reserving", failed, bytes);
 }
@@ -106,9 +107,8 @@ class Mapping {
 
     SegmentFile& file() const { return *file_; }
 
-    // The first `bytes` of a region of which `recorded` bytes are recorded as reserved, mapped and proved
-    // reserved. Pointers into it are good until the next call for the same region
-    // with more bytes.
+    // The first `bytes` of a region, of which `recorded` bytes are recorded as reserved; they are mapped and
+    // proved reserved. Pointers into it are valid until the next call for the same region with more bytes.
     unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
         if (bytes > proved_[region]) follow(region, page_up(std::max(bytes, recorded)));
         return base_[region];
@@ -119,8 +119,8 @@ class Mapping {
         return reinterpret_cast<T*>(at_least(region, count * sizeof(T), state.reserved[region]));
     }
 
-    // A small table, mapped whole and for good, so that it can be read without the lock; its entries are
-    // to be reserved before they are touched.
+    // A small table, mapped in full and for good, so that it can be read without the lock; its entries must
+    // be reserved before they are touched.
     unsigned char* map_table(uint32_t region, uint64_t bytes) {
         map(region, bytes);
         return base_[region];
@@ -130,8 +130,8 @@ class Mapping {
     }
 
     // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
-    // the kernel make the pages in one go: a third of the cost of a fault for each. If it throws, the pages
-    // are given back: nobody can have anything in them, since nobody has recorded them.
+    // the kernel make the pages at once: a third of the cost of a fault for each. If it throws, the pages are
+    // given back: they contain nothing, since no process has recorded them.
     void grow(uint32_t region, uint64_t from, uint64_t to) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
@@ -174,8 +174,8 @@ class Mapping {
     }
 
   private:
-    // Somebody has reserved this already, or so it is recorded. If the record lies, it is found out here: by
-    // what the whole file occupies, or by reserving it.
+    // This is recorded as reserved by another process. A wrong record is detected here: by the space that the
+    // whole file occupies, or by reserving it.
     void follow(uint32_t region, uint64_t bytes) {
         const struct stat found = file_->status();
         if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)

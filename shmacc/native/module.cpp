@@ -21,7 +21,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
                   uint32_t mode) {
     Config config{};
     if (hash_key.size() != sizeof config.hash_key)
-        throw Error(Failure::kInvalidArgument, "The hash's key has another length");
+        throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
     std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
     config.dtype = dtype;
@@ -56,7 +56,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
         nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
         return handle.enter(path, semaphore_path) ? object : nb::none();
     } catch (...) {
-        // What cannot be attached, for want of space say, is not left behind, if that can be helped.
+        // A segment that cannot be attached, for lack of space for instance, is removed again, if possible.
         try {
             with_name_lock(*file, false, [&] { take_back_new(*file, path, semaphore_path); });
         } catch (const Error&) {
@@ -67,7 +67,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
 
-// What stands at the path (kFoundNames), its layout version, and, of a segment, what `make` makes of it.
+// The kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
 template <class Make>
 nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
     Opened opened = open_segment_file(path, access, owners);
@@ -95,7 +95,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// What Python knows of the layout; shmacc/_layout.py gives it out.
+// The part of the layout that Python knows; shmacc/_layout.py provides it.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
@@ -118,8 +118,8 @@ void export_layout(nb::module_& m) {
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
 }
 
-// In the order of Failure. Looked up once: a translator that runs Python code could be cut off in the middle by
-// the interpreter's end.
+// In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
+// Python code.
 constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",  "DeadlineExceededError",   "CancelledError",
     "NotFoundError",         "FailedPreconditionError", "ResourceExhaustedError",

@@ -1,4 +1,4 @@
-// The name lock, as a thread with the GIL takes it: under it a segment's name is looked at again, or removed.
+// The name lock, which a thread takes with the GIL held, to check a segment's name again or to remove it.
 #pragma once
 
 #include "opening.hpp"
@@ -8,7 +8,7 @@ namespace shmacc {
 
 constexpr int64_t kNamePatience = 2000 * kMillisecond;  // it is held for a few system calls
 
-// Does something with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
+// Calls a function with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
 template <class Act>
 auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     struct Unlock {
@@ -29,7 +29,8 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     return act();
 }
 
-// Removes a segment's names, unless it is to be unused and is not; whether it did, and here.
+// Removes a segment's names; if_unused: only if no process uses it and `path` leads to it. Returns whether it
+// did.
 inline bool unlink_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path,
                          bool if_unused, bool with_signals) {
     return with_name_lock(file, with_signals, [&] {

@@ -1,11 +1,12 @@
-// A segment as one process has it open: the parts put together, and the way into the lock.
+// A segment as one process has it open: its parts, and the way to acquire the lock.
 //
-// There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while a handle
-// or an operation uses it, and closed with the last of them: the process is no longer attached then. Uses are
-// counted apart from the pointers to it: in a forked child the pointers on the stacks of the parent's other
-// threads are never given up, and operations that those threads had begun are not the child's.
+// There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
+// a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.
+// Uses are counted separately from the pointers to it: in a forked child the pointers on the stacks of the
+// parent's other threads are never destroyed, and operations that those threads had begun are not the
+// child's.
 //
-// How a segment comes to its name and leaves it is opening.hpp's.
+// How a segment gets its name and loses it: opening.hpp.
 #pragma once
 
 #include <cctype>
@@ -45,10 +46,10 @@ class OpenSegment {
     OpenSegment(const OpenSegment&) = delete;
     OpenSegment& operator=(const OpenSegment&) = delete;
     ~OpenSegment() {
-        if (is_open()) close();  // it never came to be used
+        if (is_open()) close();  // it was never used
     }
 
-    // A reason to stay open: a handle, or an operation that runs. Made and destroyed with the GIL.
+    // Keeps the segment open: for a handle, or an operation that runs. Made and destroyed with the GIL.
     class Use {
       public:
         Use(std::shared_ptr<OpenSegment> segment, uint32_t OpenSegment::* count)
@@ -60,8 +61,8 @@ class OpenSegment {
         Use& operator=(Use&&) = delete;
         ~Use() {
             if (!segment_) return;
-            // An operation that goes on in a forked child, out of a signal handler that has forked, is not
-            // counted there any more.
+            // An operation that a forked child returns to, out of a signal handler that has forked, is no
+            // longer counted in the child.
             if (count_ == &OpenSegment::operations_ && !origin_.is_here()) return;
             segment_->after_fork();
             --((*segment_).*count_);
@@ -85,7 +86,7 @@ class OpenSegment {
 
     bool is_open() const { return mapping_ != nullptr; }
 
-    // With the GIL, before anything else is done with a OpenSegment that this process may have from its parent.
+    // With the GIL, before any other use of an OpenSegment that this process may have from its parent.
     void after_fork() {
         if (of_generation_ == fork_generation) return;
         of_generation_ = fork_generation;
@@ -96,8 +97,9 @@ class OpenSegment {
         if (lock_) lock_->after_fork_in_child();
     }
 
-    // The semaphore in front of the lock. Whoever finds it missing makes it, if it would have the segment's
-    // owner; others do without, which costs them waits of up to Lock::kSlice.
+    // Opens the semaphore in front of the lock. If it is missing, this process makes it, provided that it
+    // would belong to the segment's owner; otherwise the process does without, and its waits may take up to
+    // Lock::kSlice longer.
     void open_semaphore(const std::string& path) {
         const struct stat file = mapping_->file().status();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
@@ -118,28 +120,29 @@ class OpenSegment {
                     break;
                 case NamedSemaphore::Found::kAnothers:
                     throw Error(Failure::kPermissionDenied,
-                                path + " is not of the segment's owner, uid " + std::to_string(file.st_uid) +
-                                    "; remove it, and the next process that attaches makes it anew");
+                                path + " does not belong to the segment's owner, uid " +
+                                    std::to_string(file.st_uid) +
+                                    "; remove it, and the next process that attaches makes a new one");
                 case NamedSemaphore::Found::kNoSemaphore:
                     if (attempt < kSemaphoreAttempts && unlink(path.c_str()) == 0) continue;
-                    data_loss(path + " is no semaphore, and cannot be removed: " + std::strerror(errno));
+                    data_loss(path + " is not a semaphore and cannot be removed: " + std::strerror(errno));
             }
             break;
         }
         lock_ = std::make_unique<Lock>(*mapping_, semaphore_.get(), header_->fairness);
     }
 
-    // Makes the process one of those attached, if it is none yet. If all places are taken, by the dead or
-    // by the living, it says so; what the dead have is free after a sweep.
+    // Attaches the process, if it is not attached yet. The result is Presence::Claim::kFull if all entries
+    // are taken, by the dead or by the living; entries of the dead are free after a sweep.
     Presence::Claim claim() {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
 
-    // Whether the process has a presence, and has looked again since (opening.hpp).
+    // Whether the process has a presence, and has made the second check since (opening.hpp).
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }
 
-    // The lock, held, with everything in order: what an operation works on.
+    // Holds the lock, with the state recovered: an operation works on this.
     class Session {
       public:
         Session(OpenSegment& segment, int64_t deadline, Interruption& interruption) : segment_(segment) {
@@ -147,7 +150,7 @@ class OpenSegment {
             held_ = how != Lock::Acquired::kNot;
             if (!held_) return;
             try {
-                // Checked by the caller at the start; much may have happened while waiting.
+                // The caller checked at the start; after a wait the file may have changed.
                 if (how == Lock::Acquired::kAfterWaiting) segment_.check_file();
                 state = segment_.committed_.current();
                 segment_.mapping_->limit(state);
@@ -167,7 +170,7 @@ class OpenSegment {
             segment_.committed_.commit(state);
             give_back(*segment_.mapping_, before, state);
         }
-        // Takes back what was changed in place by an operation that gives up.
+        // Undoes the changes in place of an operation that fails.
         void roll_back() {
             State committed = segment_.committed_.current();
             if (segment_.committed_.interrupted(committed)) segment_.recover(committed, 0);
@@ -186,14 +189,14 @@ class OpenSegment {
         bool held_ = false;
     };
 
-    // For what is put in order on the way out: an error may be that the file was truncated.
+    // Whether cleanup may touch the segment: the error on the way out may be that the file was truncated.
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
     // Before anything mapped is touched: a truncated file's pages are gone.
     void check_intact() const {
         if (mapping_->file().status().st_size != static_cast<off_t>(kFileSize))
             data_loss("its file was truncated");
     }
-    // The same, and NotFoundError if the name was taken away from under its users.
+    // The same, and NotFoundError if the name was removed while in use.
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(kFileSize)) data_loss("its file was truncated");
@@ -201,9 +204,9 @@ class OpenSegment {
         if (found.st_nlink == 0 && !load(header_->unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
-                        "logout; so does `rm`, and `shmacc-inspect clean` if nobody was left but forked "
-                        "children that had not used it yet); processes that attach from now on would not "
-                        "meet it");
+                        "logout; so does `rm`, and `shmacc-inspect clean` if the only users left were "
+                        "forked children that had not used it yet); processes that attach from now on get "
+                        "another segment");
     }
 
     uint64_t row_bytes(const State& state) const { return state.row_elements * sum_bytes(config_.sum); }
@@ -221,7 +224,7 @@ class OpenSegment {
   private:
     static constexpr int kSemaphoreAttempts = 8;  // it may be removed again while it is being opened
 
-    // With the descriptor the kernel drops what record locks are left.
+    // The kernel drops the remaining record locks with the descriptor.
     void close() {
         presence_.leave(mapping_->file().state());
         lock_.reset();

@@ -1,42 +1,45 @@
-// How a name comes to its segment, and how it leaves it.
+// How a segment gets its name, and how it loses it.
 //
-// **Making.** A segment is built complete in a file without a name, and its semaphore with it; then linkat
-// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, nobody
-// else can make its semaphore first, and a maker that dies before the link leaves nothing but, at most, a
-// semaphore that nobody can meet, and that the cleaner finds by its token. The maker then opens the file by its
-// name, since of a file opened without one /proc never says the name, and attaches like everybody else.
+// **Making.** A segment is built completely in a file without a name, and its semaphore with it; then linkat
+// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, no other
+// process can make its semaphore first, and a creator that dies before the link leaves nothing but, at most,
+// a semaphore that no process can open, and that the cleaner finds by its token. The creator then opens the
+// file by its name, since /proc never shows the name of a file that was opened without one, and attaches like
+// any other.
 //
-// **Attaching.** Open, check, open the semaphore, take a presence (presence.hpp), and then look again,
-// holding the name lock: is the segment still not given up, and does the name still lead to it? If not, let go
-// and start over. A forked child has its parent's segment open, but no presence of its own: its first operation
-// takes one and looks again likewise, and is an error if the segment was removed meanwhile as nobody's.
+// **Attaching.** Open, check, open the semaphore, claim a presence (presence.hpp), and then check again,
+// holding the name lock: is the segment still not marked as unlinked, and does the name still lead to it? If
+// not, release everything and start over. A forked child has its parent's segment open, but no presence of
+// its own: its first operation claims one and checks again likewise, and is an error if the segment was
+// removed meanwhile as unused.
 //
-// **Removing** happens under the name lock only. Who gives a segment up (`unlink`) marks it, removes the name
-// if it leads to this very segment, and then the semaphore; those who have it open go on using it. The
-// cleaner, and a maker that could not attach, remove the names likewise, but only if there is no presence, and
-// without the mark: nobody is to go on using it. So either they see an attacher's presence, or the attacher
-// sees that the name does not lead there any more; a mark is never taken back, and a name is never removed that
-// leads elsewhere by now. An attacher that finds the mark finishes what a remover that died has begun.
+// **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to
+// this very segment, and then the semaphore; processes that have it open go on using it. The cleaner, and a
+// creator that could not attach, remove the names likewise, but only if there is no presence, and without the
+// mark: no process may go on using it. So either they see the presence of a process that attaches, or that
+// process sees that the name does not lead there any more; a mark is never taken back, and a name is never
+// removed that leads elsewhere by now. A process that attaches and finds the mark finishes the removal that a
+// dead process began.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
-// not the lock that applies take, which a stopped process may hold for long. Between its lock and its unlock
-// no Python code runs and the GIL is kept: so a process's own threads, finalizers and signal handlers,
-// which its record locks do not keep apart, cannot come between either.
+// it is not the lock that applies take, which a stopped process may hold for long. Between its lock and its
+// unlock no Python code runs and the GIL is kept: so a process's own threads, finalizers and signal handlers,
+// which its record locks do not exclude, cannot come between either.
 //
 // Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
-// without a segment; after the second there is a segment, complete, that nobody has attached; between
-// mark and removal of the name the next attacher finishes the removal; between the removals of name and
-// semaphore, or between making a lost semaphore and the second look, a semaphore is left, as above.
+// without a segment; after the second there is a complete segment that no process has attached; between mark
+// and removal of the name, the next process that attaches finishes the removal; between the removals of name
+// and semaphore, or between making a lost semaphore and the second check, a semaphore is left, as above.
 //
-// Not done: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
-// segment); unlinking by name alone (it may have been made anew); sem_open (semaphore.hpp).
+// Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
+// segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
 #pragma once
 
 #include "open_segment.hpp"
 
 namespace shmacc {
 
-// What stands under a name, where it is no segment of this version.
+// What is found under a name.
 enum class Found { kSegment, kNothing, kUnfinished, kHeldUnfinished, kOtherVersion };
 
 struct Opened {
@@ -45,7 +48,7 @@ struct Opened {
     Config config;
 };
 
-// Throws DataLossError unless it is a segment, one of another version, or has nothing in it yet.
+// Throws DataLossError unless the file is a segment, one of another version, or still empty.
 inline Found check_config(int fd, uint64_t size, Config& config) {
     if (size == 0) return Found::kUnfinished;
     unsigned char beginning[kPage] = {};
@@ -69,7 +72,7 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     return Found::kSegment;
 }
 
-// Opens what stands at `path`, without attaching to it. With the GIL, like all that follows.
+// Opens the file at `path`, without attaching to it. With the GIL, like everything below.
 inline Opened open_segment_file(const std::string& path, SegmentFile::Access access, const Owners& owners) {
     Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}};
     if (!opened.file) return opened;
@@ -80,12 +83,12 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
     return opened;
 }
 
-// Removes a file that has nothing in it yet, and that nobody living holds a lock on; whether it did. This version
-// makes no such files.
+// Removes a file that is still empty and on which no living process holds a lock; returns whether it did.
+// This version makes no such files.
 inline bool remove_unfinished(const std::string& path) {
     const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
     if (opened.found != Found::kUnfinished) return false;
-    // Against another one who removes it.
+    // Excludes another process that removes it.
     const int fd = opened.file->fd();
     if (!set_record_lock(fd, kNameByte, F_WRLCK)) return false;
     const bool removed = opened.file->is_at(path) && unlink(path.c_str()) == 0;
@@ -128,8 +131,8 @@ inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, cons
 
 enum class Entered { kYes, kGivenUp, kElsewhere };
 
-// The second look of an attacher, with the name lock held. kGivenUp: the removal that somebody began is
-// finished now.
+// The second check of a process that attaches, with the name lock held. kGivenUp: the removal that another
+// process began is finished now.
 inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = segment.file();
     if (load(segment.header().unlinked)) {
@@ -150,13 +153,13 @@ inline Entered look_again(OpenSegment& segment, const std::string& path, const s
     return Entered::kElsewhere;
 }
 
-// With the name lock held. A mark is a word of the header, written through the descriptor, since who removes
-// need not have the segment mapped.
+// With the name lock held. The mark is a word of the header, written through the descriptor, since the
+// remover need not have the segment mapped.
 inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
     if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
         system_failure("Removing it", errno);
-    store_barrier();  // then the name is removed: who finds none finds the mark (OpenSegment::check_file)
+    store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
 }
 inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
@@ -166,8 +169,8 @@ inline void remove_names(SegmentFile& file, const std::string& path, const std::
         system_failure("Removing its semaphore", errno);
 }
 
-// With the name lock held, by a maker that could not attach. Another process, or another thread of this one, may
-// have attached by now: then it keeps the segment.
+// With the name lock held, by a creator that could not attach. Another process, or another thread of this
+// one, may have attached by now: then the segment stays.
 inline void take_back_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     const auto segment = OpenSegment::of(file);
     const bool used = Presence::anybody_else(file.fd()) || (segment && segment->attached());

@@ -1,5 +1,5 @@
-// What can be done to an accumulator: each operation is one stay under the lock, without any Python in it
-// (no signal handler, finaliser or thread switch can come between), ended by a commit.
+// The operations on an accumulator: each one holds the lock without running any Python code (no signal
+// handler, finaliser or thread switch can come between), and ends with a commit.
 #pragma once
 
 #include "queue_entry.hpp"
@@ -7,14 +7,14 @@
 
 namespace shmacc {
 
-// A stopped process may hold the lock for ever; a call with a deadline still gets a look at the lock.
+// A stopped process may hold the lock for ever; a call with a deadline still tries the lock once.
 constexpr int64_t kLockPatience = 100 * kMillisecond;
 
 inline int64_t lock_deadline(int64_t deadline) {
     return deadline == kForever ? kForever : std::max(deadline, monotonic_ns() + kLockPatience);
 }
 
-// Says in the participant's entry what the process is doing, for those who look.
+// Records in the participant's entry what the process is doing, for inspection.
 class ActivityScope {
   public:
     ActivityScope(OpenSegment& segment, Activity activity)
@@ -48,7 +48,7 @@ class Operations {
             OpenSegment::Session session(segment_, kForever, interruption_);
             activity.now(kApplies);
             State& state = session.state;
-            // Read before the line is looked at: who leaves it needs no lock, and wakes once only.
+            // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             if (local_step < state.step || state.sealed) {
                 drop(session, activity, gradients);
@@ -89,7 +89,7 @@ class Operations {
         }
     }
 
-    // For a gradient that is malformed as far as the round goes: true if it is dropped anyway.
+    // For a gradient that does not fit the round: true if it is dropped anyway.
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
         ActivityScope activity(segment_, kWaitsForLock);
         OpenSegment::Session session(segment_, kForever, interruption_);
@@ -98,7 +98,7 @@ class Operations {
         return true;
     }
 
-    // Waits for its turn and num_required gradients; hands out all that are there.
+    // Waits until it is the head and num_required gradients are there; hands out all that are.
     //
     // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
     // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
@@ -120,7 +120,7 @@ class Operations {
                 OpenSegment::Session session(segment_, lock_deadline(request.deadline), interruption);
                 if (!session.held()) deadline_exceeded(request);
                 activity.now(kTakes);
-                if (place.joined()) seen = load(place.wake_word());  // before anything is looked at
+                if (place.joined()) seen = load(place.wake_word());  // before anything is checked
                 place.check_cancelled();
                 State& state = session.state;
                 WaitQueue& queue = segment_.wait_queue();
@@ -147,15 +147,15 @@ class Operations {
                 } else {
                     copy.reset();
                     if (past(request.deadline)) deadline_exceeded(request);
-                    // Perhaps just freed of a dead one in front of it.
+                    // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
                     if (!place.joined()) {
                         place.join(request.num_required);
-                        continue;  // once more, now in line: nothing that happens from here on is missed
+                        continue;  // once more, now in the queue: nothing that happens from here on is missed
                     }
                 }
             }
-            interruption.check();  // before the commit; or woken, but not served: perhaps by a close
+            interruption.check();  // before the commit; or woken, but not served: possibly by a close
             if (look) continue;
             activity.now(kWaitsInLine);
             wait_to_be_served(place, seen, request);
@@ -174,7 +174,7 @@ class Operations {
         return old;
     }
 
-    // How many gradients of older steps were dropped.
+    // The number of dropped gradients of older steps.
     int64_t advance_step(int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         OpenSegment::Session session(segment_, kForever, interruption_);
@@ -259,12 +259,13 @@ class Operations {
         for (Slices slices;;) {
             futex_wait(word, seen, request.deadline, slices.now());
             segment_.check_file();
-            if (load(word) != seen) return;  // woken: every moment counts
+            if (load(word) != seen) return;  // woken: no time to lose
             interruption_.check();
             place.check_cancelled();
             if (past(request.deadline)) return;
-            // Nobody woke us: is it our turn all the same, or does a dead one stand before us? Not worth asking
-            // as long as we could not take: the apply that changes that takes the dead out, and wakes the head.
+            // Not woken: is this the head all the same, or is there a dead take in front of it? That is not
+            // worth asking as long as this take could not be served: the apply that changes that removes the
+            // dead, and wakes the head.
             if (segment_.committed().snapshot().count >= request.num_required) {
                 const uint32_t head = queue.head();
                 if (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head) ||
@@ -279,11 +280,11 @@ class Operations {
         end_round(state, segment_.row_bytes(state), Index::buckets_for(state.rows));
     }
 
-    // A copy takes less than a signal could wait for, about 0.1 ms.
+    // The copy of so few bytes delays a signal by about 0.1 ms only.
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
 
-    // The take becomes true: the round is what was copied.
+    // The take takes effect: the round is the one that was copied.
     void consume(OpenSegment::Session& session, const TakeRequest& request, RoundCopy& copy) {
         State& state = session.state;
         if (request.advance_step && state.step == INT64_MAX)

@@ -1,26 +1,28 @@
-// Which processes are attached, and which of them live.
+// The processes that are attached, and the proof which of them live.
 //
-// A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends. The
-// first it finds free, presence_byte(i), *is* the allocation of entry i. If the entry bears no token, it takes
-// life_byte(i) too, and writes a fresh token: from now on it is attached, and the second byte is the proof that
-// the process of this token lives. The kernel drops both with the process, and no earlier.
+// A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends.
+// The first free presence_byte(i) that it finds *is* the allocation of entry i. If the entry contains no
+// token, it takes life_byte(i) too, and writes a fresh token: from then on it is attached, and the second
+// lock proves that the process of this token lives. The kernel drops both with the process, and no earlier.
 //
-// A dead process leaves its token behind, and its entry is not given to anybody else until a sweep, under the
-// segment's lock, has taken it out of the line. A newcomer that looks at such an entry holds the first byte for a
-// moment, but never the second: so not even one that is stopped there lends its life to a dead waiter. A
-// newcomer that met dead ones sweeps once it has a place, or if there is none before it looks again: so
-// however many children of fork come and die, entries are free as soon as somebody wants one.
+// A dead process leaves its token behind, and its entry is not given to another process until a sweep, under
+// the segment's lock, has removed it from the queue. A newcomer that looks at such an entry holds the first
+// byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
+// waiter look alive. A newcomer that found entries of the dead sweeps once it has an entry, or if there is
+// none, before it searches again: so however many children of fork come and die, entries are free as soon as
+// a process needs one.
 //
-// `top` bounds the entries that anybody looks at. It rises before a token is written, and falls in a sweep,
-// entry by entry, while the sweeper holds the entry's presence byte and there is no token: who has, or is about
-// to take, that entry holds the byte, so `top` never falls below an entry in use, nor below a dead one's.
+// `top` bounds the entries that are ever looked at. It rises before a token is written, and falls in a sweep,
+// entry by entry, while the sweeper holds the entry's presence byte and there is no token: a process that has
+// the entry, or is about to take it, holds that byte, so `top` never falls below an entry in use, nor below a
+// dead one's.
 //
-// Leaving takes no lock of the segment's. So while a sweep judges a token its process may leave, and the entry
-// be another one's by the time that it is freed: it is freed only if it still bears the token that was judged, and
-// no token comes twice, not even with its process.
+// Leaving takes no lock of the segment. So while a sweep judges a token its process may leave, and the entry
+// may belong to another one by the time that it is freed: it is freed only if it still contains the token
+// that was judged, and no token is ever used twice, not even by the same process.
 //
-// Record locks do not tell threads apart, and a sweep runs without the GIL. Another thread may take the process's
-// place meanwhile: hence the order in which `claim` lets it be known, and `placed` in `sweep`.
+// Record locks do not distinguish threads, and a sweep runs without the GIL. Another thread may claim the
+// process's entry meanwhile: hence the order in which `claim` publishes it, and `placed` in `sweep`.
 #pragma once
 
 #include <unistd.h>
@@ -49,7 +51,7 @@ class Table {
         return top;
     }
     Entry& operator[](uint32_t i) { return entries_[i]; }
-    // Entry i, which may never have been used.
+    // Entry i, which may not have been used before.
     Entry& first_use(uint32_t i) {
         reserve(i + 1);
         uint32_t top = load(top_);
@@ -58,7 +60,7 @@ class Table {
         }
         return entries_[i];
     }
-    // Entry i, the last one, is free: it need not be looked at until it is used again.
+    // Entry i, the last one, is free, and is not scanned until it is used again.
     void last_use(uint32_t i) {
         uint32_t top = i + 1;
         __atomic_compare_exchange_n(&top_, &top, i, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -124,7 +126,7 @@ class Presence {
         claimed_ = false;
         index_ = kNobody;
         if (file.intact) store(table_[i].token, uint64_t{0});
-        if (!file.open) return;  // others have closed the descriptor, and the locks went with it
+        if (!file.open) return;  // other code has closed the descriptor, and so dropped the locks
         set_record_lock(fd_, life_byte(i), F_UNLCK);
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
     }
@@ -149,7 +151,7 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is told entry and token first.
+    // Under the segment's lock: frees the entries of the dead; `each` is first called with entry and token.
     template <class Each>
     void sweep(Each each) {
         const bool placed = claimed();
@@ -160,11 +162,12 @@ class Presence {
             __atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED);
         }
-        // A process that has a place takes no other one: so none of its threads is after the same byte.
+        // A process that has an entry claims no other one: so none of its threads tries for the same byte.
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
-            // Looked at again with the byte: somebody may have taken the entry meanwhile, and died.
+            // Checked again with the byte held: another process may have claimed the entry meanwhile, and
+            // died.
             if (load(table_[i].token) == 0) table_.last_use(i);
             set_record_lock(fd_, presence_byte(i), F_UNLCK);
         }

@@ -1,9 +1,9 @@
-// Which process this is, and that a child of fork is another one.
+// The identity of this process, and the detection of forks.
 //
-// A forked child has its parent's memory but none of its record locks and threads. Nothing is done about
-// that in the fork itself: no lock is taken around it, and a child that never uses shmacc pays for one
-// addition. Whatever belongs to a process remembers the fork generation it belongs to, and is put in order
-// when it is first used in another one (OpenSegment::after_fork).
+// A forked child has its parent's memory but none of its record locks and threads. The fork itself does
+// nothing about that: no lock is taken around it, and a child that never uses shmacc pays for one addition.
+// Objects that belong to a process record their fork generation, and are reset when they are first used in
+// another one (OpenSegment::after_fork).
 #pragma once
 
 #include <fcntl.h>
@@ -18,12 +18,12 @@
 
 namespace shmacc {
 
-// How many forks lie between the process that loaded the extension and this one. Changes only in a child of
+// The number of forks between the process that loaded the extension and this one. Changes only in a child of
 // fork, while it has a single thread.
 inline uint64_t fork_generation = 0;
 
-// Where something was made: a forked child has copies of what its parent's operations hold, and they are not
-// its to put in order.
+// The process in which an object was made: a forked child has copies of the objects of its parent's
+// operations, and must not clean them up.
 class Origin {
   public:
     bool is_here() const { return generation_ == fork_generation; }
@@ -37,8 +37,8 @@ inline void watch_forks() {
 }
 
 struct ProcessIdentity {
-    uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: /proc does not say
-    uint64_t start_ticks = 0;    // field 22 of /proc/self/stat; 0: likewise
+    uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: unknown
+    uint64_t start_ticks = 0;    // field 22 of /proc/self/stat; 0: unknown
 };
 
 namespace detail {
@@ -51,7 +51,7 @@ inline uint64_t own_start_ticks() {
     close(fd);
     if (got <= 0) return 0;
     text[got] = 0;
-    // The command's name, in parentheses, may hold anything; field 3 follows it.
+    // The command's name, in parentheses, may contain any characters; field 3 follows it.
     const char* at = std::strrchr(text, ')');
     for (int field = 2; at && field < 22; ++field) {
         at = std::strchr(at, ' ');
@@ -70,11 +70,11 @@ inline ProcessIdentity identify() {
 
 }  // namespace detail
 
-// What nobody else has, of whatever pid namespace; never 0.
+// A token that no other process has, in any pid namespace; never 0.
 inline uint64_t fresh_token() {
     uint64_t token = 0;
     if (getrandom(&token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
-        abort();  // cannot be: so few bytes are always there once the system has started
+        abort();  // cannot happen: so few bytes are always available once the system has started
     return token | 1;
 }
 

@@ -24,19 +24,19 @@ inline bool finalizing() {
 #endif
 }
 
-// A thread that asks for the GIL while the interpreter shuts down is made to exit by unwinding its stack, which
-// no destructor survives; it sleeps instead until the process is gone.
+// When a thread asks for the GIL while the interpreter shuts down, Python exits it by unwinding its stack,
+// which no destructor survives; it sleeps instead until the process is gone.
 inline void take_gil(PyThreadState* state) {
     while (finalizing()) pause();
     try {
         PyEval_RestoreThread(state);
-    } catch (...) {        // it throws nothing: this is the unwinding
+    } catch (...) {        // the call throws nothing: this is the unwinding
         for (;;) pause();  // never left, so never rethrown
     }
 }
 
-// The thread that shuts the interpreter down keeps the GIL: it could not be told from the others when it asked
-// for it again, and nobody else could do anything with it.
+// The thread that shuts the interpreter down keeps the GIL: it could not be distinguished from the others
+// when it asked for it again, and no other thread could use it.
 class WithoutGil {
   public:
     WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
@@ -46,11 +46,11 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // With the GIL, in the main thread: lets signal handlers run; what they raise goes on as an exception. If one
-    // has forked, the child does not go on with its parent's call.
+    // With the GIL, in the main thread: runs signal handlers, and passes on their exceptions. If one has
+    // forked, the child does not continue its parent's call.
     void check_signals() {
         if (getpid() != gettid()) {
-            alone_ = true;  // handlers are not this thread's concern
+            alone_ = true;  // this thread runs no handlers
             return;
         }
         const Origin origin;
@@ -63,12 +63,13 @@ class WithoutGil {
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())
-            throw Error(Failure::kCancelled,
-                        "The operation was cancelled: a signal handler forked, and it is the parent's");
+            throw Error(
+                Failure::kCancelled,
+                "The operation was cancelled: a signal handler forked, and only the parent goes on with it");
     }
 
-    // Whether what `check_signals` looks for comes to this thread itself. The kernel hands a process's signals
-    // to its main thread; but another of Python's threads may send itself one, or do as if it had come.
+    // Whether the signals of `check_signals` interrupt this thread itself. The kernel delivers a process's
+    // signals to its main thread; but another Python thread may send itself one, or simulate one.
     bool signals_come_here() const { return alone_; }
 
   private:
@@ -83,7 +84,7 @@ inline int64_t deadline_after(std::optional<double> seconds) {
     return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
 }
 
-// The memory of an array in, for as long as this lives.
+// The memory of an input array, for the lifetime of this object.
 template <class T>
 class View {
   public:
@@ -93,7 +94,7 @@ class View {
             throw nb::python_error();
         if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
             PyBuffer_Release(&view_);
-            throw nb::type_error("an array of another element size was expected");
+            throw nb::type_error("the array's elements have the wrong size");
         }
     }
     ~View() { PyBuffer_Release(&view_); }
@@ -107,12 +108,12 @@ class View {
     Py_buffer view_{};
 };
 
-// From one array's memory into that of another one of as many elements.
+// Converts from one array's memory into that of another one with as many elements.
 template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
     View<From> source(from, 1);
     View<To> target(to, 1, PyBUF_WRITABLE);
-    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "Arrays of different sizes");
+    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());
 }
@@ -123,12 +124,12 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
                            : std::is_same_v<T, int64_t> ? NPY_INT64
                                                         : NPY_UINT64;
 
-// NumPy's functions, once it is there: the module is imported without it by those who only look.
+// NumPy's functions, once it is loaded: inspection imports the module without it.
 inline void need_numpy() {
     if (!PyArray_API && _import_array() < 0) throw nb::python_error();
 }
 
-// Whether this is a NumPy array, no subclass, of that type (NumPy's number), that a View can read as it is.
+// Whether this is a NumPy array, no subclass, of that type (NumPy's number), that a View can read directly.
 inline bool is_plain(nb::handle value, int type_number) {
     need_numpy();
     if (!PyArray_CheckExact(value.ptr())) return false;

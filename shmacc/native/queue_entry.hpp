@@ -1,18 +1,19 @@
-// How a thread waits on the line: a take for its turn, an apply for the head, anybody for the end of a slice.
+// How a thread waits in the queue: a take until it is the head, an apply until the head has taken, and both
+//at most until their slice ends.
 //
 // A thread that waits may run Python (a signal handler, a finaliser), which may use the accumulator that the
-// thread waits for. The take further out cannot come before it returns, so whatever it does in there must
-// not wait for that take: `QueueEntry::of_this_thread` tells.
+// thread waits for. The take further out cannot come before it returns, so nothing that runs in there may
+// wait for that take: `QueueEntry::of_this_thread` recognises it.
 //
-// If it forks in there, the child has a copy of the take, but the place is the parent's: the child gives up,
-// and leaves the place alone.
+// If such code forks, the child has a copy of the take, but the entry is the parent's: the child's take ends
+// with an error, and leaves the entry alone.
 #pragma once
 
 #include "open_segment.hpp"
 
 namespace shmacc {
 
-// A take's place in line; given up however the take ends.
+// A take's entry in the queue; released however the take ends.
 class QueueEntry {
   public:
     explicit QueueEntry(OpenSegment& segment)
@@ -24,7 +25,7 @@ class QueueEntry {
         innermost_ = outer_;
         if (!joined() || !origin_.is_here() || !segment_.reachable()) return;
         leave();
-        wait_queue_.wake_head();  // it may be another's turn now
+        wait_queue_.wake_head();  // another take may be the head now
         wait_queue_.announce_progress();
     }
     QueueEntry(const QueueEntry&) = delete;
@@ -47,14 +48,14 @@ class QueueEntry {
                         "The operation was cancelled: the process was forked in the middle of it");
         if (joined() && load(wait_queue_[entry_].ticket) != ticket_) {
             entry_ = WaitQueue::kNobody;
-            data_loss("a waiting take lost its place in line");
+            data_loss("a waiting take's entry in the queue was overwritten");
         }
-        // Both: a cancel may have fallen between the last look and the ticket.
+        // Both: a cancel may have come between the last check and the ticket.
         if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(entry_)))
             throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
     }
 
-    // Whether an entry of the line is that of a take which this thread is in the middle of.
+    // Whether an entry of the queue belongs to a take that this thread is in the middle of.
     static bool of_this_thread(const OpenSegment& segment, uint32_t entry) {
         for (const QueueEntry* place = innermost_; place; place = place->outer_)
             if (&place->segment_ == &segment && place->entry_ == entry && place->origin_.is_here())
@@ -73,7 +74,7 @@ class QueueEntry {
     static inline thread_local QueueEntry* innermost_ = nullptr;
 };
 
-// A take that waits for the lock is not deaf: a stopped process may have it.
+// A take can be cancelled while it waits for the lock, since a stopped process may hold it.
 class Cancellable : public Interruption {
   public:
     Cancellable(Interruption& inner, QueueEntry& place) : inner_(inner), place_(place) {}
@@ -88,13 +89,13 @@ class Cancellable : public Interruption {
     QueueEntry& place_;
 };
 
-// An apply's patience with a head whose number is reached already (wait_queue.hpp).
+// How long an apply waits for a head whose number is reached already (wait_queue.hpp).
 class HeadGrace {
   public:
     bool must_wait(Waiter& head, const State& state) {
         if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
         const uint64_t ticket = load(head.ticket);
-        if (ticket == 0) return true;  // it left this moment, and turned: look again
+        if (ticket == 0) return true;  // it left this moment, and changed `progress`: check again
         const int64_t now = monotonic_ns();
         if (ticket != ticket_) {
             ticket_ = ticket;
@@ -113,11 +114,11 @@ class HeadGrace {
     int64_t until_ = kForever;
 };
 
-// How long a sleeper sleeps before it looks around (wait_queue.hpp).
+// How long a sleeper sleeps before it checks again (wait_queue.hpp).
 class Slices {
   public:
     int64_t now() const { return slice_; }
-    // may_be_long: nobody depends on what it would see.
+    // may_be_long: no other process depends on its checks.
     void next(bool may_be_long) { slice_ = may_be_long ? std::min(2 * slice_, kLongSlice) : kWaitSlice; }
 
   private:

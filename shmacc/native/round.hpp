@@ -1,4 +1,5 @@
-// What sparse and dense rounds share: the shape of a round, reserving space for it, reducing it, ending it.
+// The common part of sparse and dense rounds: the shape of a round, reserving space for it, reducing it,
+// ending it.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +13,7 @@ using Dims = std::vector<int64_t>;
 
 constexpr uint64_t kMostElements = uint64_t{1} << 36;
 
-// False: too many for a segment. Dimensions of 0 count as 1: NumPy, too, bounds the others beside them.
+// False: too many for a segment. Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
 inline bool count_elements(const Dims& dims, uint64_t* elements) {
     uint64_t bounded = 1;
     bool empty = false;
@@ -43,23 +44,23 @@ inline std::string in_brackets(const Dims& dims) {
 inline Dims round_dims(const Shape& shape, const Config& config, const State& state) {
     const uint64_t components = config.components;
     uint64_t rank = load(shape.rank);
-    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("a shape of too many dimensions");
+    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("its shape has too many dimensions");
     Dims dims(rank);
     for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape.dims[i]);
     uint64_t elements;
-    if (!count_elements(dims, &elements)) data_loss("a dimension out of range");
+    if (!count_elements(dims, &elements)) data_loss("a dimension is out of range");
     if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
     return dims;
 }
 
-// The first gradient of a round fixes the round's shape. Becomes true with the commit.
+// The first gradient of a round fixes the round's shape. Takes effect with the commit.
 inline void start_round(Header& header, const Config& config, State& state, const Dims& dims) {
     state.row_elements = product(dims) * config.components;
     const Shape& now = header.shapes[state.shape];
     if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
     state.shape ^= 1;
     Shape& shape = header.shapes[state.shape];
-    store_barrier();  // before it, the commits since which nobody needs the old shape (commit.hpp)
+    store_barrier();  // after the commits since which no reader needs the old shape (commit.hpp)
     for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);
     store(shape.rank, uint64_t{dims.size()});
 }
@@ -74,16 +75,17 @@ inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uin
     state.reserved[region] = grown;
 }
 
-// What is kept of a region beyond a round's need: small enough to keep a segment within 1 MiB of it.
+// Memory of a region that is kept beyond a round's need: small enough to keep a segment within 1 MiB of it.
 constexpr uint64_t kSpare = 1 << 17;
 constexpr uint64_t kSmallRounds = 8;
 
-// Empties the round; becomes true with the commit, and `give_back` follows that.
+// Empties the round; takes effect with the commit, and `give_back` follows that.
 //
-// A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once: to
-// reserve it again costs the next large round several times its apply, so memory that comes and goes with every
-// other round would be the most of their cost. It goes when kSmallRounds rounds in a row have left much of it
-// unused; so large rounds cost that at most once in so many rounds, and a segment holds
+// A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once:
+// reserving it again costs the next large round several times its apply, so memory that is given back and
+// reserved with every other round would be most of their cost. It is given back when kSmallRounds rounds in a
+// row have left much of it unused; so large rounds cost that at most once in so many rounds, and a segment
+// holds
 //
 //   in each region at most 5/4 of the bytes, and kSpare, that the largest of this round and the kSmallRounds
 //   rounds before it needed there (the index: twice).
@@ -123,7 +125,7 @@ inline void give_back(Mapping& mapping, const State& before, const State& now) {
         if (now.reserved[region] < before.reserved[region]) mapping.punch(region, now.reserved[region]);
 }
 
-// How a take reduces and what must fit.
+// How a take reduces, and the range that results must fit.
 struct Reduce {
     bool divide;       // by contributions, or by `gradients`
     bool by_gradients;
@@ -153,7 +155,8 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     } else {
         const int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
         if constexpr (std::is_floating_point_v<T>) {
-            // Dividing by a power of two is multiplying by its inverse, to the bit, and costs a fraction.
+            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is
+            // much cheaper.
             if (count > 1 && (divisor & (divisor - 1)) == 0) {
                 const T inverse = T{1} / static_cast<T>(divisor);
                 for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;

@@ -1,4 +1,4 @@
-// What a take hands out: the round reduced into memory of the caller's, before it is consumed.
+// The copy that a take hands out: the round, reduced into the caller's memory before it is consumed.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ struct FreeDeleter {
 };
 
 // Memory handed out to the caller. Plain malloc, which keeps up to 32 MiB of freed memory for the next take;
-// large pieces ask for huge pages, since faults are what a take of many rows waits for.
+// large pieces ask for huge pages, since a take of many rows mostly waits for page faults.
 class Output {
   public:
     explicit Output(uint64_t bytes) : bytes_(bytes), memory_(std::malloc(std::max<uint64_t>(bytes, 1))) {
@@ -50,7 +50,7 @@ struct TakeRequest {
     uint64_t highest;
 };
 
-// A round as a take is going to hand it out, and which round it is a copy of. Made under the lock.
+// A round as a take will hand it out, and the identity of the round that it copies. Made under the lock.
 class RoundCopy {
   public:
     // heads: the round is another take's, so this one gets nothing.
@@ -76,7 +76,7 @@ class RoundCopy {
                         "take_partial hands out its 64-bit sums");
     }
 
-    // Whatever changes a round counts one of these up.
+    // Every change of a round increments one of these.
     bool is_of(const State& state, bool heads) const {
         return nothing_ == heads && applied_ == state.applied && discarded_ == state.discarded &&
                takes_ == state.takes;

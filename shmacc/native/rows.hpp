@@ -14,7 +14,7 @@ class Rows {
     Rows(State& state, Mapping& mapping, Committed& committed)
         : state_(state), mapping_(mapping), committed_(committed), hash_(committed.config().hash_key) {}
 
-    // Adds the gradient's rows. The caller commits; throws with nothing changed that a commit would show.
+    // Adds the gradient's rows. The caller commits; if this throws, no change is visible after a commit.
     void add_gradient(const Gradient<T>& gradient) {
         const uint32_t count = gradient.count();
         std::unique_ptr<Run[]> memory(new Run[count]);
@@ -47,7 +47,7 @@ class Rows {
         const Run* end() const { return first + count; }
     };
 
-    // Common widths are compiled in: a loop that does not know its length costs as much as the rest.
+    // Common widths are compiled in: a loop of unknown length costs as much as the rest.
     template <class Loop>
     void with_width(Loop loop) const {
         switch (state_.row_elements) {
@@ -81,7 +81,7 @@ class Rows {
             const uint32_t slot = order.empty() ? i : order[i];
             keys[i] = table[slot].row;
             contributions[i] = table[slot].contributions;
-            if (contributions[i] <= 0) data_loss("a row without contributions");
+            if (contributions[i] <= 0) data_loss("a row has no contributions");
             fits = reduce_into(values + i * width, sums + slot * width, width, contributions[i], reduce) &&
                    fits;
         }
@@ -98,8 +98,8 @@ class Rows {
         Inserts inserts(current_index(), state_.rows);
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
-        // in the first-level cache. Single rows are fetched kAhead runs before their turn, a few lines at
-        // a time: that hides the misses, which are what an apply of wide rows waits for.
+        // in the first-level cache. Single rows are fetched kAhead runs in advance, a few lines at a time:
+        // that hides the misses, for which an apply of wide rows mostly waits.
         const uint32_t longest = static_cast<uint32_t>(
             std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
         uint32_t at = 0;
@@ -127,7 +127,7 @@ class Rows {
         inserts.finish();
     }
 
-    // Rows that the table does not have yet.
+    // Adds rows that the table does not have yet.
     template <uint64_t kWidth>
     void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
                 Inserts& inserts) {
@@ -164,7 +164,7 @@ class Rows {
         if (!fits) Gradient<T>::sum_overflows();
     }
 
-    // A scribbled number may be anything; a sound one stays below the number of gradients.
+    // An overwritten number may be anything; a sound one stays below the number of gradients.
     static void add_contributions(Slot& slot, int64_t more) {
         slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
                                                   static_cast<uint64_t>(more));
@@ -172,13 +172,14 @@ class Rows {
 
     // Where rows are saved before they are added to.
     //
-    // Nobody reads them again, but for a death; so when they are many they are streamed past the caches,
-    // which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
-    // overtake, so another processor may see `records` count one that is not there yet, until this one's next
-    // interrupt or locked instruction: both write streamed stores out (Intel's manual, volume 3, on write
-    // combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after an interrupt ended
-    // this process and locked instructions in the kernel released its lock; or by this thread itself, which
-    // sees its own stores. end_of_stream orders them before all that a living process does next.
+    // They are read again only after a death; so when they are many they are streamed past the caches, which
+    // the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
+    // overtake, so another processor may see `records` count a record that is not there yet, until this
+    // processor's next interrupt or locked instruction: both write streamed stores out (Intel's manual,
+    // volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after
+    // an interrupt ended this process and locked instructions in the kernel released its lock; or by this
+    // thread itself, which sees its own stores. end_of_stream orders them before everything that a living
+    // process does next.
     class Undo {
       public:
         Undo(Mapping& mapping, const State& state, uint64_t bytes)
@@ -254,7 +255,7 @@ class Rows {
         if (fresh && Index::crowded(state_.index_filled + fresh, state_.index_buckets)) rebuild_index(rows);
     }
 
-    // In the region that is not current: it becomes so with the commit.
+    // Builds in the region that is not current; it becomes current with the commit.
     void rebuild_index(uint64_t rows) {
         const uint32_t other = kIndex0Region + (state_.index ? 0 : 1);
         const uint64_t buckets = Index::buckets_for(rows);

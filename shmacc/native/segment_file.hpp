@@ -2,24 +2,24 @@
 //
 // POSIX record locks belong to a process and a file: closing *any* descriptor of the file drops all of them,
 // and with them the proof that the process is attached (presence.hpp) and that it owns the lock (lock.hpp).
-// So a process has one SegmentFile for each file, shared by all who use it; its descriptors are closed when
-// the last of them is gone, and nothing else in this library opens a file under a segment's name.
+// So a process has one SegmentFile for each file, shared by all its users; its descriptors are closed with
+// the last of these, and nothing else in this library opens a file under a segment's name.
 //
 //   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
 //              record lock on that file.
 //
-// The list of what is open is guarded by the GIL: it is read and changed only with the GIL held and never
+// The list of open files is guarded by the GIL: it is read and changed only with the GIL held and never
 // released in between, so a file that is not in the list has no other descriptor while it is being opened.
-// That takes no lock of its own, hence nothing can be held when the process forks, when a finalizer runs or
+// That needs no lock of its own, hence none can be held when the process forks, when a finalizer runs or
 // when a signal handler opens the very same name. The system calls concerned do not block: /dev/shm is
-// memory, and what is not a regular file is refused before it is opened.
+// memory, and a file that is not regular is refused before it is opened.
 //
-// A descriptor may also be closed by others (a daemonizing process closes all it finds), and its number may
-// then lead to another file. Every fstat compares the file's identity, before anything is locked, reserved or
-// mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again, such a file has a
-// new SegmentFile. The number of the old descriptor may come back with the new one, and leads to the very same
-// file: so the old SegmentFile forgets it first, and hands over what it has left, since to close that would drop
-// the new one's locks.
+// A descriptor may also be closed by other code (a daemonizing process closes all it finds), and its number
+// may then lead to another file. Every fstat compares the file's identity, before anything is locked,
+// reserved or mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again,
+// such a file has a new SegmentFile. The number of the old descriptor may be given to the new one, and lead
+// to the very same file again: so the old SegmentFile first forgets it, and hands over the descriptors that
+// it still has, since closing those would drop the new one's locks.
 #pragma once
 
 #include <fcntl.h>
@@ -68,7 +68,7 @@ inline std::string four_octal(mode_t mode) {
     return text;
 }
 
-// A failed system call on /dev/shm, in words. bytes: how many were needed, where that is known.
+// Throws the error for a failed system call on /dev/shm. bytes: how many were needed, where that is known.
 [[noreturn]] inline void system_failure(const std::string& what, int error, uint64_t bytes = 0) {
     const std::string why = std::string(": ") + std::strerror(error);
     switch (error) {
@@ -111,7 +111,7 @@ inline std::string four_octal(mode_t mode) {
                 std::move(fields));
 }
 
-// Whose segments may be attached; no list: anybody's.
+// Whose segments may be attached; no list: all users'.
 using Owners = std::optional<std::vector<uint32_t>>;
 
 [[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
@@ -128,9 +128,9 @@ class SegmentFile {
     using Id = std::pair<dev_t, ino_t>;
     enum class Access { kRead, kWrite };
 
-    // The file at `path`; null if there is none. Does not look at what is in it.
+    // The file at `path`; null if there is none. Does not check its contents.
     static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
-        // A look that can be closed again: closing an O_PATH descriptor drops no record locks.
+        // An O_PATH descriptor can be closed again: that drops no record locks.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look) {
             if (errno == ENOENT) return nullptr;
@@ -172,16 +172,16 @@ class SegmentFile {
     SegmentFile(const SegmentFile&) = delete;
     SegmentFile& operator=(const SegmentFile&) = delete;
     ~SegmentFile() {
-        // The entry may be a successor's: this one's descriptors were closed by others.
+        // The entry may be a successor's: then other code has closed this one's descriptors.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
         forget_lost();
     }
 
-    // Opens the file once more, by the name that it was just given, and closes the descriptor it was made with:
-    // nothing relies on a record lock on it yet. False: the name leads elsewhere by now, but to no file that this
-    // process has open, for it has been given since.
+    // Opens the file once more, by the name that it was just given, and closes the descriptor that it was
+    // made with: nothing relies on a record lock on it yet. False: the name leads elsewhere by now.
     bool open_by_name(const std::string& path) {
-        // A look first, as in `open`: elsewhere may be a file that this process has locks on.
+        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has
+        // locks.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look && errno != ENOENT) system_failure("Opening it", errno);
         struct stat found{};
@@ -230,13 +230,13 @@ class SegmentFile {
     std::weak_ptr<OpenSegment> open_segment;
 
   private:
-    // look: a descriptor that was opened this moment. It cannot have the number of one that is still open.
+    // look: a descriptor that was just opened. It cannot have the number of one that is still open.
     bool is_open(int look) const { return fd() != look && leads_here(fd()); }
     void forget_lost(int look = -1) {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this it is not open any more, whatever numbers come back.
+    // After this it is not open any more, whichever descriptor numbers are used again.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);

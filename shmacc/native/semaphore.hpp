@@ -1,17 +1,18 @@
 // The named semaphore in front of a segment's lock: made and opened by descriptor.
 //
-// Its name carries the segment's token, so nobody can make it first. It is complete, with owner and mode,
-// before it has the name (O_TMPFILE and linkat, as for the segment). What stands under the name is looked at
-// before it is opened, without following links: a regular file of the right size, of the segment's owner.
-// Anything else is not mapped: a file that somebody else may truncate is a SIGBUS at its next use. Nor is it
+// Its name contains the segment's token, so no other process can make it first. It is complete, with owner
+// and mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is
+// checked before it is opened, without following links: a regular file of the right size, of the segment's
+// owner. Anything else is not mapped: a file that others may truncate is a SIGBUS at its next use. Nor is it
 // opened: it may be a segment's file, by a hard link, and closing that would drop the process's locks on it.
 //
-// What stands in the file is glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and
-// mode by uid and umask, cannot say whom the file belongs to, and would have to be mended afterwards by name.
+// The file contains glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and mode by uid
+// and umask, cannot report whom the file belongs to, and its result would have to be corrected afterwards by
+// name.
 //
 // While a new segment is being made its semaphore already has a name, and the segment none. A flock on the
-// semaphore's file says so to the cleaner: the kernel releases it with the descriptor, so who finds it free
-// and no segment of that token may remove the semaphore.
+// semaphore's file protects it from the cleaner: the kernel releases it with the descriptor, so a cleaner
+// that finds it free, and no segment of that token, may remove the semaphore.
 #pragma once
 
 #include <semaphore.h>
@@ -26,8 +27,8 @@ class NamedSemaphore {
   public:
     enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
 
-    // Makes it and gives it the name. While the descriptor that is returned is open, a cleaner leaves the
-    // semaphore alone. No descriptor: the name is taken.
+    // Makes it and gives it the name. While the returned descriptor is open, a cleaner leaves the semaphore
+    // alone. No descriptor: the name is taken.
     static Descriptor make(const std::string& path, mode_t mode, uid_t owner) {
         Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
         if (!fd) system_failure("Making a semaphore", errno);
@@ -44,8 +45,8 @@ class NamedSemaphore {
         return fd;
     }
 
-    // Whether the segment that this semaphore belongs to may still be on its way to its name. False: whoever
-    // made it has finished, or has died; or it is not there, or not for this user to remove.
+    // Whether the segment that this semaphore belongs to may still be about to get its name. False: its
+    // creator has finished or died; or the semaphore does not exist, or this user may not remove it.
     static bool is_being_made(const std::string& path) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);
@@ -83,7 +84,7 @@ class NamedSemaphore {
         if (semaphore_) munmap(semaphore_, sizeof(sem_t));
     }
 
-    // owner: the segment's. A mode that is not the segment's is mended, if this user may.
+    // owner: the segment's. A mode that differs from the segment's is corrected, if this user may.
     Found open(const std::string& path, mode_t mode, uid_t owner) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);
@@ -99,8 +100,8 @@ class NamedSemaphore {
         return Found::kOpened;
     }
 
-    // One that nobody else meets: it still lets the threads of this process sleep, and others are found by
-    // looking at the lock again in time (lock.hpp).
+    // Uses one that no other process has: the threads of this process can still sleep on it, and releases by
+    // other processes are noticed when a slice ends (lock.hpp).
     void use_own() {
         map(-1, MAP_SHARED | MAP_ANONYMOUS);
         sem_init(semaphore_, 1, 1);

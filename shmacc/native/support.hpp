@@ -1,4 +1,4 @@
-// Errors, clocks, ordered loads and stores: what every other header here uses.
+// Errors, clocks, ordered loads and stores, used by every other header here.
 #pragma once
 
 #include <atomic>
@@ -48,13 +48,13 @@ class Error : public std::exception {
     throw Error(Failure::kDataLoss, "The segment is damaged: " + what);
 }
 
-// Memory order. What must be ordered, and why, is said where it is stored: commit.hpp for all that an
-// operation writes, lock.hpp, presence.hpp, wait_queue.hpp. In short:
+// Memory order. The comments next to the stores explain what must be ordered, and why: commit.hpp for
+// everything that an operation writes, lock.hpp, presence.hpp, wait_queue.hpp. In short:
 //
 //   * Readers without the lock use atomic words, with the orders below; plain ones would be a data race.
 //   * The lock's next owner needs no order: the lock passes through the kernel, which orders everything.
-//   * A process is killed between two instructions. What its death leaves is decided by their order alone, which
-//     `compiler_barrier` keeps.
+//   * A process is killed between two instructions. Their order alone, which `compiler_barrier` keeps,
+//     determines the state that its death leaves.
 //
 // tools/model/litmus checks these orders against the memory models of C++, AArch64 and x86-64. On x86-64 all but
 // full_barrier are ordinary instructions, or none.
@@ -66,7 +66,7 @@ template <class T>
 void store(T& word, T value) {
     __atomic_store_n(&word, value, __ATOMIC_RELEASE);
 }
-// Without order: for what is only displayed, and next to barriers.
+// Without order: for values that are only displayed, and next to barriers.
 template <class T>
 T load_relaxed(const T& word) {
     return __atomic_load_n(&word, __ATOMIC_RELAXED);
@@ -82,7 +82,7 @@ inline void store_barrier() { std::atomic_thread_fence(std::memory_order_release
 inline void load_barrier() { std::atomic_thread_fence(std::memory_order_acquire); }
 // Both, and also stores before this stay before loads after it, which even x86-64 reorders.
 inline void full_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// Instructions before this stay before those after it: the order that a signal sees, and so a death.
+// Instructions before this stay before those after it, as seen by a signal, and so by a death.
 inline void compiler_barrier() { std::atomic_signal_fence(std::memory_order_acq_rel); }
 
 // Records of 8-byte words in shared memory, copied word by word without order: the copy may mix several stores,
@@ -120,13 +120,13 @@ inline int64_t wall_ns() { return clock_ns(CLOCK_REALTIME_COARSE); }
 constexpr int64_t kForever = INT64_MAX;
 constexpr int64_t kMillisecond = 1000000;
 
-// What a wait asks for again and again: may throw (a signal handler raised, the handle was closed). Called
-// without the lock.
+// Called repeatedly by a wait, without the lock; may throw (a signal handler raised, the handle was closed).
 class Interruption {
   public:
     virtual ~Interruption() = default;
     virtual void check() = 0;
-    // Whether all that `check` looks for also ends a futex wait, as a signal to this very thread does.
+    // Whether every event that `check` looks for also ends a futex wait, as a signal to this very thread
+    // does.
     virtual bool ends_sleep() const = 0;
 };
 

@@ -1,9 +1,9 @@
-// A segment as somebody sees it who only looks: without attaching, without its lock, without mapping it.
+// A view of a segment for inspection: without attaching, without its lock, without mapping it.
 //
-// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so looking reserves
-// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated
-// meanwhile is an error, never a SIGBUS; and a right to read is enough. Nothing is allocated from a size that
-// the segment claims before it is held against what the file occupies.
+// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so a view reserves
+// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated meanwhile
+// is an error, never a SIGBUS; and the right to read is enough. A size that the segment claims is compared
+// with the space that the file occupies before memory is allocated for it.
 #pragma once
 
 #include "description.hpp"
@@ -70,7 +70,7 @@ class SegmentView {
     // Bytes of a region as they stand now.
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kRegions || offset > kRegionSpan || count > kRegionSpan - offset)
-            throw Error(Failure::kInvalidArgument, "No such bytes in a segment");
+            throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
         check_occupied(count);
         nb::bytes out(nullptr, count);
         read_exactly(region_offset(region) + offset, const_cast<char*>(out.c_str()), count);
@@ -105,7 +105,7 @@ class SegmentView {
         return *file_;
     }
 
-    // The committed state, and what belongs to it, as it was at some instant during the call.
+    // The committed state, and the records that belong to it, as they were at some instant during the call.
     Snapshot snapshot() const {
         auto seen = std::make_unique<Header>();
         for (int attempt = 0;; ++attempt) {
@@ -163,7 +163,7 @@ class SegmentView {
             if (got <= 0) data_loss("its file was truncated");
             done += static_cast<uint64_t>(got);
         }
-        load_barrier();  // whether an operation ran meanwhile is asked after this (commit.hpp)
+        load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)
     }
 
     static constexpr int kAttempts = 1000;

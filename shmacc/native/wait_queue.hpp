@@ -1,52 +1,54 @@
-// The line of waiting takes: first come, first served, and no place for the dead.
+// The queue of waiting takes: first come, first served, and no place for the dead.
 //
-// An entry stands in line while its ticket is not 0. Tickets only grow; the head is the living entry with
-// the lowest one. Who takes is always the waiting process itself, under the segment's lock, when it is the
-// head and its number is reached. So nothing is ever handed to somebody who may be gone: a waiter that dies,
-// times out or is cancelled has consumed nothing, by construction.
+// An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
+// the lowest one. The waiting process itself takes, under the segment's lock, when it is the head and its
+// number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
+// or is cancelled has consumed nothing, by construction.
 //
 //   join    under the lock: the fields first, then the ticket. Death in between: not joined.
-//   leave   one store by the waiter itself, needs no lock (a timeout must not depend on the lock's owner).
+//   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
-//           for the lock and have none yet); the waiters see it when woken,
-//           or when their slice ends if the canceller died before waking them.
-//   wake    each waiter sleeps on a futex word of its own entry, and looks around when its slice ends, so a
+//           for the lock and have no ticket yet); the waiters see it when woken, or when their slice ends if
+//           the cancelling process died before it woke them.
+//   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
-//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that leaves,
-//           a cancel and a close store that, then look for tickets to wake. One of the two must see the other's
-//           store, or a waiter sleeps through a slice that should have been cut short: so both have a
-//           full_barrier in between (every processor lets a load pass an earlier store). Everything else is a
-//           word that is stored last and loaded first: a ticket after the fields of its entry, a futex word
-//           after the change that it announces.
-//   death   whoever finds an entry in front of its own whose process is proved dead sweeps it, under the lock.
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that
+//           leaves, a cancel and a close store that, then look for tickets to wake. One of the two must see
+//           the other's store, or a waiter would sleep through a slice that should have ended early: so both
+//           have a full_barrier in between (every processor lets a load pass an earlier store). Everything
+//           else is a word that is stored last and loaded first: a ticket after the fields of its entry, a
+//           futex word after the change that it announces.
+//   death   a take or an apply that finds an entry in front of it whose process is proved dead sweeps it,
+//           under the lock.
 //
 // Entries from `top` on are free. `top` is raised by `join` and lowered by `known_head`, both under the lock,
-// where no ticket appears but the owner's own: so an entry with a ticket is always below it. Who reads it
-// without the lock may do so just before it changes. If it is lowered, the entries above it are free; if it is
-// raised, whoever joins there looks at the round and at the cancels once more afterwards, as always after
-// joining (Operations::take). Each change is one store; who dies before it leaves `top` too high, which costs a
-// longer scan.
+// where no ticket appears but the owner's own: so an entry with a ticket is always below it. A reader without
+// the lock may load it just before it changes. If it is lowered, the entries above it are free; if it is
+// raised, the take that joins there checks the round and the cancels once more afterwards, as always after
+// joining (Operations::take). Each change is one store; a death before it leaves `top` too high, which costs
+// a longer scan.
 //
-// A take of whatever is there (num_required 0, a partial) never joins, and does not wait for the head's number.
-// But a round whose number is reached is the head's: then there is nothing for others, and nothing is what such
-// a take gets.
+// A take with num_required 0 (a partial of all that is there) never joins, and does not wait for the head's
+// number. But a round whose number is reached is the head's: then there is nothing for others, and such a
+// take gets nothing.
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
-// first, so such a gradient waits for it (HeadGrace in queue_entry.hpp). If the head lives but does not come (it is
-// stopped), after HeadGrace::kHeadGrace the apply goes on and the gradient joins the round, which is what a take allows
-// too: "at least num_required".
+// first, so such a gradient waits for it (HeadGrace in queue_entry.hpp). If the head lives but does not come
+// (it is stopped), after HeadGrace::kHeadGrace the apply goes on and the gradient joins the round, which a
+// take allows too: "at least num_required".
 //
-// Slices. What a sleeper finds out only when its slice ends: that somebody in front of it died, that who should
-// have woken it died, that the file was truncated or its name removed, and a signal that did not end its
-// sleep. The first few in line look every kWaitSlice, so that the dead hold up nobody for longer. Those further
-// back, and who waits for a step, sleep up to kLongSlice: hundreds of idle sleepers would keep a processor busy
-// otherwise. Slices grow from short ones: a signal that comes in the instant before the sleep begins, as one
-// does that is sent because of what was just seen, is noticed after the first. Where a signal need not end
-// the sleep (Interruption::ends_sleep) slices stay short.
+// Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
+// the process that should have woken it died, that the file was truncated or its name removed, and a signal
+// that did not end its sleep. The first few in the queue check every kWaitSlice, so that the dead delay no
+// process for longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
+// otherwise hundreds of idle sleepers would keep a processor busy. Slices grow from short ones: a signal that
+// comes in the instant before the sleep begins (often one sent because of what the sender just saw) is
+// noticed after the first. Where a signal need not end the sleep (Interruption::ends_sleep) slices stay
+// short.
 //
-// Futexes rather than one semaphore a waiter: nothing more to create, to leak or to clean up, and the kernel
-// keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
+// Futexes rather than one semaphore for each waiter: nothing more to create, to leak or to clean up, and the
+// kernel keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
 #pragma once
 
 #include <linux/futex.h>
@@ -59,7 +61,8 @@ namespace shmacc {
 constexpr int64_t kWaitSlice = 50 * kMillisecond;
 constexpr int64_t kLongSlice = 10 * kWaitSlice;
 
-// Sleeps until the word is woken or is not `seen` any more, the deadline passes, the slice ends, a signal comes.
+// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal
+// comes.
 inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
     int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
@@ -108,9 +111,9 @@ class WaitQueue {
     uint64_t cancels() const { return load(head_.cancels); }
     bool cancelled(uint32_t i) { return is_cancelled(load(table_[i].ticket)); }
 
-    // The entry that is served next; kNobody if nobody waits. Does not ask who lives.
+    // The entry that is served next; kNobody if no take waits. Does not check whether its process lives.
     uint32_t head() { return scan().head; }
-    // Whether few enough are in front of entry i for it to look after them.
+    // Whether entry i is so near the head that its take checks the entries in front of it.
     bool is_near(uint32_t i) {
         const uint64_t ticket = load(table_[i].ticket);
         uint32_t before = 0;
@@ -123,7 +126,7 @@ class WaitQueue {
     bool alive(uint32_t i) {
         return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
-    // Under the lock: the living head; the dead in front of it are taken out.
+    // Under the lock: the living head; dead entries in front of it are removed.
     uint32_t living_head() {
         for (;;) {
             uint32_t i = known_head();
@@ -153,13 +156,13 @@ class WaitQueue {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
-    // Wakes whoever follows the step or waits for the head to take.
+    // Wakes the calls that wait for the step, or for the head's take.
     void announce_progress() { futex_wake(head_.progress); }
 
     uint32_t& progress_word() { return head_.progress; }
     Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    // How many wait of those processes that `lives(participant, token)`.
+    // How many takes wait whose process `lives(participant, token)`.
     template <class Lives>
     uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;
@@ -192,8 +195,8 @@ class WaitQueue {
         }
         return found;
     }
-    // Under the lock: `head`, without looking at every entry each time. What was found holds until the head has
-    // left; if nobody waited, until a ticket is given. For tickets only grow, and are given under the lock.
+    // Under the lock: `head`, without a scan each time. The last result is valid until the head has left; if
+    // no take waited, until a ticket is given. For tickets only grow, and are given under the lock.
     uint32_t known_head() {
         const uint64_t ticket = known_.head == kNobody ? load(head_.next_ticket)
                                                        : load(table_[known_.head].ticket);

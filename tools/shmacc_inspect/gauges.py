@@ -86,7 +86,7 @@ _DEFINITIONS: Final = (
     _Definition(
         "straggler_seconds",
         "gauge",
-        "Longest time for which a worker has not applied, of those that have not in this round.",
+        "Longest time since a worker applied, of those that have not applied in this round.",
         _worst_straggler,
     ),
     _Definition(
@@ -119,7 +119,7 @@ _DEFINITIONS: Final = (
     _Definition(
         "recoveries",
         "counter",
-        "Operations cut short by a death, and undone.",
+        "Operations interrupted by a death, and undone.",
         lambda seen, _: seen.stats.recoveries,
     ),
 )

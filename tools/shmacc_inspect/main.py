@@ -28,7 +28,7 @@ app = typer.Typer(
     help="See, watch, check and clean up shmacc's accumulators in shared memory.",
     epilog="\b\nExamples:\n"
     "  shmacc-inspect list                what is there\n"
-    "  shmacc-inspect show embeddings     all there is to say of one\n"
+    "  shmacc-inspect show embeddings     one segment in full\n"
     "  shmacc-inspect watch embeddings    see it live\n"
     "  shmacc-inspect check               is all of it sound?\n"
     "  shmacc-inspect clean               what could go\n"
@@ -57,7 +57,7 @@ def options(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Say the version, and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

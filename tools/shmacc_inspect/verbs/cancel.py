@@ -10,7 +10,7 @@ from shmacc_inspect.page import Cell
 
 EPILOG: Final = """\b
 Examples:
-  shmacc-inspect cancel embeddings              who waits, and would be told
+  shmacc-inspect cancel embeddings              which takes would be cancelled
   shmacc-inspect cancel embeddings --yes"""
 
 
@@ -46,6 +46,6 @@ def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = Fa
     if yes:
         page.write_line(f"{formatting.count_of(cancelled, 'take')} cancelled")
     elif any(taker.alive for taker in line):
-        page.write_line("nothing was cancelled; --yes does it")
+        page.write_line("nothing was cancelled; --yes cancels them")
     else:
         page.write_line("nobody waits")

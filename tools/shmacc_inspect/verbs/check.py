@@ -44,8 +44,9 @@ def run(
     """Verify every invariant of segments; exit status 1 if one is broken.
 
     Compares records, counters, sizes, rows and index, semaphores and names, and looks for
-    leftovers, stopped holders of locks, and names that went under their users. Changes nothing, and
-    waits for no lock. What is WRONG calls for somebody; a note is worth knowing, and mends itself.
+    leftovers, stopped holders of locks, and names that were removed while in use. Changes nothing,
+    and waits for no lock. WRONG means that somebody has to act; a note is worth knowing, and needs
+    no action.
     """
     from shmacc import inspection  # late: see the package
     from shmacc_inspect.output import to_json

@@ -56,7 +56,7 @@ def run(
 
     That is: segments, semaphores whose segment is gone, and files whose maker died while making
     them. Death is proved by the kernel, never guessed, and proved again at the moment of removal;
-    what could not be judged is left, and said. Two cleaners at once do each other no harm.
+    what could not be judged is left and listed. Two cleaners at once do each other no harm.
     """
     from shmacc_inspect.output.removals import Leftover  # late: see the package
 
@@ -129,7 +129,7 @@ def _show(answer: Cleaning, *, json: bool) -> None:
     if answer.dry_run:
         size = formatting.size(sum(leftover.bytes_reserved for leftover in answer.would_remove))
         count = formatting.count_of(len(answer.would_remove), "thing")
-        advice = "; nothing was removed, --yes does it" if answer.would_remove else ""
+        advice = "; nothing was removed, --yes removes them" if answer.would_remove else ""
         page.write_line(f"{count} to remove ({size}){advice}")
     else:
         page.write_line(f"{formatting.count_of(len(answer.removed), 'name')} removed")

@@ -86,8 +86,8 @@ def run(
 ) -> None:
     """List segments, one row each.
 
-    What it is, how far its round is, who has it attached, who waits for how many, and its state.
-    On a terminal that is too narrow, columns are left out; a pipe gets all of them.
+    A row has the segment's kind, round, attached processes, waiting takes, memory and state. A
+    terminal that is too narrow gets fewer columns; a pipe gets all of them.
     """
     import os
 
@@ -170,5 +170,5 @@ def _tell_what_is_left_out(table: Table) -> None:
     missing = page.left_out(table, page.Terminal.of_stdout().width)
     if missing:
         page.write_line(
-            f"left out for want of width: {', '.join(missing)} (they are in `show NAME`)"
+            f"too narrow for all columns; left out: {', '.join(missing)} (`show NAME` has them)"
         )

@@ -93,7 +93,7 @@ def _registry(namespace: str | None) -> Any:
     from shmacc_inspect import gauges  # late: see the package
 
     class SegmentCollector(Collector):
-        """Looks at the segments whenever somebody asks."""
+        """Looks at the segments at each request."""
 
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
             families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -129,7 +129,8 @@ def _loopback(text: str) -> tuple[str, int]:
     address = str(found[0][4][0])
     if not ipaddress.ip_address(address).is_loopback:
         raise typer.BadParameter(
-            f"{host} is not loopback; put something that asks who is there in front",
+            f"{host} is not a loopback address; to serve others, put a proxy with authentication "
+            "in front",
             param_hint=hint,
         )
     return address, int(port)
@@ -151,7 +152,7 @@ def _serve(registry: Any, address: str, port: int) -> None:
 
 
 def _write(path: Path, text: bytes) -> None:
-    """Whoever reads the file meanwhile sees the old text or the new one, never half of it."""
+    """Write a file so that a reader sees the old text or the new one, never half of it."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:

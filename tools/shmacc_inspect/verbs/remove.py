@@ -31,7 +31,7 @@ def run(
     """Remove a segment and its semaphore; without --yes, only say what would go.
 
     Refuses one that living processes have attached, unless --force is given: these go on using it
-    until they close, and who opens the name from then on makes a new one.
+    until they close, and the next process that opens the name makes a new one.
     """
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming
@@ -63,7 +63,7 @@ def run(
     if obstacle:
         page.write_line(obstacle)
     if not yes:
-        page.write_line("nothing was removed; --yes does it")
+        page.write_line("nothing was removed; --yes removes it")
 
 
 def _attached(summary: inspection.Summary) -> list[int]:

@@ -1,4 +1,4 @@
-"""`show`: all there is to say of one segment."""
+"""`show`: one segment in full."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ _REGION_COLUMNS: Final = (
 def run(
     name: options.Name,
     *,
-    rows: Annotated[
-        int, typer.Option(min=0, help="The so many rows that most gradients touched.")
-    ] = 0,
+    rows: Annotated[int, typer.Option(min=0, help="Show this many of the most touched rows.")] = 0,
     values: Annotated[
         bool,
         typer.Option(
@@ -69,9 +67,9 @@ def run(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """All there is to say of a segment: processes, line, lock, counters, layout.
+    """Describe a segment in full: processes, waiting takes, lock, counters, layout.
 
-    Nothing is taken or changed, and no lock is waited for.
+    It takes and changes nothing, and waits for no lock.
     """
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
@@ -105,7 +103,7 @@ def run(
 
 
 def elements(answer: details.Details, now: float) -> Iterator[Element]:
-    """Return what is shown."""
+    """Return the elements of the page."""
     segment = answer.segment
     yield Fields(_facts(answer))
     if answer.counters is None:
@@ -137,7 +135,7 @@ def progress(gradients: int, line: list[details.Taker]) -> str:
 
 
 def describe_lock(lock: details.Lock) -> Cell:
-    """Who has the lock."""
+    """Describe the lock and its holder."""
     if lock.held:
         text = f"held by pid {lock.holder_pid}" if lock.holder_pid else "held"
         if lock.held_seconds is not None:
@@ -147,7 +145,7 @@ def describe_lock(lock: details.Lock) -> Cell:
             text += f"; the process is {lock.holder_condition}, so nobody can apply or take"
         return Cell(text, "bold red" if halted else "yellow")
     if lock.in_operation:
-        return Cell("free; an operation was cut short by a death, the next one undoes it", "yellow")
+        return Cell("free; a death interrupted an operation, the next one undoes it", "yellow")
     return Cell("free")
 
 
@@ -188,7 +186,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     if lock.held or lock.in_operation:
         yield "read", Cell("without the lock: the state as last committed", "dim")
     if lock.name_holder_pid is not None:
-        yield "name lock", Cell(f"held by pid {lock.name_holder_pid}, who opens or removes it")
+        yield "name lock", Cell(f"held by pid {lock.name_holder_pid}, which opens or removes it")
     yield (
         "gradients",
         Cell(
@@ -226,9 +224,9 @@ def _process_row(process: details.Process, now: float) -> list[Cell]:
 
 
 def _taker_row(taker: details.Taker) -> list[Cell]:
-    remark = "" if taker.alive else "dead: whoever comes next takes it out"
+    remark = "" if taker.alive else "dead: the next apply or waiting take removes it"
     if taker.alive and taker.overdue:
-        remark = "overdue: its gradients are there, and it does not come"
+        remark = "overdue: its gradients have arrived, and it does not take them"
     return [
         Cell(str(taker.position)),
         Cell("" if taker.pid is None else str(taker.pid), "bold"),

@@ -46,7 +46,7 @@ def run(
 
     On a terminal, a screen with the rounds' progress towards what the waiting take requires, steps,
     gradients and bytes a second, and the processes that have not applied in this round. In a pipe,
-    one line an interval (of each segment, if no NAME is given). A NAME that goes is waited for.
+    one line per interval and segment. A NAME that is removed is waited for.
     """
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming, progress
