@@ -281,7 +281,7 @@ inline create_segment() {
      :: atomic { runs(me) && name == mine -> skip };         /* open_by_name */
         enter();
         if
-        :: atomic { runs(me) && failed -> skip }; take_back_new()
+        :: atomic { runs(me) && failed -> presence[me] = false }; take_back_new()   /* its handle is closed */
         :: atomic { runs(me) && !failed -> skip }
         fi
      :: atomic { runs(me) && name != mine -> skip };
