@@ -23,8 +23,11 @@ class Place {
         innermost_ = outer_;
         if (!joined() || !origin_.is_here() || !core_.reachable()) return;
         leave();
-        line_.wake_head();  // it may be another's turn now
-        line_.turn();
+        try {
+            line_.wake_head();  // it may be another's turn now
+            line_.turn();
+        } catch (const Error&) {  // the line cannot be read: those in it look for themselves when their slices end
+        }
     }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
