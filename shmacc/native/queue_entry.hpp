@@ -25,8 +25,11 @@ class QueueEntry {
         innermost_ = outer_;
         if (!joined() || !origin_.is_here() || !segment_.reachable()) return;
         leave();
-        wait_queue_.wake_head();  // another take may be the head now
-        wait_queue_.announce_progress();
+        try {
+            wait_queue_.wake_head();  // another take may be the head now
+            wait_queue_.announce_progress();
+        } catch (const Error&) {  // the queue cannot be read: the takes in it look when their slices end
+        }
     }
     QueueEntry(const QueueEntry&) = delete;
     QueueEntry& operator=(const QueueEntry&) = delete;

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -19,6 +20,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm
 from helpers.every_call import SHM_BYTES, VICTIM, Scenario
 from helpers.segment_file import SegmentFile
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import _names as names
@@ -100,3 +102,32 @@ def test_written_to_while_in_use(kind: str) -> None:
     calls, bad = said
     assert not bad
     assert calls > 100 * SECONDS
+
+
+def _wait_in_line(pipe: Pipe) -> str:
+    acc = every_call.make(Scenario("dense", applies=0), VICTIM)
+    pipe.say(names.segment_name(VICTIM).path)
+    try:
+        acc.take(2, timeout=LONG)
+    except shmacc.errors.ShmaccError as error:
+        return type(error).__name__
+    return "no error"
+
+
+def _fill(directory: Path) -> None:
+    with suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_a_take_that_cannot_look_at_its_line_gives_its_place_up() -> None:
+    """It may have to reserve what others are said to have used; to fail there is an error."""
+    with Apart(_wait_in_line, shm=1 << 20) as victim:
+        path = Path(f"/proc/{victim.pid}/root{victim.hear()}")
+        with SegmentFile(path) as file:
+            until(lambda: file.record("waiter").ticket)
+            _fill(path.parent)
+            line = file.record("line")
+            line.top = 4000
+            file.put("line", line)
+        assert victim.result() == "ResourceExhaustedError"
