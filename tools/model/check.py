@@ -39,7 +39,7 @@ class Finding:
         states: Distinct states that were stored.
         depth: Steps of the longest run.
         error: What was found; empty if the whole search found nothing.
-        complete: Whether nothing was left out for want of memory or depth.
+        complete: Whether memory and depth sufficed for the whole search.
         seconds: How long it took.
     """
 
@@ -160,7 +160,7 @@ def as_markdown(findings: Iterable[Finding]) -> str:
 
 
 def show(wanted: str) -> None:
-    """Print the run that leads to a case's error: who does what, in the words of the model."""
+    """Print the run that leads to a case's error: the steps, with the names of the model."""
     (case,) = [case for case in CASES if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

@@ -118,7 +118,7 @@ class Campaign:
                 os.kill(self._pids[slot], signal.SIGCONT)
 
     def _end_in_order(self) -> None:
-        """Let all come to an end; who does not is stuck, which is a failure."""
+        """Let all processes end; one that does not is stuck, which is a failure."""
         self._books.stop()
         deadline = time.monotonic() + _PATIENCE
         for slot, pid in enumerate(self._pids):
