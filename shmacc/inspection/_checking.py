@@ -189,11 +189,11 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
     if left_alone and last.queue == 0:
         yield _note(
             subject,
-            "the semaphore is at 0 though nobody holds the lock: a process died with its token",
+            "the semaphore is at 0 though the lock is free: a process died with its token",
             _MENDS_ITSELF + "the next operation that waits corrects it",
         )
     for pid, what in (
-        (last.pid, "the lock: nobody can apply or take"),
+        (last.pid, "the lock: no process can apply or take"),
         (last.name_pid, "the name"),
     ):
         if pid is not None and processes.condition(pid) in _HALTED:

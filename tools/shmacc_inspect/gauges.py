@@ -75,7 +75,7 @@ _DEFINITIONS: Final = (
     _Definition(
         "attached_dead",
         "gauge",
-        "Dead processes whose entries nobody has swept yet.",
+        "Dead processes whose entries have not been swept yet.",
         lambda seen, _: seen.summary.attached_dead,
     ),
     _Definition("waiting", "gauge", "Takes that wait in line.", lambda seen, _: seen.stats.waiting),
