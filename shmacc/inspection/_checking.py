@@ -229,7 +229,7 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
         if not take.alive:
             yield _note(
                 name.system_name,
-                f"a take of a dead process (pid {take.pid}) stands in line",
+                f"a take of a dead process (pid {take.pid}) is still in line",
                 _MENDS_ITSELF + "the next apply or waiting take removes it",
             )
         elif take.overdue:
