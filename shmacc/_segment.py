@@ -232,6 +232,6 @@ def _refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
             .about(name.system_name)
         )
     held = found == "held unfinished"
-    by_whom = "a process holds" if held else "nobody holds any more"
+    by_whom = "a process holds" if held else "no process holds"
     unfinished = UnfinishedError(f"an unfinished file that {by_whom}")
     return unfinished.with_fields(held=held).about(name.system_name)

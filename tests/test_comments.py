@@ -1,4 +1,4 @@
-"""Comments name what exists: functions, classes, constants and files, in C++ and in Python."""
+"""Comments name what exists, in C++ and in Python, and sentences have no archaisms."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ ROOT: Final = Path(__file__).parents[1]
 NATIVE: Final = sorted((ROOT / "shmacc" / "native").iterdir())
 PYTHON: Final = sorted((ROOT / "shmacc").rglob("*.py"))
 
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
 # What comments name and is not this project's.
 OTHERS: Final = {"fork", "same_kind"}
 
@@ -31,6 +33,11 @@ _CONSTANT: Final = re.compile(r"(?<![\w:])k[A-Z]\w*")
 _MEMBER: Final = re.compile(r"\b([A-Za-z_]\w*)::([A-Za-z_~]\w*)")
 _IN_BACKTICKS: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _DOTTED: Final = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")
+# Words that sentences do without; "who attaches" as a subject is "a process that attaches".
+_ARCHAISM: Final = re.compile(
+    r"\b(?:amid|anew|whoever|for want of)\b|(?:^|[.;:(|\"])\s*who (?:[a-z]+s|may|can)\b",
+    re.IGNORECASE,
+)
 _SCOPE: Final = re.compile(r"\b(namespace|class|struct|enum)\b[^;{}()]*\{")
 
 
@@ -160,6 +167,47 @@ def texts_of(path: Path) -> str:
         tokens = tokenize.tokenize(file.readline)
         comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
     return "\n".join(docstrings + comments)
+
+
+def archaisms(text: str) -> list[str]:
+    """Those in a text, whose lines may be comments and whose strings may be in pieces."""
+    flowing = re.sub(r"^\s*#+ ", "", text, flags=re.MULTILINE)
+    flowing = re.sub(r'"\s+f?"', "", " ".join(flowing.split()))
+    return [match[0] for match in _ARCHAISM.finditer(flowing)]
+
+
+def sentences_of(path: Path) -> str:
+    """A file's text; of C++ the comments and the texts in quotes."""
+    text = path.read_text(encoding="utf-8")
+    if path.parent != ROOT / "shmacc" / "native":
+        return text
+    quoted = (match["text"] for match in _CPP_TOKEN.finditer(text) if match["text"] is not None)
+    return "\n".join([native()[path.name].comments, *quoted])
+
+
+@pytest.mark.parametrize(
+    "path", [*NATIVE, *PYTHON, *PAGES], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_sentences_have_no_archaisms(path: Path) -> None:
+    assert archaisms(sentences_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "written anew by the next commit",
+        "put back by whoever comes next",
+        "a call that fails for\n    # want of memory",
+        "never below an entry in use: who has it holds the byte",
+        'remedy = "nothing: "\n    "who attaches next makes another"',
+    ],
+)
+def test_an_archaism_is_seen(sentence: str) -> None:
+    assert len(archaisms(sentence)) == 1
+
+
+def test_a_relative_clause_is_none() -> None:
+    assert not archaisms("users\n# who may read the segment, and a user, who reads it")
 
 
 @pytest.mark.parametrize("name", [path.name for path in NATIVE])

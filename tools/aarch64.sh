@@ -7,7 +7,7 @@
 #
 # Needs root (chroot, mounts in a namespace of its own, one entry in binfmt_misc) and Debian or a system with its
 # packages; it installs qemu-user-static and mmdebstrap if they are missing. What it downloads stays in
-# build/aarch64; delete that folder to begin anew.
+# build/aarch64; delete that folder to start over.
 #
 # What this shows: that the code compiles for aarch64 and computes the same, and that system calls, structures and
 # page reservations are right there. What it does not: weak memory. qemu translates the guest's loads and stores

@@ -49,7 +49,7 @@ NOTHING_YET: Final = b"GRADIENTS\x1b[0m\r\n\r\n"  # a round that has just begun:
 
 
 def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]:
-    """Return what the job shares; whoever comes first makes it."""
+    """Return the accumulators of the job; the first process makes them."""
     return (
         shmacc.SparseConditionalAccumulator("float32", [ROWS, WIDTH], "embeddings"),
         shmacc.ConditionalAccumulator("float64", [256], "tower.bias"),

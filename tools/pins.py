@@ -1,4 +1,4 @@
-"""Writes the pins in constraints/ anew, from the bounds in pyproject.toml, with uv.
+"""Writes new pins into constraints/, from the bounds in pyproject.toml, with uv.
 
 newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
 lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'

@@ -191,11 +191,11 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
     if left_alone and last.queue == 0:
         yield _note(
             subject,
-            "the semaphore is at 0 though nobody holds the lock: a process died with its token",
+            "the semaphore is at 0 though the lock is free: a process died with its token",
             _MENDS_ITSELF + "the next operation that waits corrects it",
         )
     for pid, what in (
-        (last.pid, "the lock: nobody can apply or take"),
+        (last.pid, "the lock: no process can apply or take"),
         (last.name_pid, "the name"),
     ):
         if pid is not None and processes.condition(pid) in _HALTED:
@@ -231,7 +231,7 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
         if not take.alive:
             yield _note(
                 name.system_name,
-                f"a take of a dead process (pid {take.pid}) stands in line",
+                f"a take of a dead process (pid {take.pid}) is still in line",
                 _MENDS_ITSELF + "the next apply or waiting take removes it",
             )
         elif take.overdue:

@@ -3,8 +3,8 @@
 // A bucket holds ten 16-bit tags (other bits of the hash than those that choose the bucket; 0: free) and ten
 // slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
 // number decides. Places are filled from the front and never freed one by one, so the first free one ends a
-// search. A bucket whose stamp is not the round's is empty: a new round empties all buckets by incrementing
-//the stamp.
+// search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
+// stamp.
 //
 // 6.4 bytes per place and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.

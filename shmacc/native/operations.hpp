@@ -1,5 +1,5 @@
-// The operations on an accumulator: each one holds the lock without running any Python code (no signal
-// handler, finaliser or thread switch can come between), and ends with a commit.
+// The operations on an accumulator: each one works under the lock, without running any Python code there (no
+// signal handler, finaliser or thread switch can come between), and ends with a commit.
 #pragma once
 
 #include "queue_entry.hpp"

@@ -1,5 +1,5 @@
 // How a thread waits in the queue: a take until it is the head, an apply until the head has taken, and both
-//at most until their slice ends.
+// at most until their slice ends.
 //
 // A thread that waits may run Python (a signal handler, a finaliser), which may use the accumulator that the
 // thread waits for. The take further out cannot come before it returns, so nothing that runs in there may

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs spin over the models of the protocol and says what it found.
+"""Runs spin over the models of the protocol and reports the results.
 
 ``check.py`` searches every case (cases.py) exhaustively, prints a table, and writes it to
 ``results.md``; ``check.py --quick`` only the short slice that the tests run. Exit status 1 if an
@@ -39,7 +39,7 @@ class Finding:
         states: Distinct states that were stored.
         depth: Steps of the longest run.
         error: What was found; empty if the whole search found nothing.
-        complete: Whether nothing was left out for want of memory or depth.
+        complete: Whether memory and depth sufficed for the whole search.
         seconds: How long it took.
     """
 
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In a word or two, for the table."""
+        """The verdict in a word or two, for the table."""
         if self.case.broken:
             return f"found: {self.error}" if self.error else "NOT FOUND"
         if self.error:
@@ -91,7 +91,7 @@ def search(case: Case, directory: Path) -> Finding:
     run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
     # No partial-order reduction: every interleaving is gone through. States are kept exactly, but
     # packed (COLLAPSE).
-    # A short search is over before an optimising compiler is.
+    # A short search is finished before an optimising compiler.
     options = [
         "-O0" if case.broken or case.quick else "-O2",
         "-w",
@@ -101,7 +101,7 @@ def search(case: Case, directory: Path) -> Finding:
     ]
     options.append("-DNP" if case.cycles else "-DSAFETY")
     run([compiler(), *options, "-o", "pan", "pan.c"], directory)
-    # -E: processes that were killed have not come to their end, and that is no error.
+    # -E: processes that were killed have not reached their end, and that is no error.
     command = ["./pan", "-E", f"-m{STEPS}", *(["-l"] if case.cycles else [])]
     return read(case, run(command, directory), time.monotonic() - began)
 
@@ -160,7 +160,7 @@ def as_markdown(findings: Iterable[Finding]) -> str:
 
 
 def show(wanted: str) -> None:
-    """Print the run that leads to a case's error: who does what, in the words of the model."""
+    """Print the run that leads to a case's error: the steps, with the names of the model."""
     (case,) = [case for case in CASES if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

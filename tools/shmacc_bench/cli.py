@@ -72,7 +72,7 @@ def run(
 
 @app.command()
 def report(output: Output = DEFAULT_OUTPUT) -> None:
-    """Print the tables of an earlier run, and make its results.md and plots anew."""
+    """Print the tables of an earlier run, and make its results.md and plots again."""
     try:
         everything = results.load(output)
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """Batches of training pairs: a pure function of seed, step and worker.
 
-Whoever cuts a worker's batch of a step, whenever and wherever, cuts the same one. That is what
-lets a worker be killed and another one do its work again, and one process do the work of all.
+Every process that cuts a worker's batch of a step cuts the same one, at any time. Therefore a
+replacement can repeat the work of a killed worker, and one process can do the work of all.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Sampler:
         starts = random.integers(0, len(self._stream) - recipe.span + 1, (recipe.spans, 1))
         words = self._stream[starts + np.arange(recipe.span)].astype(np.int64)
         kept = random.random(words.shape) < self._kept[words]
-        # What is kept closes up to the left of its row, in its order: so thinning out the
+        # The kept words move to the left of their row, in their order: so thinning out the
         # commonest words widens the window of the others.
         order = np.argsort(~kept, axis=1, kind="stable")
         return np.take_along_axis(words, order, axis=1), np.take_along_axis(kept, order, axis=1)

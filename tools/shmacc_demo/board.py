@@ -1,8 +1,8 @@
-"""What the chief shows to its workers: the plan, the text, the parameters; and what they note.
+"""The data that chief and workers share: the plan, the text, the parameters, the workers' notes.
 
-It is an anonymous memory file that the chief keeps open, and others open by the name that it has
-among the chief's descriptors, ``/proc/PID/fd/N``. It has no name of its own, so it cannot be left
-behind: it goes with the last process that has it, killed or not.
+It is an anonymous memory file that the chief keeps open, and others open as the chief's descriptor,
+``/proc/PID/fd/N``. It has no name of its own, so it cannot be left behind: it disappears with the
+last process that has it, killed or not.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Board:
         *_, (_, dtype, shape, at) = _places(charter)
         fd = os.memfd_create("shmacc-demo")
         try:
-            # Reserved now, so that want of memory is an error here and not a SIGBUS later.
+            # Reserved now, so that a lack of memory is an error here and not a SIGBUS later.
             os.posix_fallocate(fd, 0, at + np.dtype(dtype).itemsize * int(np.prod(shape)))
             os.pwrite(fd, charter.to_json(), 0)
             board = cls(fd, charter, f"/proc/{os.getpid()}/fd/{fd}")

@@ -1,4 +1,4 @@
-"""The chief: starts the workers, takes their gradients, updates the parameters, keeps the books."""
+"""The chief: starts the workers, takes their gradients, updates the parameters, keeps accounts."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Chief:
         while time.monotonic() < deadline and notes["step"] != NOT_YET:
             if notes["step"] == step and notes["giving"] >= first:
                 return bool(notes["giving"] != GIVEN)
-            # Asleep most of the time, and so at once on the processor when it wakes; one that
-            # looked all the time would have used up its share just when there is something to see.
+            # Asleep most of the time, and so scheduled at once when it wakes; a process that polled
+            # would have used up its time slice just when there is something to see.
             time.sleep(_BLINK)
         return False

@@ -28,7 +28,7 @@ class Member:
 
 
 class Crew:
-    """At most one process for each worker's number, started anew when it was killed."""
+    """At most one process for each worker's number, restarted after it was killed."""
 
     def __init__(self, run: str, board: str) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class Crew:
             self._members[worker].complaints.close()
         complaints = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the member
         process = subprocess.Popen(
-            # -P: modules are not looked for where the user happens to stand.
+            # -P: modules are not searched for in the current folder.
             [
                 *(sys.executable, "-P", "-m", "shmacc_demo.worker"),
                 *(self._run, self._board, str(worker), str(step), ",".join(parts)),
@@ -52,7 +52,7 @@ class Crew:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=complaints,
-            # A group of its own: Ctrl-C is for the chief, who sees to the rest.
+            # A group of its own: Ctrl-C is for the chief, which ends the workers.
             process_group=0,
         )
         self._members[worker] = Member(process, complaints)
@@ -101,7 +101,7 @@ class Crew:
                 )
 
     def dismiss(self) -> None:
-        """End whoever is still there; nothing in the accumulators suffers from a SIGKILL."""
+        """End all remaining workers; a SIGKILL does no harm to the accumulators."""
         for worker, member in self._members.items():
             self.kill(worker)
             member.complaints.close()

@@ -1,32 +1,33 @@
-"""Where gradients change hands: two sparse accumulators and a dense one, found by their names.
+"""The exchange of gradients: two sparse accumulators and a dense one, found by their names.
 
-How parameters and gradients stay in step, whoever is killed, stopped or late
------------------------------------------------------------------------------
-The parameters lie in memory that all processes map, once, and the chief overwrites them in place.
-Nobody locks them. One round of training is:
+How parameters and gradients stay in step, even if processes are killed, stopped or late
+----------------------------------------------------------------------------------------
+The parameters are in memory that all processes map, and the chief overwrites them in place, without
+a lock. One round of training is:
 
 1. A worker reads the step, reads parameters, and gives its three parts: inputs, outputs, rest.
 2. The chief waits for enough rests. All the parts of those workers are there by then, since the
    rest is given last. It takes what is there from all three accumulators, and *seals* them: from
-   here on whatever comes for this step is refused.
+   here on gradients for this step are refused.
 3. Only now it overwrites the parameters.
-4. It moves the three accumulators to the next step, the rest last; that one is the clock which
-   the workers follow with ``wait_step``, so they start when all is ready for them.
+4. It moves the three accumulators to the next step, the rest last; that one is the clock that the
+   workers follow with ``wait_step``, so they start when everything is ready.
 
 So every gradient that counts was given before the seal, hence was computed from parameters read
-before the chief touched them. A worker that is late may well read a mixture of old and new ones:
-what it makes of them is refused, as sealed or as stale. The accumulators' own check of the step
-is all the validation there is, and all that is needed. (Two copies of the parameters, used in
-turn, would not help a worker that is late by two steps, and would cost the copying.)
+before the chief touched them. A worker that is late may read a mixture of old and new ones: the
+gradients that it computes from them are refused, as sealed or as stale. The accumulators' own check
+of the step is the only validation, and it is enough. (Two alternating copies of the parameters
+would not help a worker that is late by two steps, and would cost the copying.)
 
 Exactly once
 ------------
-A worker killed between or inside its three applies leaves any of them done. So each part is signed
-(module `signed`). When a worker has died the chief takes out what has come so far, reads the
-signatures, and puts everything back; the replacement computes the same batch again and gives just
-the parts that are not signed. The chief checks the signatures of every round that it closes, so a
-gradient lost or counted twice would not pass. (Rejected: to count the gradients. That cannot tell
-whose are there when two workers have died. To throw the round away: that wastes the others' work.)
+A worker killed between or inside its three applies may have done any of them. So each part is
+signed (module `signed`). When a worker has died the chief takes the gradients that have come so
+far, reads the signatures, and puts everything back; the replacement computes the same batch again
+and gives only the parts that are not signed. The chief checks the signatures of every round that it
+closes, so a gradient lost or counted twice would be noticed. (Rejected: counting the gradients.
+That does not show whose are there when two workers have died. Discarding the round: that wastes the
+others' work.)
 """
 
 from __future__ import annotations

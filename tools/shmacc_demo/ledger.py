@@ -1,4 +1,4 @@
-"""The books: what the workers say they gave, what the accumulators counted, what the chief took."""
+"""The accounts: gradients given by the workers, counted by the accumulators, taken by the chief."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The accounts of all three accumulators, and what befell the workers."""
+    """The accounts of all three accumulators, and the workers' deaths."""
 
     accounts: tuple[Account, ...]
     deaths: int

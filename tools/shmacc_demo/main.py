@@ -146,7 +146,7 @@ def _turn_signals_into_interrupts() -> None:
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        # Once only: what is cleaned up now must not be interrupted in its turn.
+        # Once only: the cleanup must not be interrupted too.
         for one in signals:
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What is to be done in one run, and what it came to."""
+"""The plan of a run, and its result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     parameters: Parameters
     ledger: Ledger | None

@@ -1,4 +1,4 @@
-"""The loss curve as a picture; the one thing here that wants matplotlib."""
+"""The loss curve as a picture; the only module here that needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told when a run is over: the loss curve, the neighbours, the books."""
+"""The report at the end of a run: the loss curve, the neighbours, the accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same training in one process, with no accumulator: what the processes are held to."""
+"""The same training in one process, without accumulators, for comparison."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Accumulators whose gradients carry the signature of the worker that gave them.
 
-A signature is an extra row below a table, or an extra entry at the end of a vector, that belongs
-to one worker alone. It is part of the gradient, so it is in the accumulator exactly if the
-gradient is: whoever takes the sum can read whose gradients it holds, and how often.
+A signature is an extra row below a table, or an extra entry at the end of a vector, that belongs to
+one worker alone. It is part of the gradient, so it is in the accumulator exactly if the gradient
+is: the sum shows whose gradients it contains, and how often.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SignedTable(Signed[shmacc.SparseConditionalAccumulator, Rows]):
     @classmethod
     def create(cls, name: str, words: int, width: int, workers: int) -> SignedTable:
         """Make a new one."""
-        # The chief divides by itself; CMEAN tells whoever inspects it by what: all gradients.
+        # The chief divides by itself; CMEAN documents the divisor for inspection: all gradients.
         return cls(
             shmacc.SparseConditionalAccumulator(
                 "float32", (words + workers, width), shared_name=name, reduction_type="CMEAN"

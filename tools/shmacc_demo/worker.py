@@ -1,9 +1,9 @@
 """One worker process: ``python -m shmacc_demo.worker RUN BOARD WORKER STEP PARTS``.
 
-RUN and BOARD are the names under which it finds the accumulators and the board; all that it shares
-with others it finds by these. WORKER is the number in whose name it works.
-STEP and PARTS (separated by commas, or empty) say what of that step is still to be given in this
-worker's name; a replacement for a dead one may find that some of it is there already.
+RUN and BOARD are the names of the accumulators and the board; it finds everything that it shares
+with others by these. WORKER is its number. STEP and PARTS (separated by commas, or empty) are the
+parts of that step that this worker must still give; some parts of a dead worker that it replaces
+may be there already.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Worker:
             step = self._next(step)
 
     def _give(self, step: int, parts: tuple[str, ...]) -> None:
-        # Whoever wants to see this process die in the middle of an apply looks at these.
+        # The chief reads these to kill a worker in the middle of an apply.
         notes = self._board.notes[self._number : self._number + 1]
         notes["giving"] = 0
         notes["step"] = step

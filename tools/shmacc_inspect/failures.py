@@ -1,4 +1,4 @@
-"""Exit statuses, and which failure has which. A failure is never 0."""
+"""The exit status of each kind of failure. A failure is never 0."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def status_of(error: Exception) -> int | None:
 
 
 def explain(error: Exception) -> None:
-    """Says on stderr what went wrong."""
+    """Print the error on stderr."""
     page.write_line(str(error) or type(error).__name__)
     sys.stderr.flush()

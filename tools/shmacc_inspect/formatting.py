@@ -1,4 +1,4 @@
-"""How numbers, times and names are said, and how they are understood."""
+"""Formats numbers, times and names, and parses durations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPARKS: Final = "▁▂▃▄▅▆▇█"
 
 
 def size(count: float) -> str:
-    """Bytes, in the unit that leaves few digits: `2.4 MiB`."""
+    """Return bytes in the unit that leaves few digits: `2.4 MiB`."""
     value, unit = float(count), 0
     while value >= _STEP - 0.5 and unit < len(_BYTE_UNITS) - 1:
         value /= _STEP
@@ -43,7 +43,7 @@ def amount(count: float) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Something a second: `12`, `3.4`, `1.2k`; `-` if it is not known yet."""
+    """Return a rate per second: `12`, `3.4`, `1.2k`; `-` if it is not known yet."""
     if per_second is None:
         return "-"
     if 0 < per_second < _TEN:
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(moment: float | None, now: float) -> str:
-    """How long ago that was; `never` if it never was."""
+    """Return how long ago a moment was; `never` for None."""
     return "never" if moment is None else f"{duration(now - moment)} ago"
 
 
@@ -77,14 +77,14 @@ def date(moment: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m`, `2h` or `3d`.
+    """Return the seconds of `90`, `90s`, `10m`, `2h` or `3d`.
 
     Raises:
         ValueError: It is none of these.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no length of time; say 90, 90s, 10m, 2h or 3d")
+        raise ValueError(f"{text!r} is not a length of time, such as 90, 90s, 10m, 2h or 3d")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
@@ -101,22 +101,22 @@ def number(value: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a part of a whole; `-` of nothing."""
+    """Return a part of a whole in percent; `-` if the whole is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def count_of(how_many: int, what: str, plural: str | None = None) -> str:
-    """`1 segment`, `2 segments`."""
+    """Return a count with its noun: `1 segment`, `2 segments`."""
     return f"{how_many} {what if how_many == 1 else plural or what + 's'}"
 
 
 def printable(text: str) -> str:
-    """Without what would steer a terminal: a command line may say anything."""
+    """Replace control characters: a command line may contain any."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """At most so many characters; the middle gives way, since names differ at both ends."""
+    """Cut to at most so many characters, in the middle, since names differ at both ends."""
     if len(text) <= width:
         return text
     keep = max(width - 1, 0)
@@ -125,13 +125,13 @@ def shorten(text: str, width: int) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """Progress as a bar."""
+    """Return progress as a bar."""
     filled = 0 if whole <= 0 else min(width, int(width * part / whole))
     return "█" * filled + "░" * (width - filled)
 
 
 def sparkline(values: Iterable[float | None], width: int) -> str:
-    """Return the last `width` values as little columns, the highest as high as can be."""
+    """Return the last `width` values as small columns, scaled to the highest."""
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None and math.isfinite(value)]
     top = max(known, default=0.0)

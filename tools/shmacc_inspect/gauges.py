@@ -75,7 +75,7 @@ _DEFINITIONS: Final = (
     _Definition(
         "attached_dead",
         "gauge",
-        "Dead processes whose entries nobody has swept yet.",
+        "Dead processes whose entries have not been swept yet.",
         lambda seen, _: seen.summary.attached_dead,
     ),
     _Definition("waiting", "gauge", "Takes that wait in line.", lambda seen, _: seen.stats.waiting),
@@ -126,7 +126,7 @@ _DEFINITIONS: Final = (
 
 
 def gather(namespace: str | None) -> Iterator[Metric]:
-    """All metrics of all segments, or of a namespace's, as they stand now."""
+    """Yield the current metrics of all segments, or of a namespace's."""
     now = time.time()
     summaries = inspection.list_segments(namespace=namespace)
     described = list(_described(summaries))
@@ -148,7 +148,7 @@ def _described(summaries: tuple[inspection.Summary, ...]) -> Iterator[Descriptio
     for summary in summaries:
         try:
             yield inspection.describe(summary.name.system_name)
-        except ShmaccError:  # gone, damaged, not ours: the states say so
+        except ShmaccError:  # gone, damaged, not ours: shown by the states
             continue
 
 

@@ -26,10 +26,9 @@ _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
 
 
 class Keys:
-    """The keyboard, within a `with` block; without a terminal on stdin, there are just no keys.
+    """The keyboard, within a `with` block; without a terminal on stdin, there are no keys.
 
-    That the window was resized, or Ctrl-Z pressed, arrives as a key too: the screen must be drawn
-    anew, or left in order.
+    A resized window and Ctrl-Z arrive as keys too: the screen must be drawn again, or restored.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class Keys:
         self._before: list[Any] = []
         self._pending: list[str] = []
         self._old_handlers: dict[int, Any] = {}
-        # What a handler notes must also wake `wait`, which Python would put back to sleep.
+        # A handler must also wake `wait`, which Python would otherwise resume.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -54,13 +53,13 @@ class Keys:
         os.close(self._waker)
 
     def listen(self) -> None:
-        """Has the terminal hand out each key at once, and not show it."""
+        """Make the terminal deliver each key at once, without an echo."""
         if self._fd is not None:
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)
 
     def rest(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._fd is not None:
             with contextlib.suppress(termios.error):  # it may be gone
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)

@@ -1,4 +1,4 @@
-"""The command: its verbs, and how it ends."""
+"""The command: its verbs, and its exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     "  shmacc-inspect show embeddings     one segment in full\n"
     "  shmacc-inspect watch embeddings    see it live\n"
     "  shmacc-inspect check               is all of it sound?\n"
-    "  shmacc-inspect clean               what could go\n"
+    "  shmacc-inspect clean               what could be removed\n"
     "\b\nExit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name.",
     no_args_is_help=True,
     # Plain help: as readable, and without importing rich.

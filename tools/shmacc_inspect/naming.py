@@ -1,4 +1,4 @@
-"""Names as an operator types them."""
+"""Names as users type them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIKE: Final = 0.7  # of the letters
 
 
 def typed_name(name: SegmentName) -> str:
-    """Return what to type for a segment: its shared_name, or all of another namespace's name."""
+    """Return the name to type for a segment: shared_name, or whole name in another namespace."""
     own = os.environ.get(NAMESPACE_VARIABLE) or None
     return name.shared_name if name.namespace == own else name.system_name
 
@@ -26,8 +26,8 @@ def find(name: str) -> Summary:
     """Return the segment of that name, whatever state it is in.
 
     Raises:
-        NotFoundError: There is none; says which ones are called alike.
-        InvalidArgumentError: It cannot be a name.
+        NotFoundError: There is none; the message lists similar names. InvalidArgumentError: It
+        cannot be a name.
     """
     wanted = inspection.resolve(name)
     try:

@@ -11,7 +11,7 @@ from shmacc_inspect import NAMESPACE_VARIABLE
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Names of segments that begin so, for the shell."""
+    """Return the names of segments with this beginning, for the shell."""
     from shmacc import inspection  # late: see the package
     from shmacc_inspect.naming import typed_name
 

@@ -1,7 +1,8 @@
-"""What a verb shows: headings, fields, tables; coloured and fitted on a terminal, plain in a pipe.
+"""The output of verbs: headings, fields, tables; coloured on a terminal, plain in a pipe.
 
 In a pipe nothing is cut, coloured or left out, and a cell without a value is `-`, so that awk and
-grep can rely on it. Rich draws the live screen alone: to import it takes as long as a verb does.
+grep can rely on it. Rich is used for the live screen alone: importing it takes as long as a verb
+does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STYLES: Final = {  # SGR parameters
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text, in styles such as `bold red` (which a pipe does without)."""
+    """A piece of text, in styles such as `bold red` (ignored in a pipe)."""
 
     text: str
     style: str = ""
@@ -46,9 +47,9 @@ class Column:
 
     Attributes:
         title: Its heading.
-        right: Numbers stand on the right.
-        rank: Where the terminal is narrow, columns of the highest rank go first; 0: stays.
-        least: Its cells may be shortened to so many characters before columns go; 0: never.
+        right: Whether it is aligned on the right, as numbers are.
+        rank: On a narrow terminal, columns of the highest rank are left out first; 0: never. least:
+        Its cells may be shortened to so many characters before columns are left out; 0: never.
     """
 
     title: str
@@ -67,14 +68,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Labels and what they say."""
+    """Labels and their values."""
 
     items: Iterable[tuple[str, Cell]]
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Stands above something, set off by an empty line."""
+    """A heading, with an empty line before it."""
 
     text: str
     note: Cell = field(default=Cell(""))
@@ -85,10 +86,10 @@ Element = Table | Fields | Heading | Cell
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What is written on.
+    """The output device.
 
     Attributes:
-        width: Characters in a line; None: as many as it takes.
+        width: Characters in a line; None: unlimited.
         colour: Whether styles show.
     """
 
@@ -97,7 +98,7 @@ class Terminal:
 
     @classmethod
     def of_stdout(cls) -> Terminal:
-        """Return a terminal, or something that has neither width nor colours."""
+        """Return stdout's terminal, or a device without width and colours."""
         if not is_terminal():
             return cls(None, colour=False)
         width = shutil.get_terminal_size().columns
@@ -105,12 +106,12 @@ class Terminal:
 
 
 def is_terminal() -> bool:
-    """Whether somebody looks at stdout who can make use of more than lines."""
+    """Whether stdout is a terminal that can show more than lines."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def show(elements: Iterable[Element]) -> None:
-    """Print them on stdout, as suits what stdout is."""
+    """Print them on stdout, formatted for a terminal or a pipe."""
     terminal = Terminal.of_stdout()
     for element in elements:
         for line in lines(element, terminal):
@@ -118,7 +119,7 @@ def show(elements: Iterable[Element]) -> None:
 
 
 def write_line(text: str) -> None:
-    """Talk, which goes to stderr."""
+    """Print a message on stderr."""
     print(f"shmacc-inspect: {text}", file=sys.stderr)
 
 
@@ -169,10 +170,10 @@ def _padded(cell: Cell, width: int, column: Column, terminal: Terminal, *, last:
 
 
 def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
-    """Which columns there is room for in that width (None: all), and how wide.
+    """Return the columns that fit into that width (None: all), and their widths.
 
-    Those that shrink give way first, as far as is bearable; then columns go, the highest rank
-    first; then what room there is goes back to those that shrank.
+    Columns are shortened first, down to their least width; then columns are left out, the highest
+    rank first; then the remaining room is given back to the shortened ones.
     """
     natural = {
         i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
@@ -200,7 +201,7 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
 
 
 def left_out(table: Table, width: int | None) -> list[str]:
-    """Titles of the columns for which there is no room."""
+    """Return the titles of the columns for which there is no room."""
     kept, _ = fitted(table, width)
     return [column.title for i, column in enumerate(table.columns) if i not in kept]
 

@@ -1,4 +1,4 @@
-"""How fast a segment goes, and who keeps it: what `watch` and `metrics` say beyond `show`."""
+"""A segment's rates and stragglers, which `watch` and `metrics` add to the facts of `show`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ GONE: Final = "gone"
 
 
 def stragglers(seen: Description, now: float) -> list[Straggler]:
-    """Living processes that have not applied in this round, the longest idle first.
+    """List living processes that have not applied in this round, the longest idle first.
 
-    Behind them those that never have: perhaps they never will, such as a parent that only keeps the
-    accumulator open. Not those that only take. Between rounds, with nobody waiting, there are none.
+    Processes that have never applied follow: perhaps they never will, such as a parent that only
+    keeps the accumulator open. Processes that only take are left out. Between rounds, when no take
+    waits, there are none.
     """
     if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
         return []
@@ -52,12 +53,12 @@ def _only_takes(process: AttachedProcess, seen: Description) -> bool:
 
 @dataclass(slots=True)
 class Course:
-    """A segment as it is watched: its last look, and what happened between the looks before.
+    """A watched segment: its last description, and the intervals between earlier ones.
 
     Attributes:
-        name: Which one.
-        seen: The last look; None if it could not be read.
-        intervals: What there was to say, the latest last.
+        name: Its name.
+        seen: The last description; None if it could not be read.
+        intervals: The remembered intervals, the latest last.
     """
 
     name: SegmentName
@@ -68,7 +69,7 @@ class Course:
     _moment: float = 0.0
 
     def look(self) -> Interval:
-        """Look again; return what there is to say of the time since the last look."""
+        """Look again; return the interval since the last look."""
         now, moment = time.time(), time.monotonic()
         before, passed = self.seen, moment - self._moment
         self.seen, self._moment = None, moment
@@ -96,7 +97,7 @@ class Course:
         self, seen: Description, before: Description | None, now: float, passed: float
     ) -> Interval:
         stats = seen.stats
-        # A segment made anew under the name counts from 0 again.
+        # A new segment under the name counts from 0 again.
         old = before.stats if before is not None and before.token == seen.token else None
         head = next((take for take in seen.line if take.alive), None)
         return Interval(
@@ -127,10 +128,10 @@ def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float |
 
 
 class Watch:
-    """All segments that are watched, in a fixed order: those that come later stand below."""
+    """All watched segments, in a fixed order: later ones are appended."""
 
     def __init__(self, name: SegmentName | None, namespace: str | None) -> None:
-        """One segment; or all of a namespace, or of all."""
+        """Watch one segment; or all of a namespace, or of all."""
         self._one = name
         self._namespace = namespace
         self.courses: list[Course] = []
@@ -138,7 +139,7 @@ class Watch:
             self.courses.append(Course(name))
 
     def look(self) -> list[Interval]:
-        """Look at each; forget those that went, unless one was asked for by name."""
+        """Look at each; forget removed ones, except one that was asked for by name."""
         if self._one is None:
             present = {
                 summary.name.system_name: summary.name

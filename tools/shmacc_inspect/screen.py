@@ -1,4 +1,4 @@
-"""What `watch` draws: the segments, and below them the picked one in detail."""
+"""The screen of `watch`: the segments, and below them the selected one in detail."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _VALUE: Final = 11
 _ROUND_BAR: Final = 8
 _LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
 _LEAST_LINES: Final = 3
-_HEAD_LINES: Final = 7  # of the picked segment: all but its history and its processes
+_HEAD_LINES: Final = 7  # of the selected segment: all but its history and its processes
 
 
 class Screen:
-    """What is picked, and what is drawn of it."""
+    """The selection, and the drawing of the screen."""
 
     def __init__(self, watch: Watch, interval: float) -> None:
         self._watch = watch
@@ -64,7 +64,7 @@ class Screen:
         self._picked: str | None = None
 
     def press(self, key: str) -> bool:
-        """Do what a key is for; return whether it is to end."""
+        """Handle a key; return whether the screen ends."""
         if key in {"q", "Q", keys.END}:
             return True
         place = self._place()
@@ -153,7 +153,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
     rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
     room -= _HEAD_LINES
-    # Who is there matters more than how it was.
+    # The processes matter more than the history.
     if room >= len(_LINES) + _LEAST_LINES:
         room -= len(_LINES)
         for label, field, say in _LINES:

@@ -1,7 +1,7 @@
-"""The reckoning: what the books say of each gradient, and what the library's counters say of all.
+"""The audit: the accounts of each gradient, compared with the library's counters of all.
 
-The two know nothing of each other. The books rest on what the processes saw, gradient by gradient;
-the counters on what the library says it did.
+The two are independent. The accounts record what the processes saw, gradient by gradient; the
+counters what the library reports.
 """
 
 from __future__ import annotations

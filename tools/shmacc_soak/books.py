@@ -1,15 +1,15 @@
-"""What outlives the processes that are killed: arrays that all of them share, outside the library.
+"""The accounts that outlive killed processes: arrays that all of them share, outside the library.
 
 Every entry has one writer at a time, and is written by single stores, so a kill leaves it old or
-new. What a gradient's entries say:
+new. The entries of a gradient:
 
 * `fate`: nothing was done yet; its apply was begun; it was accepted; it was refused. An apply that
   was begun, and whose worker was killed, may be in or out.
 * `since`, `until`: the global step before and after. The round that it is in is one of these.
 * `taken_at`: one more than the step of the take that had it, as the taker noted.
 
-And what a step's say: `logged`, one more than the number of gradients in the take that closed it.
-A step without it was closed by a taker that was killed before it could note what it got.
+The entry of a step: `logged`, one more than the number of gradients in the take that closed it. A
+step without it was closed by a taker that was killed before it could note what it got.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST: Final = 1 << 20
 
 
 class Fate(IntEnum):
-    """What became of an apply."""
+    """The fate of an apply."""
 
     NONE = 0
     BEGUN = 1
@@ -75,12 +75,12 @@ class Books:
         self._stop = _shared(1, np.uint8)
 
     def stop(self) -> None:
-        """Tell all processes to come to an end."""
+        """Ask all processes to end."""
         self._stop[0] = 1
 
     @property
     def stopping(self) -> bool:
-        """Whether they are to."""
+        """Whether they were asked to end."""
         return bool(self._stop[0])
 
     @contextmanager

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from shmacc_soak.plans import Plan
 
 _NAME: Final = "soak"
-_STOP_SHARE: Final = 0.1  # of the blows that are stops, not kills
+_STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
 _SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # around the lock's slice of 20 ms
-_PATIENCE: Final = 30.0  # for all processes to end when they are told to
+_PATIENCE: Final = 30.0  # for all processes to end when they are asked to
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Campaign:
         plan.create(_NAME).close()
 
     def run(self, seconds: float) -> Findings:
-        """Do it, and reckon up."""
+        """Carry it out, and audit it."""
         kills = stops = risked = 0
         end = time.monotonic() + seconds
         try:
@@ -118,7 +118,7 @@ class Campaign:
                 os.kill(self._pids[slot], signal.SIGCONT)
 
     def _end_in_order(self) -> None:
-        """Let all come to an end; who does not is stuck, which is a failure."""
+        """Let all processes end; one that does not is stuck, which is a failure."""
         self._books.stop()
         deadline = time.monotonic() + _PATIENCE
         for slot, pid in enumerate(self._pids):

@@ -1,4 +1,4 @@
-"""What the processes of a campaign do until they are killed, or told to stop."""
+"""The work of a campaign's processes until they are killed, or asked to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shmacc_soak.plans import Plan
 
 _PAUSE: Final = 0.001  # of workers that hold back
-_TIMEOUT: Final = 0.25  # of takes, so that takers see that they are to stop
+_TIMEOUT: Final = 0.25  # of takes, so that takers notice the request to stop
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _OF_THIS_STEP: Final = 0.25  # so often a gradient is for the present step, and may be refused
 
@@ -29,7 +29,7 @@ def number_of(slot: int, turn: int, workers: int) -> int:
 
 
 def work(books: Books, plan: Plan, name: str, slot: int, workers: int) -> None:
-    """Apply gradient after gradient, and keep the books of it."""
+    """Apply gradient after gradient, and keep accounts."""
     acc = _attach(books, name, slot)
     with acc:
         while not books.stopping:
@@ -53,7 +53,7 @@ def work(books: Books, plan: Plan, name: str, slot: int, workers: int) -> None:
 
 
 def take(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Take round after round, and keep the books of it."""
+    """Take round after round, and keep accounts."""
     acc = _attach(books, name, slot)
     with acc:
         while not books.stopping:
@@ -69,7 +69,7 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
-    """Enter a take in the books."""
+    """Record a take in the accounts."""
     contents = plan.contents(taken)
     books.torn[slot] += not contents.whole
     books.doubled[slot] += np.count_nonzero(books.taken_at[contents.numbers])

@@ -1,8 +1,8 @@
-"""What the gradients of a campaign are: each known by its number, and exact in any sum.
+"""The gradients of a campaign: each identified by its number, and exact in any sum.
 
-A gradient consists of a body, which is one of a few, and of what says its number. All numbers are
-whole and small, so that sums are exact; a take's result is what its gradients' bodies add up to,
-and nothing else.
+A gradient consists of a body, which is one of a few, and of a mark of its number. All values are
+small integers, so that sums are exact; a take's result is the sum of its gradients, and nothing
+else.
 """
 
 from __future__ import annotations

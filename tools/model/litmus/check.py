@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs herd7 over the litmus tests of the protocol's memory order and says what it found.
+"""Runs herd7 over the litmus tests of the protocol's memory order and reports the results.
 
 ``check.py`` holds every test against the memory models of C++, AArch64 and x86-64, as it is and
 broken in each of its ways, prints a table, and writes it to ``results.md``. Exit status 1 if the

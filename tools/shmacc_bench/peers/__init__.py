@@ -1,4 +1,4 @@
-"""Who is measured: one module per peer, imported only in that peer's own process."""
+"""The measured peers: one module for each, imported only in that peer's own process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Peer(ABC):
     """
 
     how: ClassVar[str]
-    """How the peer is used, for the reader who asks whether it is used fairly."""
+    """How the peer is used, so that readers can judge whether that is fair."""
 
     counts_occurrences: ClassVar[bool] = False
     """Whether a row that one gradient repeats is divided by its repeats (False: by gradients)."""

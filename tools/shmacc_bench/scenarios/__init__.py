@@ -21,7 +21,7 @@ WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """Who takes part in a scenario, and how many steps each one does."""
+    """The participants of a scenario, and how many steps each one does."""
 
     peers: tuple[str, ...]
     steps: int

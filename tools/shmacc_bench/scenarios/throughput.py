@@ -19,7 +19,7 @@ PROCESSES = (1, 2, 4, 8)
 ROWS = (1_000, 10_000)
 WIDTH = 64
 PATTERNS = ("disjoint", "overlapping")
-GRADIENTS = 4  # each process applies so many in turn, lest one stays in its cache
+GRADIENTS = 4  # each process applies so many in turn, so that none stays in its cache
 
 
 class Scenario:

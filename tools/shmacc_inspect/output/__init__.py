@@ -1,9 +1,9 @@
-"""What `--json` says: the schema, apart from the library's own records.
+"""The schema of `--json`, separate from the library's own records.
 
-One module for what one verb says, so that a verb loads its own only. Fields are only ever added
-within a schema version; what goes or changes its meaning raises it. docs/inspect.md describes every
-field (a test sees to that). Times are seconds since the epoch, sizes are bytes, what is not known
-is null.
+One module for each verb's answer, so that a verb loads only its own. Within a schema version fields
+are only added; a field that is removed or changes its meaning raises it. docs/inspect.md describes
+every field (a test checks that). Times are seconds since the epoch, sizes are bytes, an unknown
+value is null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def finite(value: float) -> float | None:
 
 
 def to_json(answer: Any, *, in_one_line: bool = False) -> str:
-    """One of these types as JSON, with the schema's version in front."""
+    """Return one of these types as JSON, with the schema's version first."""
     fields = dataclasses.asdict(answer)
     ordered = {"schema_version": fields.pop("schema_version"), **fields}
     return json.dumps(ordered, indent=None if in_one_line else 2, allow_nan=False)

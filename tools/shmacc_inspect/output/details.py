@@ -1,4 +1,4 @@
-"""What `show` says."""
+"""The answer of `show`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Counters:
 
     @classmethod
     def of(cls, seen: inspection.Description) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         stats = seen.stats
         return cls(
             applied=stats.applied,
@@ -63,7 +63,7 @@ class Process:
 
     @classmethod
     def of(cls, entry: inspection.AttachedProcess, seen: inspection.Description) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(
             pid=entry.pid,
             same_pid_namespace=entry.same_pid_namespace,
@@ -96,7 +96,7 @@ class Taker:
 
     @classmethod
     def of(cls, take: inspection.WaitingTake, now: float) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(
             position=take.position,
             pid=take.pid,
@@ -121,7 +121,7 @@ class Lock:
 
     @classmethod
     def of(cls, seen: inspection.Description, now: float) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         lock = seen.lock
         holder = next((entry for entry in seen.processes if entry.pid == lock.pid), None)
         return cls(
@@ -162,7 +162,7 @@ class Rows:
 
     @classmethod
     def of(cls, found: tuple[tuple[inspection.RowCount, ...], bool]) -> Self:
-        """From what the library found."""
+        """Convert the library's result."""
         touched, still = found
         return cls([Row(row.row, row.count) for row in touched], still)
 
@@ -180,7 +180,7 @@ class Values:
 
     @classmethod
     def of(cls, found: inspection.ValueSummary) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(
             numbers=found.numbers,
             norm=finite(found.norm),
@@ -193,7 +193,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What `show` says. Of a segment that cannot be read, `segment` and `error` only."""
+    """The answer of `show`. For a segment that cannot be read, `segment` and `error` only."""
 
     segment: Segment
     error: str | None = None
@@ -214,7 +214,7 @@ class Details:
     def of(
         cls, seen: inspection.Description, now: float, *, rows: Rows | None, values: Values | None
     ) -> Self:
-        """From the library's records."""
+        """Convert the library's records."""
         return cls(
             segment=Segment.of(seen.summary, now),
             token=f"{seen.token:016x}",

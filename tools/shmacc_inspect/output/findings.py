@@ -1,4 +1,4 @@
-"""What `check` says."""
+"""The answer of `check`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Finding:
 
     @classmethod
     def of(cls, found: inspection.Finding) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(found.subject, found.severity.value, found.problem, found.remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What `check` says."""
+    """The answer of `check`."""
 
     checked: int
     wrong: int

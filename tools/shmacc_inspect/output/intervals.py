@@ -1,4 +1,4 @@
-"""What `watch` says."""
+"""The answer of `watch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What `watch` says of a segment, once an interval."""
+    """The answer of `watch` for a segment, once per interval."""
 
     time: float
     name: str

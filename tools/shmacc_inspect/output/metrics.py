@@ -1,4 +1,4 @@
-"""What `metrics` says."""
+"""The answer of `metrics`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What `metrics` says."""
+    """The answer of `metrics`."""
 
     metrics: list[Metric]
     schema_version: int = SCHEMA_VERSION

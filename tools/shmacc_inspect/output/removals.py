@@ -1,4 +1,4 @@
-"""What `clean`, `remove` and `cancel` say."""
+"""The answers of `clean`, `remove` and `cancel`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file that nobody uses, or that could not be judged."""
+    """A file that no process uses, or that could not be judged."""
 
     file_name: str
     why: str
@@ -23,13 +23,13 @@ class Leftover:
 
     @classmethod
     def of(cls, found: inspection.Leftover) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(found.file_name, found.why, found.age, found.bytes_reserved)
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What `clean` says."""
+    """The answer of `clean`."""
 
     dry_run: bool
     removed: list[str]
@@ -41,7 +41,7 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `remove` says."""
+    """The answer of `remove`."""
 
     dry_run: bool
     name: str
@@ -53,7 +53,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """What `cancel` says."""
+    """The answer of `cancel`."""
 
     dry_run: bool
     name: str

@@ -1,4 +1,4 @@
-"""What `list` says."""
+"""The answer of `list`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment in a line."""
+    """A segment, summarised."""
 
     name: str
     system_name: str
@@ -42,7 +42,7 @@ class Segment:
 
     @classmethod
     def of(cls, summary: inspection.Summary, now: float) -> Self:
-        """From the library's record."""
+        """Convert the library's record."""
         return cls(
             name=typed_name(summary.name),
             system_name=summary.name.system_name,
@@ -72,7 +72,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """What `list` says."""
+    """The answer of `list`."""
 
     segments: list[Segment]
     shared_memory_total: int

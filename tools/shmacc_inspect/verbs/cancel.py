@@ -1,4 +1,4 @@
-"""`cancel`: end the takes that wait."""
+"""`cancel`: end the waiting takes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Examples:
 
 
 def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = False) -> None:
-    """End every take that waits, with CancelledError; without --yes, only say which.
+    """End every waiting take with CancelledError; without --yes, only list them.
 
-    Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also helps
-    where the process that holds it is stopped.
+    Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
+    while the process that holds the lock is stopped.
     """
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming

@@ -1,4 +1,4 @@
-"""`clean`: remove what no living process uses."""
+"""`clean`: remove files that no living process uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = """\b
 Examples:
-  shmacc-inspect clean                           what would go, and what would stay
+  shmacc-inspect clean                           what would be removed, and what not
   shmacc-inspect clean --yes
   shmacc-inspect clean --yes --older-than 2h 'job7-*'"""
 
@@ -44,7 +44,7 @@ def run(
         str,
         typer.Option(
             metavar="TIME",
-            help="Only what was made longer ago: 90s, 10m, 2h, 3d.",
+            help="Only files made longer ago: 90s, 10m, 2h, 3d.",
             show_default=False,
         ),
     ] = "0s",
@@ -52,11 +52,12 @@ def run(
     everywhere: options.AllNamespaces = False,
     json: options.Json = False,
 ) -> None:
-    """Remove what no living process has attached; without --yes, only say what would go.
+    """Remove segments that no living process uses; without --yes, only list them.
 
-    That is: segments, semaphores whose segment is gone, and files whose maker died while making
-    them. Death is proved by the kernel, never guessed, and proved again at the moment of removal;
-    what could not be judged is left and listed. Two cleaners at once do each other no harm.
+    Also removes semaphores whose segment is gone, and files whose creator died before they were
+    complete. Death is proved by the kernel, never guessed, and proved again at the moment of
+    removal; what could not be judged is left and listed. Two cleaners at once do each other no
+    harm.
     """
     from shmacc_inspect.output.removals import Leftover  # late: see the package
 

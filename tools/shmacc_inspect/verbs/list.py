@@ -1,4 +1,4 @@
-"""`list`: one row a segment."""
+"""`list`: one row per segment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COLUMNS: Final = (
 
 
 class Sort(enum.StrEnum):
-    """What rows can be sorted by."""
+    """The sort keys of rows."""
 
     NAME = "name"
     STATE = "state"

@@ -109,10 +109,10 @@ def _registry(namespace: str | None) -> Any:
 
 
 def _loopback(text: str) -> tuple[str, int]:
-    """Address and port to listen on.
+    """Return the address and port to listen on.
 
     Raises:
-        typer.BadParameter: It is malformed, or anybody else could reach it.
+        typer.BadParameter: It is malformed, or reachable from other machines.
     """
     import ipaddress  # late: slow to import
     import socket

@@ -1,4 +1,4 @@
-"""`remove`: take one segment away."""
+"""`remove`: remove one segment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = """\b
 Examples:
-  shmacc-inspect remove embeddings              what would go
+  shmacc-inspect remove embeddings              what would be removed
   shmacc-inspect remove embeddings --yes
   shmacc-inspect remove embeddings --yes --force"""
 
@@ -28,7 +28,7 @@ def run(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Remove a segment and its semaphore; without --yes, only say what would go.
+    """Remove a segment and its semaphore; without --yes, only name them.
 
     Refuses one that living processes have attached, unless --force is given: these go on using it
     until they close, and the next process that opens the name makes a new one.

@@ -124,7 +124,7 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
 
 
 def progress(gradients: int, line: list[details.Taker]) -> str:
-    """How far the round is towards what the head of the line waits for."""
+    """Return the round's progress towards what the head of the line waits for."""
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
         return formatting.count_of(gradients, "gradient")
@@ -142,7 +142,7 @@ def describe_lock(lock: details.Lock) -> Cell:
             text += f", in an operation for {formatting.duration(lock.held_seconds)}"
         halted = lock.holder_condition in {"stopped", "traced"}
         if halted:
-            text += f"; the process is {lock.holder_condition}, so nobody can apply or take"
+            text += f"; the process is {lock.holder_condition}, so no process can apply or take"
         return Cell(text, "bold red" if halted else "yellow")
     if lock.in_operation:
         return Cell("free; a death interrupted an operation, the next one undoes it", "yellow")

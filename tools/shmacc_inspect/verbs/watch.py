@@ -79,7 +79,7 @@ def _print(watched: Watch, interval: float, count: int | None, *, json: bool) ->
 
 
 def line(seen: Interval) -> str:
-    """Return an interval, as one line."""
+    """Return an interval as one line."""
     start = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {seen.name}"
     if seen.step is None:
         return f"{start} state={seen.state.replace(' ', '-')}"
