@@ -159,7 +159,4 @@ def test_the_extensions_stub() -> None:
     assert set(classes) == {name for name, value in vars(_core).items() if inspect.isclass(value)}
     assert _described(stub.body) == _there_is(_core)
     for name, node in classes.items():
-        owner, described = getattr(_core, name), _described(node.body)
-        if "__init__" in described:
-            assert described.pop("__init__") == _parameters(owner.__init__)[0], name
-        assert described == _there_is(owner), name
+        assert _described(node.body) == _there_is(getattr(_core, name)), name

@@ -76,9 +76,9 @@ class Handle {
         if (segment->file().state().open) {
             unlink_names(segment->file(), path, semaphore_path, false, false);
         } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
-            const auto anew = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
-            if (anew && anew->id() == segment->file().id())
-                unlink_names(*anew, path, semaphore_path, false, false);
+            const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+            if (reopened && anew->id() == segment->file().id())
+                unlink_names(*reopened, path, semaphore_path, false, false);
         }
         private_names_.reset();  // not before: after an error it can be tried again
     }
@@ -130,7 +130,7 @@ class Handle {
     void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
               int64_t lowest, uint64_t highest) {
         const OpenSegment::Use segment = attached();
-        need_numpy();  // may fail for want of memory: before something is taken
+        need_numpy();  // before something is taken: there may be no memory for it
         if (kept_.pass_on(place)) return;
         const TakeRequest request{num_required,     deadline_after(timeout), divide,
                                   place.advances(), place.seals(),           lowest,

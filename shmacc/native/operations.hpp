@@ -105,7 +105,7 @@ class Operations {
     // handlers are Python's, but with the place in line, so that nobody else takes the round and no gradient
     // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
     // advance_step, an apply out of patience, a death that costs the place, the handler itself. Then the copy is
-    // made again; after kLooks looks, without another one. Who dies between copy and commit took nothing.
+    // made again; after kLooks looks, without another one. A process that dies between copy and commit took nothing.
     //
     // What it took is in `taken` when it throws, too, for nobody else has it from the commit on.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
