@@ -77,7 +77,7 @@ class Handle {
             unlink_names(segment->file(), path, semaphore_path, false, false);
         } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
             const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
-            if (reopened && anew->id() == segment->file().id())
+            if (reopened && reopened->id() == segment->file().id())
                 unlink_names(*reopened, path, semaphore_path, false, false);
         }
         private_names_.reset();  // not before: after an error it can be tried again
