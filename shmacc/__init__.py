@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         ),
         "shmacc._sparse": ("SparseConditionalAccumulator",),
         "shmacc._stats": ("Stats",),
+        "shmacc._taking": ("Round",),
         "shmacc._version": ("__version__",),
     },
 )

@@ -12,6 +12,7 @@ from shmacc._records import (
 )
 from shmacc._sparse import SparseConditionalAccumulator
 from shmacc._stats import Stats
+from shmacc._taking import Round
 
 __all__ = [
     "NEVER_STALE",
@@ -19,6 +20,7 @@ __all__ = [
     "DensePartial",
     "DenseTaken",
     "IndexedSlices",
+    "Round",
     "SparseConditionalAccumulator",
     "SparseGradient",
     "SparsePartial",

@@ -9,8 +9,7 @@ extension does the work under the lock, and its results become NumPy arrays.
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -19,23 +18,15 @@ from shmacc import _core
 from shmacc import _dtypes as dtypes
 from shmacc import _names as names
 from shmacc import _segment as segment
-from shmacc._core import TakenRound
 from shmacc._names import SegmentName
-from shmacc._records import ValueArray
 from shmacc._segment import Owners
 from shmacc._spec import Spec
 from shmacc._stats import Stats
-from shmacc.errors import (
-    DataLossError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
+from shmacc.errors import DataLossError, InvalidArgumentError
 
 NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
-_Result = TypeVar("_Result")
 _logger = logging.getLogger("shmacc")
 
 
@@ -352,72 +343,3 @@ class Accumulator:
             FailedPreconditionError: The handle is closed.
         """
         segment.unlink(self._segment_name, self._handle)
-
-    def _take(
-        self,
-        finish: Callable[[TakenRound], _Result],
-        num_required: int,
-        timeout: float | None,
-        *,
-        partial: bool,
-        seal: bool = False,
-    ) -> _Result:
-        """Take, and make the result of what was taken.
-
-        The gradients taken are not lost if an exception (a signal handler's, or a MemoryError of a
-        conversion) keeps the result from the caller. The handle keeps them for its next take of the
-        same sort. The interpreter runs signal handlers at the end of a call, at the start of a
-        function and at a backward jump, and nowhere else. So a handler runs within this ``try``, or
-        when the caller has the result; and once caught here, the round reaches `keep` whatever
-        comes next.
-        """
-        required = arguments.int64(num_required, "num_required")
-        if partial:
-            if required < 0:
-                raise InvalidArgumentError(
-                    f"Argument num_required must not be negative, but was {required}"
-                )
-            lowest, highest = dtypes.SUM_BOUNDS
-        else:
-            if required <= 0:
-                raise InvalidArgumentError(
-                    f"Argument num_required must be positive, but was {required}"
-                )
-            lowest, highest = self._dtype.bounds
-        place = TakenRound(not partial, seal)
-        try:
-            self._handle.take(
-                place,
-                required,
-                arguments.timeout(timeout),
-                not partial and self._spec.reduction != "SUM",
-                lowest,
-                highest,
-            )
-            return finish(place)
-        except BaseException as error:
-            if not self._handle.keep(place) and type(error) is DeadlineExceededError:
-                raise self._saying_who_is_attached(error) from None
-            raise
-
-    def _saying_who_is_attached(self, error: DeadlineExceededError) -> DeadlineExceededError:
-        pids, more = self._handle.some_attached()
-        named = ", ".join(f"pid {pid}" for pid in sorted(pids))
-        others = f" and up to {more} more" if more else ""
-        return (
-            DeadlineExceededError(f"{error}; attached processes: {named}{others}")
-            .with_fields(**error.__dict__)
-            .with_fields(pids=tuple(sorted(pids)))
-        )
-
-    def _to_dtype(self, results: ValueArray) -> ValueArray:
-        """Convert results from the type of sums to the accumulator's dtype."""
-        if self._dtype.sums_as_is:
-            return results
-        try:
-            return self._dtype.narrow(results)
-        except MemoryError as error:
-            raise ResourceExhaustedError(
-                f"This process has no memory for the result as {self._dtype.name}; "
-                "this object's next take hands it out"
-            ) from error

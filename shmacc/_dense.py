@@ -5,10 +5,12 @@ from typing import Any
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
+from shmacc import _taking as taking
 from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._records import DensePartial, DenseTaken, ValueArray
 from shmacc._segment import Owners
+from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["ConditionalAccumulator"]
@@ -100,11 +102,22 @@ class ConditionalAccumulator(Accumulator):
         Returns:
             An array of the round's shape.
         """
-        return self._take(self._gradient, num_required, timeout, partial=False)
+        return taking.take(
+            self._handle, self._spec, self._gradient, num_required, timeout, partial=False
+        )
 
     def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
         """Take like `take_grad`, with numbers that TensorFlow does not report."""
-        return self._take(self._taken, num_required, timeout, partial=False)
+        return taking.take(
+            self._handle, self._spec, self._taken, num_required, timeout, partial=False
+        )
+
+    def round(self, num_required: int, *, timeout: float | None = None) -> Round[DenseTaken]:
+        """Take gradients for the length of a ``with`` block, and consume them at its end.
+
+        Everything else as `SparseConditionalAccumulator.round`.
+        """
+        return Round(self._handle, self._spec, self._taken, num_required, timeout)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -114,13 +127,21 @@ class ConditionalAccumulator(Accumulator):
         Arguments and errors as for `SparseConditionalAccumulator.take_partial`. A partial of no
         gradients is zeros of the declared shape, where an undeclared dimension has size 0.
         """
-        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+        return taking.take(
+            self._handle,
+            self._spec,
+            self._partial,
+            num_required,
+            timeout,
+            partial=True,
+            seal=bool(seal),
+        )
 
     def _gradient(self, taken: TakenRound) -> ValueArray:
-        return self._to_dtype(taken.values)
+        return taking.to_dtype(self._dtype, taken.values)
 
     def _taken(self, taken: TakenRound) -> DenseTaken:
-        return DenseTaken(self._to_dtype(taken.values), taken.count, taken.step)
+        return DenseTaken(taking.to_dtype(self._dtype, taken.values), taken.count, taken.step)
 
     def _partial(self, taken: TakenRound) -> DensePartial:
         value = taken.values

@@ -7,6 +7,7 @@ import numpy as np
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
+from shmacc import _taking as taking
 from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._records import (
@@ -18,6 +19,7 @@ from shmacc._records import (
     ValueArray,
 )
 from shmacc._segment import Owners
+from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]
@@ -189,7 +191,9 @@ class SparseConditionalAccumulator(Accumulator):
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
-        return self._take(self._gradient, num_required, timeout, partial=False)
+        return taking.take(
+            self._handle, self._spec, self._gradient, num_required, timeout, partial=False
+        )
 
     def take_indexed_slices_grad(
         self,
@@ -199,11 +203,40 @@ class SparseConditionalAccumulator(Accumulator):
         timeout: float | None = None,
     ) -> IndexedSlices:
         """Take like `take_grad`; return IndexedSlices."""
-        return self._take(self._slices, num_required, timeout, partial=False)
+        return taking.take(
+            self._handle, self._spec, self._slices, num_required, timeout, partial=False
+        )
 
     def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
         """Take like `take_grad`, with numbers that TensorFlow does not report."""
-        return self._take(self._taken, num_required, timeout, partial=False)
+        return taking.take(
+            self._handle, self._spec, self._taken, num_required, timeout, partial=False
+        )
+
+    def round(self, num_required: int, *, timeout: float | None = None) -> Round[SparseTaken]:
+        """Take gradients for the length of a ``with`` block, and consume them at its end.
+
+        Waits as `take_grad` and seals the step: from then on applies at it return False; an
+        apply with a later ``local_step`` waits for the end of the block. Leaving the block consumes
+        the gradients and moves the step on by one, in one commit; an exception in it, `close` and
+        the death of this process consume nothing and open the step again as it was. A process that
+        is merely stopped in the block keeps the round. `advance_step` and `set_global_step`, by
+        any process, end it at once, and then the end of the block is a FailedPreconditionError.
+        Other takes and rounds wait; in this thread and on this object they are a
+        FailedPreconditionError.
+
+        Args:
+            num_required: At least 1.
+            timeout: Seconds to wait for the gradients; None: for ever.
+
+        Returns:
+            A context manager whose value is what `take` returns; its ``__enter__`` and
+            ``__exit__`` name the errors.
+
+        Raises:
+            InvalidArgumentError: A bad argument.
+        """
+        return Round(self._handle, self._spec, self._taken, num_required, timeout)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -220,16 +253,26 @@ class SparseConditionalAccumulator(Accumulator):
         Raises:
             As for `take_grad`, but sums always fit.
         """
-        return self._take(self._partial, num_required, timeout, partial=True, seal=bool(seal))
+        return taking.take(
+            self._handle,
+            self._spec,
+            self._partial,
+            num_required,
+            timeout,
+            partial=True,
+            seal=bool(seal),
+        )
 
     def _gradient(self, taken: TakenRound) -> SparseGradient:
-        return SparseGradient(taken.indices, self._to_dtype(taken.values), taken.shape)
+        return SparseGradient(
+            taken.indices, taking.to_dtype(self._dtype, taken.values), taken.shape
+        )
 
     def _slices(self, taken: TakenRound) -> IndexedSlices:
-        return IndexedSlices(self._to_dtype(taken.values), taken.indices, taken.shape)
+        return IndexedSlices(taking.to_dtype(self._dtype, taken.values), taken.indices, taken.shape)
 
     def _taken(self, taken: TakenRound) -> SparseTaken:
-        values = self._to_dtype(taken.values)
+        values = taking.to_dtype(self._dtype, taken.values)
         return SparseTaken(
             taken.indices, values, taken.shape, taken.row_counts, taken.count, taken.step
         )

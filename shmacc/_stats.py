@@ -24,6 +24,9 @@ class Stats:
         attached: Living processes that have the segment open.
         recoveries: Operations interrupted by a death, and undone.
         applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.
+        round_pid: The process that has a round open, as its own pid namespace knows it; None: no
+            round is open.
+        round_since: When it was opened, in seconds since the epoch; None: no round is open.
     """
 
     applied: int
@@ -39,6 +42,8 @@ class Stats:
     attached: int
     recoveries: int
     applied_bytes: int
+    round_pid: int | None
+    round_since: float | None
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Stats":
@@ -57,4 +62,6 @@ class Stats:
             attached=state["attached"],
             recoveries=state["recoveries"],
             applied_bytes=state["applied_bytes"],
+            round_pid=state["round_pid"] or None,
+            round_since=state["round"]["since_ns"] / 1e9 if state["round_pid"] else None,
         )

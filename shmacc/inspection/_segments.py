@@ -99,6 +99,16 @@ class _Look:
         state = view.state()
         state["attached"] = sum(entry["alive"] for entry in participants)
         state["waiting"] = sum(waiter["alive"] for waiter in waiters)
+        held = state["round"] or {}
+        state["round_pid"] = next(
+            (
+                entry["pid"]
+                for entry in participants
+                if (entry["entry"], entry["token"]) == (held.get("participant"), held.get("token"))
+                and entry["alive"]
+            ),
+            0,
+        )
         return cls(view, view.config(), state, participants, waiters)
 
 

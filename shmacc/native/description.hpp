@@ -46,11 +46,20 @@ inline nb::dict describe(const State& state) {
     out["takes"] = state.takes;
     out["recoveries"] = state.recoveries;
     out["applied_bytes"] = state.applied_bytes;
+    out["round"] = nb::none();
+    if (state.holder.serial != 0) {
+        nb::dict round;
+        round["participant"] = state.holder.participant;
+        round["token"] = state.holder.token;
+        round["since_ns"] = state.holder.since_ns;
+        out["round"] = round;
+    }
     return out;
 }
 
 inline nb::dict describe(const Participant& entry) {
     nb::dict out;
+    out["token"] = entry.token;
     out["pid"] = entry.pid;
     out["pid_namespace"] = entry.pid_namespace;
     out["start_ticks"] = entry.start_ticks;

@@ -64,6 +64,7 @@ class Handle {
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
         if (!segment->file().state().intact) return;
+        give_rounds_up(*segment);
         // Waits of this handle look at closed_ when woken.
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
@@ -130,16 +131,51 @@ class Handle {
     void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
               int64_t lowest, uint64_t highest) {
         const OpenSegment::Use segment = attached();
+        refuse_in_round();
         need_numpy();  // before something is taken: there may be no memory for it
         if (kept_.pass_on(place)) return;
-        const TakeRequest request{num_required,     deadline_after(timeout), divide,
-                                  place.advances(), place.seals(),           lowest,
-                                  highest};
+        const TakeRequest request{num_required,  deadline_after(timeout),
+                                  divide,        place.advances(),
+                                  place.seals(), false,
+                                  lowest,        highest};
         run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
     }
     // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
     // anything was.
     bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
+
+    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`.
+    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
+                    int64_t lowest, uint64_t highest) {
+        const OpenSegment::Use segment = attached();
+        refuse_in_round();
+        need_numpy();
+        rounds_.reserve(rounds_.size() + 1);
+        const TakeRequest request{num_required, deadline_after(timeout), divide, true, false, true, lowest,
+                                  highest};
+        const auto note = [&] {
+            if (place.serial() != 0)
+                rounds_.push_back({place.serial(), PyThread_get_thread_ident(), Origin()});
+        };
+        try {
+            run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
+        } catch (...) {
+            note();
+            throw;
+        }
+        note();
+    }
+    // Whether the round was still open. An error leaves it so: it can be tried again.
+    bool close_round(uint64_t serial, bool consume) {
+        const auto is_it = [&](const HeldRound& round) {
+            return round.serial == serial && round.opened.is_here();
+        };
+        segment();
+        if (std::none_of(rounds_.begin(), rounds_.end(), is_it)) return false;
+        const bool ended = run([&](Operations& operations) { return operations.close_round(serial, consume); });
+        rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(), is_it), rounds_.end());
+        return ended;
+    }
 
     int64_t set_step(int64_t step) {
         return run([&](Operations& operations) { return operations.set_step(step); });
@@ -233,10 +269,15 @@ class Handle {
         // An operation runs, or died: rows may differ from the committed ones.
         const bool in_operation = segment.committed().interrupted(state);
         const std::vector<bool> alive = living(segment);
+        const auto at = static_cast<uint32_t>(std::min<uint64_t>(state.holder.participant, kMaxParticipants));
+        const bool held = state.holder.serial != 0 && at < alive.size() && alive[at] &&
+                          load(segment.presence().table()[at].token) == state.holder.token;
+        const uint32_t holder = held ? load_relaxed(segment.presence().table()[at].pid) : 0;
         const uint32_t waiting = segment.wait_queue().waiting([&](uint32_t i, uint64_t token) {
             return i < alive.size() && alive[i] && load(segment.presence().table()[i].token) == token;
         });
         nb::dict out = describe(state);
+        out["round_pid"] = holder;
         out["in_operation"] = in_operation;
         out["waiting"] = waiting;
         out["attached"] = std::count(alive.begin(), alive.end(), true);
@@ -279,6 +320,23 @@ class Handle {
         });
     }
 
+    // The thread that would have to end the round would wait for its end.
+    void refuse_in_round() const {
+        for (const HeldRound& round : rounds_)
+            if (round.thread == PyThread_get_thread_ident() && round.opened.is_here())
+                throw Error(Failure::kFailedPrecondition,
+                            "This thread has a round of this accumulator open; it must end before another "
+                            "take or round");
+    }
+    // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
+    void give_rounds_up(OpenSegment& segment) {
+        for (const HeldRound& round : std::exchange(rounds_, {})) {
+            if (!round.opened.is_here()) continue;  // a forked child's parent has it
+            WithoutGil released;
+            Uninterrupted uninterrupted;
+            Operations(segment, uninterrupted).close_round(round.serial, false, monotonic_ns() + kSweepPatience);
+        }
+    }
     static void require(const OpenSegment& segment, Kind kind) {
         if (segment.config().kind != kind)
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
@@ -328,6 +386,14 @@ class Handle {
         return living;
     }
     static constexpr uint32_t kAsked = 16;
+
+    struct HeldRound {
+        uint64_t serial;
+        unsigned long thread;
+        Origin opened;
+    };
+
+    std::vector<HeldRound> rounds_;  // open ones; the GIL guards it
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};

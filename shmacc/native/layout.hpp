@@ -140,6 +140,14 @@ struct Config {
     uint64_t checksum;
 };
 
+// The process that has the round open (Operations::open_round).
+struct RoundHolder {
+    uint64_t serial;  // 0: no round is open
+    uint64_t participant;
+    uint64_t token;  // the participant's
+    int64_t since_ns;
+};
+
 // All committed state. Kept twice; see commit.hpp.
 struct State {
     uint64_t generation;
@@ -162,6 +170,8 @@ struct State {
     uint64_t takes;  // takes that returned a result, ever
     uint64_t recoveries;  // operations interrupted by a death and undone, ever
     uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
+    uint64_t rounds;  // opened, ever
+    RoundHolder holder;
     uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
     uint64_t checksum;
 };
@@ -214,6 +224,7 @@ enum Activity : uint32_t {
     kTakes,
     kWaitsInLine,
     kWaitsForHead,
+    kWaitsForRound,
     kWaitsForStep,
     kActivities
 };
@@ -224,6 +235,7 @@ constexpr Named kActivityNames[] = {
     {kTakes, "takes"},
     {kWaitsInLine, "waits in line"},
     {kWaitsForHead, "waits for the head of the line"},
+    {kWaitsForRound, "waits for the end of the round"},
     {kWaitsForStep, "waits for the step"},
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");

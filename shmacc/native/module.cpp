@@ -162,6 +162,7 @@ NB_MODULE(_core, m) {
         .def(nb::init<bool, bool>(), nb::arg("advance"), nb::arg("seal"))
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
+        .def_prop_ro("serial", &TakenRound::serial)
         .def_prop_ro("indices", &TakenRound::indices)
         .def_prop_ro("values", &TakenRound::values)
         .def_prop_ro("shape", &TakenRound::shape)
@@ -179,6 +180,9 @@ NB_MODULE(_core, m) {
         .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
              nb::arg("divide"), nb::arg("lowest"), nb::arg("highest"))
         .def("keep", &Handle::keep, nb::arg("place"))
+        .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
+             nb::arg("timeout").none(), nb::arg("divide"), nb::arg("lowest"), nb::arg("highest"))
+        .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
         .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))

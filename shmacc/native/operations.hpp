@@ -50,19 +50,22 @@ class Operations {
             State& state = session.state;
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
-            if (local_step < state.step || state.sealed) {
+            const bool open = round_is_open(state);
+            if (local_step < state.step || state.sealed || (open && local_step == state.step)) {
                 drop(session, activity, gradients);
                 return false;
+            }
+            if (open) {  // it is of a later step than the one that is being closed
+                session.release();
+                wait_for_progress(activity, kWaitsForRound, seen, kForever);
+                continue;
             }
             WaitQueue& queue = segment_.wait_queue();
             uint32_t head = queue.living_head();
             if (head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head) &&
                 grace.must_wait(queue[head], state)) {
                 session.release();
-                activity.now(kWaitsForHead);
-                futex_wait(queue.progress_word(), seen, grace.until());
-                segment_.check_file();
-                interruption_.check();
+                wait_for_progress(activity, kWaitsForHead, seen, grace.until());
                 continue;
             }
             check_shape(state, dims);
@@ -93,7 +96,9 @@ class Operations {
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
         ActivityScope activity(segment_, kWaitsForLock);
         OpenSegment::Session session(segment_, kForever, interruption_);
-        if (local_step >= session.state.step && !session.state.sealed) return false;
+        const State& state = session.state;
+        const bool open = round_is_open(session.state);
+        if (local_step >= state.step + (open && state.step < INT64_MAX) && !state.sealed) return false;
         drop(session, activity, gradients);
         return true;
     }
@@ -125,18 +130,23 @@ class Operations {
                 State& state = session.state;
                 WaitQueue& queue = segment_.wait_queue();
                 const uint32_t head = queue.living_head();
-                const bool first = head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head);
-                const bool heads = !first && state.count >= queue[head].num_required;
+                const bool open = round_is_open(state);
+                const bool first = !open &&
+                                   (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
+                const bool heads = !open && !first && state.count >= queue[head].num_required;
                 if (request.num_required == 0 || (first && state.count >= request.num_required)) {
-                    if (!copy || !copy->is_of(state, heads)) {
+                    if (!copy || !copy->is_of(state, open || heads)) {
                         copy.reset();  // two at a time might not fit
-                        copy.emplace(segment_, state, request, heads);
+                        copy.emplace(segment_, state, request, open || heads);
                         look = copy->bytes() > kQuickCopy && looks++ < kLooks;
                     }
                     if (!look) {
-                        consume(session, request, *copy);
+                        if (request.hold)
+                            open_round(session, *copy);
+                        else
+                            consume(session, request, *copy);
                         taken = std::move(copy->taken);
-                        activity.entry().taken += static_cast<uint64_t>(taken->count);
+                        if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
                         place.leave();
                         session.release();
                         queue.announce_progress();
@@ -162,15 +172,42 @@ class Operations {
         }
     }
 
+    // Ends a round that `take` has opened. consume: it takes effect; else the step is open again as it was. False:
+    // the round was ended already, by a new step or by the death of the process that opened it.
+    bool close_round(uint64_t serial, bool consume, int64_t deadline = kForever) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        OpenSegment::Session session(segment_, deadline, interruption_);
+        if (!session.held() || session.state.holder.serial != serial) return false;
+        State& state = session.state;
+        state.holder = {};
+        if (consume) {
+            activity.now(kTakes);
+            segment_.committed().begin(state, 0);
+            activity.entry().taken += static_cast<uint64_t>(state.count);
+            state.taken += static_cast<uint64_t>(state.count);
+            state.takes += 1;
+            reset_round(state);
+            ++state.step;
+            state.sealed = 0;
+        }
+        session.commit();
+        session.release();
+        segment_.wait_queue().announce_progress();
+        segment_.wait_queue().wake_head();
+        return true;
+    }
+
     // The old step.
     int64_t set_step(int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         OpenSegment::Session session(segment_, kForever, interruption_);
         int64_t old = session.state.step;
         session.state.step = step;
+        session.state.holder = {};
         session.commit();
         session.release();
         segment_.wait_queue().announce_progress();
+        segment_.wait_queue().wake_head();
         return old;
     }
 
@@ -185,6 +222,7 @@ class Operations {
         state.discarded += static_cast<uint64_t>(dropped);
         state.step = step;
         state.sealed = 0;
+        state.holder = {};
         session.commit();
         session.release();
         segment_.wait_queue().announce_progress();
@@ -194,6 +232,9 @@ class Operations {
     void unseal() {
         ActivityScope activity(segment_, kWaitsForLock);
         OpenSegment::Session session(segment_, kForever, interruption_);
+        if (round_is_open(session.state))
+            throw Error(Failure::kFailedPrecondition,
+                        "A round is open: its end unseals the step, and nothing else does");
         session.state.sealed = 0;
         session.commit();
     }
@@ -224,6 +265,24 @@ class Operations {
                     std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
                         " required gradients had arrived",
                     {{"accumulated", state.count}, {"required", request.num_required}, {"step", state.step}});
+    }
+
+    // Whether a living process has the round open. A process that is proved dead has given it up: the step is open
+    // again as it was.
+    bool round_is_open(State& state) {
+        if (state.holder.serial == 0) return false;
+        if (segment_.presence().alive(static_cast<uint32_t>(state.holder.participant), state.holder.token))
+            return true;
+        state.holder = {};
+        return false;
+    }
+
+    // Without the lock, until the step moves on, a take or a round ends, or the deadline.
+    void wait_for_progress(ActivityScope& activity, Activity what, uint32_t seen, int64_t deadline) {
+        activity.now(what);
+        futex_wait(segment_.wait_queue().progress_word(), seen, deadline);
+        segment_.check_file();
+        interruption_.check();
     }
 
     void drop(OpenSegment::Session& session, ActivityScope& activity, int64_t gradients) {
@@ -266,7 +325,8 @@ class Operations {
             // Not woken: is this the head all the same, or is there a dead take in front of it? That is not
             // worth asking as long as this take could not be served: the apply that changes that removes the
             // dead, and wakes the head.
-            if (segment_.committed().snapshot().count >= request.num_required) {
+            State now = segment_.committed().snapshot();
+            if (now.count >= request.num_required && !round_is_open(now)) {
                 const uint32_t head = queue.head();
                 if (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head) ||
                     !queue.alive(head))
@@ -284,11 +344,28 @@ class Operations {
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
 
+    static void check_step_can_advance(const State& state) {
+        if (state.step == INT64_MAX)
+            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
+    }
+
+    // The round is handed out, and stays until `close_round`: no gradient joins it, no take is served. Nothing but
+    // State changes, so each instant of death leaves the round closed or open; an open one whose process is
+    // proved dead counts as closed (round_is_open), and holds all that it held.
+    void open_round(OpenSegment::Session& session, RoundCopy& copy) {
+        State& state = session.state;
+        check_step_can_advance(state);
+        const Presence& presence = segment_.presence();
+        state.holder = {++state.rounds, presence.index(), presence.token(), wall_ns()};
+        copy.taken.step = state.step;
+        copy.taken.serial = state.holder.serial;
+        session.commit();
+    }
+
     // The take takes effect: the round is the one that was copied.
     void consume(OpenSegment::Session& session, const TakeRequest& request, RoundCopy& copy) {
         State& state = session.state;
-        if (request.advance_step && state.step == INT64_MAX)
-            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
+        if (request.advance_step) check_step_can_advance(state);
         copy.taken.step = state.step;
         segment_.committed().begin(state, 0);
         if (!copy.nothing()) reset_round(state);

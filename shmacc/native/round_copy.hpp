@@ -33,6 +33,7 @@ class Output {
 };
 
 struct Taken {
+    uint64_t serial;  // of the round that it opened; 0: it consumed it
     int64_t count;
     int64_t step;
     std::optional<Dims> dims;  // none: nothing was ever accumulated
@@ -46,6 +47,7 @@ struct TakeRequest {
     bool divide;        // MEAN and CMEAN; a partial is not divided
     bool advance_step;
     bool seal;
+    bool hold;          // opens the round instead of consuming it
     int64_t lowest;     // integers: what the dtype holds
     uint64_t highest;
 };
@@ -92,7 +94,7 @@ class RoundCopy {
   private:
     static Taken empty(OpenSegment& segment, const State& state, bool heads) {
         if (state.count == 0 || heads)
-            return {0, state.step, std::nullopt, 0, Output(0), Output(0), Output(0)};
+            return {0, 0, state.step, std::nullopt, 0, Output(0), Output(0), Output(0)};
         const bool sparse = segment.config().kind == kSparse;
         const uint64_t rows = sparse ? state.rows : 0;
         const uint64_t values = (sparse ? rows : 1) * segment.row_bytes(state);
@@ -100,7 +102,8 @@ class RoundCopy {
         if (sparse) segment.mapping().array<Slot>(state, kSlotsRegion, rows);
         const auto region = static_cast<Region>(kRows0Region + (sparse ? 0 : state.buffer));
         segment.mapping().array<unsigned char>(state, region, values);
-        return {state.count,
+        return {0,
+                state.count,
                 state.step,
                 round_dims(segment.header().shapes[state.shape], segment.config(), state),
                 rows,

@@ -130,4 +130,11 @@ class Interruption {
     virtual bool ends_sleep() const = 0;
 };
 
+// For a short wait that nothing may interrupt.
+class Uninterrupted : public Interruption {
+  public:
+    void check() override {}
+    bool ends_sleep() const override { return true; }
+};
+
 }  // namespace shmacc

@@ -33,6 +33,8 @@ class TakenRound {
 
     int64_t count() const { return taken().count; }
     int64_t step() const { return taken().step; }
+    // Of the round that it opened; 0: none.
+    uint64_t serial() const { return taken_ ? taken_->serial : 0; }
     const nb::object& indices() {
         return once(arrays_.indices, [&](Taken& taken) { return row_numbers(taken.indices); });
     }
@@ -102,7 +104,7 @@ class KeptRounds {
     // Whether there was anything to keep. To have taken nothing is nothing lost.
     bool keep(nb::object round) {
         TakenRound& kept = in(round);
-        if (!kept.taken_ || kept.taken_->count == 0) return false;
+        if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
         nb::object* at = &first_;
         while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
         kept.was_kept_ = true;  // once more in vain: it goes in front again

@@ -28,6 +28,21 @@ def _overflow(acc: Any) -> None:
         acc.take(1, timeout=0)
 
 
+def _enter(acc: Any) -> Any:
+    block = acc.round(2, timeout=0)
+    block.__enter__()
+    return block
+
+
+def _leave(block: Any) -> None:
+    block.__exit__(None, None, None)
+
+
+def _give_up(acc: Any) -> None:
+    with pytest.raises(ZeroDivisionError), acc.round(2, timeout=0):
+        raise ZeroDivisionError
+
+
 def _large_then_small(acc: Any) -> None:
     acc.apply_grad(*rows(*MANY, width=64))
     acc.take(1)
@@ -41,6 +56,23 @@ SCENES: Final = [
         3,
         before=_add_twice,
         operation=lambda acc: acc.take(2, timeout=0),
+        more=(2, 5, 6),
+    ),
+    Scene(
+        "the end of a round",
+        "float32",
+        3,
+        before=_add_twice,
+        begin=_enter,
+        operation=_leave,
+        more=(2, 5, 6),
+    ),
+    Scene(
+        "the beginning of a round",
+        "float32",
+        3,
+        before=_add_twice,
+        operation=_give_up,
         more=(2, 5, 6),
     ),
     Scene(
@@ -86,7 +118,7 @@ SCENES: Final = [
 
 
 # The lines of Python are the same for the others.
-@pytest.mark.parametrize("scene", SCENES[:2], ids=str)
+@pytest.mark.parametrize("scene", SCENES[:4], ids=str)
 def test_at_every_line(scene: Scene, record_property: Record) -> None:
     at_every_line(scene, record_property)
 

@@ -58,7 +58,7 @@ def at_every_line(scene: Scene, record: Record) -> None:
 
     def attach() -> Any:
         image.write(path())
-        return shmacc.attach(NAME)
+        return scene.begin(shmacc.attach(NAME))
 
     done, line = False, 0
     for line in deaths(attach, scene.operation):

@@ -46,6 +46,10 @@ def leave_new(_: Any) -> None:
     """Do nothing to a new accumulator."""
 
 
+def _itself(acc: Any) -> Any:
+    return acc
+
+
 @dataclass(frozen=True)
 class Scene:
     """An operation, what was done before it, and what shows that one can go on after it.
@@ -55,8 +59,10 @@ class Scene:
         dtype: The accumulator's dtype.
         width: Numbers in a row; 0: the accumulator is dense.
         before: Done to a new accumulator, by a process that ends in order.
-        operation: What is cut short.
+        operation: What is cut short; of what `begin` returned.
         more: Rows of a gradient that is applied afterwards, by the one who finds the segment.
+        begin: Done to the accumulator just before, by the process that dies; what it returns is
+            what the operation gets.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Scene:
     before: Callable[[Any], object]
     operation: Callable[[Any], object]
     more: tuple[int, ...] = ()
+    begin: Callable[[Any], Any] = _itself
 
     def __str__(self) -> str:
         """Its name, for the test's."""
@@ -153,7 +160,7 @@ def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> I
         scene.before(acc)
     with shmacc.attach(NAME) as again:
         for operation in operations:
-            operation(again)
+            operation(scene.begin(again))
     image = Image.of(path())
     with shmacc.attach(NAME) as last:
         last.unlink()

@@ -80,6 +80,11 @@ class State(ctypes.Structure):
         ("takes", ctypes.c_uint64),
         ("recoveries", ctypes.c_uint64),
         ("applied_bytes", ctypes.c_uint64),
+        ("rounds", ctypes.c_uint64),
+        ("round_serial", ctypes.c_uint64),
+        ("round_participant", ctypes.c_uint64),
+        ("round_token", ctypes.c_uint64),
+        ("round_since_ns", ctypes.c_int64),
         ("small_rounds", ctypes.c_uint64),
         ("checksum", ctypes.c_uint64),
     )

@@ -70,8 +70,9 @@ def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
 
     def act(mark: Mark) -> None:
         acc: Any = shmacc.attach(NAME)
+        begun = scene.begin(acc)
         mark()
-        scene.operation(acc)
+        scene.operation(begun)
         mark()
         acc.close()
 

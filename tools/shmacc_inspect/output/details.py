@@ -199,6 +199,8 @@ class Details:
     error: str | None = None
     token: str | None = None
     sealed: bool | None = None
+    round_holder_pid: int | None = None
+    round_open_seconds: float | None = None
     round_shape: list[int] | None = None
     counters: Counters | None = None
     processes: list[Process] = field(default_factory=list)
@@ -219,6 +221,10 @@ class Details:
             segment=Segment.of(seen.summary, now),
             token=f"{seen.token:016x}",
             sealed=seen.stats.sealed,
+            round_holder_pid=seen.stats.round_pid,
+            round_open_seconds=(
+                None if seen.stats.round_since is None else max(0.0, now - seen.stats.round_since)
+            ),
             round_shape=None if seen.round_shape is None else list(seen.round_shape),
             counters=Counters.of(seen),
             processes=[

@@ -170,6 +170,9 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         ),
     )
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
+    if answer.round_open_seconds is not None:
+        since = formatting.duration(answer.round_open_seconds)
+        sealed = f"; being closed by pid {answer.round_holder_pid}, for {since}: a round is open"
     yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
     yield "round", Cell(progress(segment.gradients or 0, answer.line))
     if segment.kind == "sparse":

@@ -1,0 +1,212 @@
+"""Takes and rounds: the request is checked, the extension waits, and results are made.
+
+A take consumes its gradients at once. A round hands them out for the length of a block, and
+consumes them at its end: gradients of the next step are accepted when what was computed from this
+one's is in place.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from shmacc import _arguments as arguments
+from shmacc import _core
+from shmacc import _dtypes as dtypes
+from shmacc._core import TakenRound
+from shmacc._dtypes import DType
+from shmacc._records import ValueArray
+from shmacc._spec import Spec
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ShmaccError,
+)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The checked arguments of a take, as the extension has them."""
+
+    num_required: int
+    timeout: float | None
+    divide: bool
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, spec: Spec, num_required: object, timeout: object, *, partial: bool) -> Self:
+        required = arguments.int64(num_required, "num_required")
+        if partial and required < 0:
+            raise InvalidArgumentError(
+                f"Argument num_required must not be negative, but was {required}"
+            )
+        if not partial and required <= 0:
+            raise InvalidArgumentError(
+                f"Argument num_required must be positive, but was {required}"
+            )
+        divide = not partial and spec.reduction != "SUM"
+        bounds = dtypes.SUM_BOUNDS if partial else spec.dtype.bounds
+        return cls(required, arguments.timeout(timeout), divide, *bounds)
+
+
+def take(
+    handle: _core.Handle,
+    spec: Spec,
+    finish: Callable[[TakenRound], _Result],
+    num_required: object,
+    timeout: object,
+    *,
+    partial: bool,
+    seal: bool = False,
+) -> _Result:
+    """Take, and make the result of what was taken.
+
+    The gradients taken are not lost if an exception (a signal handler's, or a MemoryError of a
+    conversion) keeps the result from the caller. The handle keeps them for its next take of the
+    same sort. The interpreter runs signal handlers at the end of a call, at the start of a
+    function and at a backward jump, and nowhere else. So a handler runs within this ``try``, or
+    when the caller has the result; and once caught here, the round reaches `keep` whatever
+    comes next.
+    """
+    request = _Request.of(spec, num_required, timeout, partial=partial)
+    place = TakenRound(not partial, seal)
+    try:
+        handle.take(
+            place,
+            request.num_required,
+            request.timeout,
+            request.divide,
+            request.lowest,
+            request.highest,
+        )
+        return finish(place)
+    except BaseException as error:
+        if not handle.keep(place) and type(error) is DeadlineExceededError:
+            raise _with_attached(error, handle) from None
+        raise
+
+
+class Round(Generic[_Result]):
+    """A round of gradients that is consumed when a ``with`` block ends; made by ``round()``.
+
+    Entering waits for the gradients as a take does, seals the step and returns the reduction.
+    Leaving consumes the gradients and moves the step on, in one commit. An exception in the block,
+    ``close()`` of the accumulator and the death of the process consume nothing: the step is open
+    again as it was. So a gradient that counts was computed from parameters that were read before
+    the block changed them, and parameters may be updated in place without a lock.
+    """
+
+    __slots__ = ("_finish", "_handle", "_place", "_request")
+
+    def __init__(
+        self,
+        handle: _core.Handle,
+        spec: Spec,
+        finish: Callable[[TakenRound], _Result],
+        num_required: object,
+        timeout: object,
+    ) -> None:
+        self._place: TakenRound | None = None  # not entered yet
+        self._handle = handle
+        self._finish = finish
+        self._request = _Request.of(spec, num_required, timeout, partial=False)
+
+    def __enter__(self) -> _Result:
+        """Wait for the gradients and open the round.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+            CancelledError: ``cancel()``, or the handle was closed.
+            FailedPreconditionError: This thread has a round of this accumulator open already.
+            OutOfRangeError: An integer result does not fit the dtype, or the step cannot move on.
+        """
+        if self._place is not None:
+            raise FailedPreconditionError("This round has been entered already; make another one")
+        self._place = place = TakenRound(advance=True, seal=False)
+        try:
+            self._handle.open_round(
+                place,
+                self._request.num_required,
+                self._request.timeout,
+                self._request.divide,
+                self._request.lowest,
+                self._request.highest,
+            )
+            return self._finish(place)
+        except BaseException as error:
+            self._give_up()
+            if place.serial == 0 and type(error) is DeadlineExceededError:
+                raise _with_attached(error, self._handle) from None
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Consume the gradients and move the step on; after an exception, neither.
+
+        Raises:
+            FailedPreconditionError: The round has ended before its block: by a new step
+                (``advance_step``, ``set_global_step``), or since the handle was closed.
+        """
+        if kind is not None or self._place is None:
+            self._give_up()
+            return
+        try:
+            ended = self._handle.close_round(self._place.serial, consume=True)
+        except BaseException:
+            self._give_up()
+            raise
+        if not ended:
+            raise FailedPreconditionError(
+                "The round was ended before its block: by advance_step or set_global_step, which "
+                "do not wait for it, or by a fork (it is the parent's)"
+            )
+
+    def __del__(self) -> None:
+        """Give up a round that was entered and never left."""
+        if self._place is not None:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # A round that has ended is none of this handle's any more, which is no error here.
+        if self._place is not None and self._place.serial != 0:
+            with contextlib.suppress(ShmaccError):
+                self._handle.close_round(self._place.serial, consume=False)
+
+
+def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
+    """Convert results from the type of sums to an accumulator's dtype.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for them.
+    """
+    if dtype.sums_as_is:
+        return results
+    try:
+        return dtype.narrow(results)
+    except MemoryError as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory for the result as {dtype.name}; "
+            "this object's next take hands it out"
+        ) from error
+
+
+def _with_attached(error: DeadlineExceededError, handle: _core.Handle) -> DeadlineExceededError:
+    """Return the error with the attached processes in it."""
+    pids, more = handle.some_attached()
+    named = ", ".join(f"pid {pid}" for pid in sorted(pids))
+    others = f" and up to {more} more" if more else ""
+    return (
+        DeadlineExceededError(f"{error}; attached processes: {named}{others}")
+        .with_fields(**error.__dict__)
+        .with_fields(pids=tuple(sorted(pids)))
+    )

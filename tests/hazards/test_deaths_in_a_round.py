@@ -1,0 +1,182 @@
+"""A process that dies, stops or forks in a round's block: nothing is consumed, nothing is stuck."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = forks
+
+SOON: Final = 1.0
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums with two gradients in it."""
+    with ConditionalAccumulator(np.float64, (), "rounds", reduction_type="SUM") as made:
+        made.apply_grad(1.0)
+        made.apply_grad(2.0)
+        yield made
+        made.unlink()
+
+
+def hold(*, pipe: Pipe) -> int:
+    """Be in the block until something is said."""
+    with ConditionalAccumulator.attach("rounds") as own:
+        with own.round(1) as taken:
+            pipe.say(taken.value.item())
+            pipe.hear()
+        return int(own.global_step)
+
+
+def take(number: int, *, pipe: Pipe) -> tuple[float, int]:
+    """Say that it begins, then take."""
+    with ConditionalAccumulator.attach("rounds") as own:
+        pipe.say()
+        taken = own.take(number, timeout=LONG)
+        return taken.value.item(), taken.step
+
+
+def apply(step: int, *, pipe: Pipe) -> bool:
+    """Say that it begins, then apply."""
+    with ConditionalAccumulator.attach("rounds") as own:
+        pipe.say()
+        return bool(own.apply_grad(4.0, step))
+
+
+def test_the_killed_holders_gradients_go_to_the_next_in_line(acc: ConditionalAccumulator) -> None:
+    with Apart(hold) as holder, Apart(take, 2) as next_one:
+        assert holder.hear() == 3.0
+        next_one.hear()
+        until(lambda: acc.stats().waiting == 1)
+        assert acc.stats().round_pid == holder.pid
+        holder.kill()
+        assert next_one.result(LONG) == (3.0, 0)
+    assert (acc.stats().taken, acc.global_step) == (2, 1)
+
+
+def test_a_killed_holders_step_is_open_again(acc: ConditionalAccumulator) -> None:
+    with Apart(hold) as holder:
+        holder.hear()
+        assert not acc.apply_grad(4.0)
+        holder.kill()
+    assert acc.stats().round_pid is None
+    acc.unseal()
+    assert acc.apply_grad(4.0)
+    with acc.round(3, timeout=0) as taken:
+        assert taken.value.item() == 7.0
+
+
+def test_applies_that_wait_for_a_killed_holder_go_on(acc: ConditionalAccumulator) -> None:
+    with Apart(hold) as holder:
+        holder.hear()
+        with Apart(apply, NEVER_STALE) as later:
+            later.hear()
+            until(
+                lambda: any(
+                    process.activity == "waits for the end of the round"
+                    for process in shmacc.inspection.describe("rounds").processes
+                )
+            )
+            holder.kill()
+            assert later.result(LONG)
+    assert acc.take(3, timeout=0).value.item() == 7.0
+
+
+def test_a_stopped_holder_keeps_the_round(acc: ConditionalAccumulator) -> None:
+    with Apart(hold) as holder:
+        holder.hear()
+        holder.signal(signal.SIGSTOP)
+        assert not acc.apply_grad(4.0)
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(1, timeout=0.05)
+        with pytest.raises(errors.DeadlineExceededError), acc.round(1, timeout=0.05):
+            raise AssertionError
+        holder.signal(signal.SIGCONT)
+        holder.say()
+        assert holder.result() == 1
+    assert (acc.global_step, acc.num_accumulated()) == (1, 0)
+
+
+def test_a_stopped_holder_does_not_keep_the_step(acc: ConditionalAccumulator) -> None:
+    with Apart(hold) as holder:
+        holder.hear()
+        holder.signal(signal.SIGSTOP)
+        assert acc.advance_step(3) == 2
+        assert acc.apply_grad(4.0, 3)
+        holder.signal(signal.SIGCONT)
+        holder.say()
+        with pytest.raises(errors.FailedPreconditionError, match="ended"):
+            holder.result()
+    assert (acc.global_step, acc.num_accumulated()) == (3, 1)
+
+
+def test_a_holder_that_exits_in_order_gives_it_up(acc: ConditionalAccumulator) -> None:
+    def leave() -> None:
+        own = ConditionalAccumulator.attach("rounds")
+        own.round(1).__enter__()
+        own.close()
+
+    with Apart(leave) as holder:
+        holder.result()
+    assert acc.take(2, timeout=0).value.item() == 3.0
+
+
+def test_a_forked_child_does_not_hold_its_parents_round(acc: ConditionalAccumulator) -> None:
+    with acc.round(2) as taken:
+        child = os.fork()
+        if child == 0:  # the end of the block is the parent's
+            status = 1
+            try:
+                acc.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert acc.stats().round_pid == os.getpid()
+        assert taken.count == 2
+    assert acc.global_step == 1
+
+
+def test_the_end_of_the_block_in_a_forked_child_is_an_error(acc: ConditionalAccumulator) -> None:
+    block = acc.round(2)
+    block.__enter__()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            block.__exit__(None, None, None)
+        except errors.FailedPreconditionError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert acc.global_step == 0
+    block.__exit__(None, None, None)
+    assert acc.global_step == 1
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator, *, kill: bool) -> None:
+    for _ in range(20):
+        with Apart(hold) as holder:
+            assert holder.hear() == 3.0
+            if not kill:
+                holder.signal(signal.SIGSTOP)
+            holder.kill()
+    with acc.round(2, timeout=SOON) as taken:
+        assert taken.value.item() == 3.0
+    stats = acc.stats()
+    assert (stats.applied, stats.taken, stats.takes, stats.global_step) == (2, 2, 1, 1)
