@@ -87,7 +87,7 @@ def test_every_flag_of_a_case_means_something_to_its_model() -> None:
 
 
 def test_every_step_of_a_model_is_a_function_or_said_to_be_none() -> None:
-    own = set(_words(_README.partition("Of the models alone are")[2].partition("\n\n")[0]))
+    own = set(_words(_README.partition("Only the models have")[2].partition("\n\n")[0]))
     for model, source in _SOURCES.items():
         mapped = {
             step for _, steps, _, _ in _ROWS for step in _words(steps) if step in _steps(source)
