@@ -63,4 +63,6 @@ class Spec:
             pairs.append(("shape", describe_shape(self.shape), describe_shape(asked.shape)))
         if asked.mode is not None:
             pairs.append(("mode", f"{self.mode:04o}", f"{asked.mode:04o}"))
-        return ((what, existing, wanted) for what, existing, wanted in pairs if existing != wanted)
+        for what, existing, wanted in pairs:
+            if existing != wanted:
+                yield what, existing, wanted

@@ -15,8 +15,9 @@ from helpers import every_call
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm
 from helpers.damage import SetField, Sizes, UndoLog
-from helpers.every_call import PATIENCE, SANITIZED, SHM_BYTES, Outcome, Scenario
+from helpers.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
 from helpers.segment_file import SegmentFile
+from helpers.support import SANITIZED
 
 if TYPE_CHECKING:
     from helpers.damage import Damage

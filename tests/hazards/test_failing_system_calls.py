@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import forks
-from helpers.every_call import SANITIZED
 from helpers.killing_deeds import DEEDS, SCENE, Deed, clean_up, left
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import NAMES, Calling, needs_failures, plausible
 from helpers.stepping_tracer import on_one_core
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import _names as names

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from helpers.apart import forks, run_apart
-from helpers.every_call import SANITIZED
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import forks, run_apart
-from helpers.every_call import SANITIZED
 from helpers.killing_scenes import NAME, path
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import _names as names
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 SHM_BYTES: Final = 64 << 20
-SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
 PATIENCE: Final = 120.0 if SANITIZED else 30.0
 VICTIM, OTHER, WITNESS = "victim", "other", "witness"
 
