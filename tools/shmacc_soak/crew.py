@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from shmacc_soak.plans import Plan
 
 _PAUSE: Final = 0.001  # of workers that hold back
+_IN_A_ROUND: Final = 0.5  # of takes
+_LONGEST_BLOCK: Final = 0.005  # seconds
 _TIMEOUT: Final = 0.25  # of takes, so that takers notice the request to stop
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _OF_THIS_STEP: Final = 0.25  # so often a gradient is for the present step, and may be refused
@@ -60,12 +62,21 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
             books.at_risk[slot] = 1
             try:
                 with books.timed(slot, Doing.TAKE):
-                    taken = acc.take(random.choice(_REQUIRED), timeout=_TIMEOUT)
+                    taken = _take(acc, random.choice(_REQUIRED))
             except errors.DeadlineExceededError:
                 pass
             else:
                 note(books, plan, slot, taken)
             books.at_risk[slot] = 0
+
+
+def _take(acc: Any, required: int) -> Any:
+    """Take at once, or in a round's block: a death in there consumes nothing."""
+    if random.random() < _IN_A_ROUND:
+        with acc.round(required, timeout=_TIMEOUT) as taken:
+            time.sleep(random.random() * _LONGEST_BLOCK)
+            return taken
+    return acc.take(required, timeout=_TIMEOUT)
 
 
 def note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
