@@ -18,11 +18,12 @@ from shmacc import _core
 from shmacc import _dtypes as dtypes
 from shmacc import _names as names
 from shmacc import _segment as segment
+from shmacc import _taking as taking
 from shmacc._names import SegmentName
 from shmacc._segment import Owners
 from shmacc._spec import Spec
 from shmacc._stats import Stats
-from shmacc.errors import DataLossError, InvalidArgumentError
+from shmacc.errors import DataLossError, DeadlineExceededError, InvalidArgumentError
 
 NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
@@ -32,7 +33,7 @@ _logger = logging.getLogger("shmacc")
 
 def _finish(handle: _core.Handle) -> None:
     if _daemons_outlive_the_interpreter():
-        handle.unlink_private()
+        handle.unlink_own_names()
     else:
         handle.close()
 
@@ -76,6 +77,8 @@ class Accumulator:
         *,
         mode: int | None = None,
         owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
     ) -> None:
         """Create the accumulator, or attach to the one that has this shared_name.
 
@@ -96,8 +99,17 @@ class Accumulator:
                 rights to users you do not trust.
             owners: Whose accumulator of this name may be attached to: "mine" (this process's
                 effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
+            if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
+                it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
+                has it attached, and create a new one. Without effect on private ones.
+            unlink_on_close: Whether the name is removed when the process that created the
+                accumulator closes this object or ends in order. A process that is killed leaves
+                the name, and the flag of a process that attaches has no effect.
 
         Raises:
+            AlreadyExistsError: It exists, and `if_exists` is "error".
+            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
+                and `if_exists` is "replace".
             InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
                 in kind, dtype, shape, reduction or mode (the message gives both).
             ResourceExhaustedError: Shared memory is full.
@@ -116,7 +128,14 @@ class Accumulator:
         label = self._DEFAULT_NAME if name is None else name
         segment_name = names.segment_name(names.generated_name() if private else shared_name)
         whose = segment.check_owners(owners)
-        self._adopt(segment.open_or_create(segment_name, spec, whose), segment_name, label, whose)
+        handle = segment.open_or_create(
+            segment_name,
+            spec,
+            whose,
+            arguments.if_exists(if_exists),
+            unlink_on_close=bool(unlink_on_close),
+        )
+        self._adopt(handle, segment_name, label, whose)
         try:
             self._check_agreement(spec)
         except BaseException:
@@ -124,22 +143,26 @@ class Accumulator:
             raise
 
     @classmethod
-    def attach(cls, shared_name: str, *, owners: Owners = "mine") -> Self:
+    def attach(
+        cls, shared_name: str, *, owners: Owners = "mine", timeout: float | None = None
+    ) -> Self:
         """Return the accumulator of that name and this kind: the typed form of ``shmacc.attach``.
 
         Args:
             shared_name: The name.
             owners: As at construction.
+            timeout: As for ``shmacc.attach``.
 
         Raises:
-            NotFoundError: There is none.
-            InvalidArgumentError: No possible name; or it is of the other kind.
+            NotFoundError: There is none, and no timeout.
+            DeadlineExceededError: There was none until the end of the timeout.
+            InvalidArgumentError: No possible name, a bad timeout, or it is of the other kind.
             PermissionDeniedError: It is another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        return cls.of_name(
-            names.segment_name(shared_name), cls._DEFAULT_NAME, segment.check_owners(owners)
-        )
+        segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
+        handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
+        return cls.of_handle(handle, segment_name, whose)
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
@@ -311,7 +334,11 @@ class Accumulator:
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
         """
-        return self._handle.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
+        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
+        try:
+            return self._handle.wait_step(past, seconds)
+        except DeadlineExceededError as error:
+            raise taking.with_attached(error, self._handle) from None
 
     def unseal(self) -> None:
         """Accept gradients again after ``take_partial(seal=True)``, at the same step."""

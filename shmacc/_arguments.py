@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,11 +13,15 @@ from shmacc.errors import InvalidArgumentError
 Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
 
+IfExists = Literal["attach", "error", "replace"]
+"""What a constructor does with an accumulator that has its name already."""
+
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
 _MOST_GRADIENTS = 2**48  # in a partial: more than any job adds up one by one
 _OWNERS_BITS = 0o600
+_IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 
 
 def int64(value: object, what: str) -> int:
@@ -59,6 +63,16 @@ def timeout(value: object) -> float | None:
     if math.isnan(seconds) or seconds < 0:
         raise InvalidArgumentError(f"timeout must not be negative or NaN, but was {value!r}")
     return None if math.isinf(seconds) else seconds
+
+
+def attach_timeout(value: object) -> float | None:
+    """Return for how many seconds to wait for a name; None: not at all; infinity: for ever.
+
+    Raises:
+        InvalidArgumentError: As for `timeout`.
+    """
+    seconds = timeout(value)
+    return math.inf if seconds is None and value is not None else seconds
 
 
 def declared_shape(shape: Any, kind: str) -> Shape:
@@ -138,6 +152,20 @@ def reduction(reduction_type: object) -> str:
             'not in: "MEAN", "SUM", "CMEAN".'
         )
     return reduction_type
+
+
+def if_exists(value: object) -> IfExists:
+    """Return a constructor's if_exists.
+
+    Raises:
+        InvalidArgumentError: It is none of the three words.
+    """
+    for word in _IF_EXISTS:
+        if isinstance(value, str) and value == word:
+            return word
+    raise InvalidArgumentError(
+        f'if_exists must be "attach", "error" or "replace", but was {value!r}'
+    )
 
 
 def mode_bits(mode: object) -> int | None:

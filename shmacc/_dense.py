@@ -32,9 +32,21 @@ class ConditionalAccumulator(Accumulator):
         *,
         mode: int | None = None,
         owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
     ) -> None:
         """Create or attach; arguments and errors as in `Accumulator`."""
-        super().__init__(dtype, shape, shared_name, name, reduction_type, mode=mode, owners=owners)
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+        )
 
     def apply_grad(
         self,

@@ -1,5 +1,6 @@
 """Finds the accumulator of a name, of either kind."""
 
+from shmacc import _arguments as arguments
 from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
@@ -10,7 +11,7 @@ from shmacc._sparse import SparseConditionalAccumulator
 
 
 def attach(
-    shared_name: str, *, owners: Owners = "mine"
+    shared_name: str, *, owners: Owners = "mine", timeout: float | None = None
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """Return the accumulator of that name.
 
@@ -18,21 +19,27 @@ def attach(
         shared_name: The name.
         owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
             "any", or an iterable of uids.
+        timeout: For how many seconds to wait until it exists; None: not at all (NotFoundError).
 
     Raises:
-        NotFoundError: There is none.
-        InvalidArgumentError: No possible name.
+        NotFoundError: There is none, and no timeout.
+        DeadlineExceededError: There was none until the end of the timeout.
+        InvalidArgumentError: No possible name, or a bad timeout.
         PermissionDeniedError: It is another user's.
         DataLossError: The file under the name is no valid segment of this version.
     """
-    return open_by_name(names.segment_name(shared_name), segment.check_owners(owners))
+    return open_by_name(
+        names.segment_name(shared_name),
+        segment.check_owners(owners),
+        arguments.attach_timeout(timeout),
+    )
 
 
 def open_by_name(
-    segment_name: SegmentName, owners: Owners
+    segment_name: SegmentName, owners: Owners, timeout: float | None = None
 ) -> SparseConditionalAccumulator | ConditionalAccumulator:
     """Attach by the segment's whole name; errors as for `attach`."""
-    handle = segment.attach(segment_name, owners)
+    handle = segment.attach(segment_name, owners, timeout)
     if handle.config()["kind"] == layout.KINDS["sparse"]:
         return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
     return ConditionalAccumulator.of_handle(handle, segment_name, owners)

@@ -6,8 +6,10 @@ removed at this moment; and it words the errors. No file of a segment is opened 
 it would drop the record locks that this process relies on.
 """
 
+import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +17,10 @@ from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._names import SegmentName, semaphore_path
 from shmacc.errors import (
+    AlreadyExistsError,
     DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
@@ -24,12 +29,16 @@ from shmacc.errors import (
 )
 
 if TYPE_CHECKING:
+    from shmacc._arguments import IfExists
     from shmacc._spec import Spec  # needs NumPy, which inspection does not
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, all users', or those of these uids."""
 
 _LARGEST_UID = 2**32 - 2
+_SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
+_LONGEST_PAUSE = 0.010
+_PASSAGE = 2.0  # for this long a process may be on its way in or out (name_lock.hpp)
 
 
 class UnfinishedError(DataLossError):
@@ -62,32 +71,74 @@ def check_owners(owners: object) -> Owners:
     )
 
 
-def open_or_create(name: SegmentName, spec: "Spec", owners: Owners) -> _core.Handle:
+def open_or_create(
+    name: SegmentName,
+    spec: "Spec",
+    owners: Owners,
+    if_exists: "IfExists" = "attach",
+    *,
+    unlink_on_close: bool = False,
+) -> _core.Handle:
     """Return a handle on the segment of that name, which is made if there is none.
 
+    Args:
+        name: The name.
+        spec: Of a new segment.
+        owners: Whose segments may be attached.
+        if_exists: "attach": an existing segment is attached. "error" and "replace" return a handle
+            on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
+            processes that ask for it at once, one gets it, and the other one finds it taken.
+        unlink_on_close: Whether a new segment's name is removed with its handle.
+
     Raises:
+        AlreadyExistsError: It exists, and `if_exists` is "error".
+        FailedPreconditionError: It is in use, and `if_exists` is "replace".
         DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: It is another user's.
         ResourceExhaustedError: Shared memory is full, or descriptors have run out.
     """
     while True:
-        handle = _attach(name, owners) or _create(name, spec)
+        handle = None
+        if if_exists == "attach":
+            handle = _attach(name, owners)
+        elif if_exists == "replace":
+            _remove_unused(name)
+        elif _is_taken(name):
+            raise _already_exists(name)
+        handle = handle or _create(name, spec, unlink_on_close=unlink_on_close)
         if handle is not None:
             return handle
 
 
-def attach(name: SegmentName, owners: Owners) -> _core.Handle:
+def attach(name: SegmentName, owners: Owners, timeout: float | None = None) -> _core.Handle:
     """Return a handle on the segment of that name.
 
+    Args:
+        name: The name.
+        owners: Whose segments may be attached.
+        timeout: For how many seconds to wait until there is one; None: not at all.
+
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is none, and no timeout.
+        DeadlineExceededError: There was none until the end of the timeout.
         DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: It is another user's.
         ResourceExhaustedError: Descriptors or places in the table of processes have run out.
     """
     handle = _attach(name, owners)
-    if handle is None:
+    if handle is not None:
+        return handle
+    if timeout is None:
         raise not_found(name)
+    deadline = time.monotonic() + timeout
+    pause = _SHORTEST_PAUSE
+    while handle is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _still_not_found(name, timeout)
+        time.sleep(min(pause, left))  # signal handlers run here
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        handle = _attach(name, owners)
     return handle
 
 
@@ -123,6 +174,40 @@ def unlink(name: SegmentName, handle: _core.Handle) -> None:
         raise error.about(name.system_name) from None
 
 
+def unlink_viewed(name: SegmentName, viewed: _core.View, *, if_unused: bool) -> bool:
+    """Remove the segment's name and semaphore; return whether they were removed.
+
+    Args:
+        name: The name.
+        viewed: A view of the segment.
+        if_unused: Only if the name leads to it and no living process has it attached, this one
+            included.
+
+    Raises:
+        PermissionDeniedError: The segment is another user's.
+        DeadlineExceededError: Another process holds the name lock for too long.
+    """
+    may_remove(name)
+    semaphore = semaphore_path(name.system_name, viewed.config()["token"])
+    try:
+        return viewed.unlink(name.path, semaphore, if_unused)
+    except ShmaccError as error:
+        raise error.about(name.system_name) from None
+
+
+def users(viewed: _core.View) -> tuple[int, ...]:
+    """Return the pids of the living processes that have the segment attached."""
+    return tuple(entry["pid"] for entry in viewed.participants() if entry["alive"])
+
+
+def in_use(name: SegmentName, pids: tuple[int, ...]) -> FailedPreconditionError:
+    """Return the error for a segment that these processes have attached."""
+    by_whom = ", ".join(f"pid {pid}" for pid in pids)
+    return FailedPreconditionError(
+        f"{name.shared_name!r} is in use by living processes: {by_whom}"
+    ).with_fields(segment=name.system_name, pids=pids)
+
+
 def may_remove(name: SegmentName) -> None:
     """Check the right to remove a segment before it is marked: a mark is never taken back.
 
@@ -153,10 +238,26 @@ def may_remove(name: SegmentName) -> None:
 
 def not_found(name: SegmentName) -> NotFoundError:
     """Return the error for a name that leads to nothing."""
+    return NotFoundError(f"There is no accumulator {_named(name)}").with_fields(**_fields(name))
+
+
+def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"There is still no accumulator {_named(name)}, after {timeout:g} seconds"
+    ).with_fields(**_fields(name))
+
+
+def _named(name: SegmentName) -> str:
     where = f"in the namespace {name.namespace!r}" if name.namespace else "outside of namespaces"
-    return NotFoundError(f"There is no accumulator named {name.shared_name!r} {where}").with_fields(
-        segment=name.system_name, shared_name=name.shared_name, namespace=name.namespace
-    )
+    return f"named {name.shared_name!r} {where}"
+
+
+def _fields(name: SegmentName) -> dict[str, str | None]:
+    return {
+        "segment": name.system_name,
+        "shared_name": name.shared_name,
+        "namespace": name.namespace,
+    }
 
 
 def _uids(owners: Owners) -> list[int] | None:
@@ -198,7 +299,64 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
     return entered
 
 
-def _create(name: SegmentName, spec: "Spec") -> _core.Handle | None:
+def _is_taken(name: SegmentName) -> bool:
+    """Whether the name leads to anything; what a dead process has left half removed is removed."""
+    try:
+        with contextlib.closing(view(name)) as viewed:
+            if viewed.unlinked:
+                unlink_viewed(name, viewed, if_unused=False)
+                return False
+            return True
+    except NotFoundError:
+        return False
+    except UnfinishedError:
+        return not _core.remove_unfinished(name.path)
+    except (DataLossError, PermissionDeniedError):
+        if not os.path.lexists(name.path):
+            raise
+        return True
+
+
+def _remove_unused(name: SegmentName) -> None:
+    """Remove what the name leads to, unless a living process has it attached.
+
+    The extension looks for such processes under the name lock, so a process that attaches in this
+    moment either has the segment or finds that the name does not lead there any more. A segment
+    that is marked as removed has lost its name already, but for a remover that died.
+
+    Raises:
+        FailedPreconditionError: A living process has it attached.
+        DataLossError: It is no segment of this version.
+        PermissionDeniedError: It is another user's.
+    """
+    deadline = time.monotonic() + _PASSAGE
+    while True:
+        try:
+            viewed = view(name)
+        except NotFoundError:
+            return
+        except UnfinishedError:
+            if _core.remove_unfinished(name.path):
+                return
+            raise
+        with contextlib.closing(viewed):
+            removed = unlink_viewed(name, viewed, if_unused=not viewed.unlinked)
+            if removed or viewed.unlinked:
+                return
+            pids = users(viewed)
+        # Without pids, another process has removed it, or one is on its way in or out.
+        if pids or time.monotonic() > deadline:
+            raise in_use(name, pids)
+        time.sleep(_SHORTEST_PAUSE)
+
+
+def _already_exists(name: SegmentName) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f'There is an accumulator {_named(name)} already, and if_exists is "error"'
+    ).with_fields(**_fields(name))
+
+
+def _create(name: SegmentName, spec: "Spec", *, unlink_on_close: bool) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
     shape = spec.shape
@@ -213,6 +371,7 @@ def _create(name: SegmentName, spec: "Spec") -> _core.Handle | None:
         reduction=layout.REDUCTIONS[spec.reduction],
         declared=None if shape is None else [-1 if dim is None else dim for dim in shape],
         is_private=spec.private,
+        unlink_on_close=unlink_on_close,
         token=token,
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,

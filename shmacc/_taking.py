@@ -88,7 +88,7 @@ def take(
         return finish(place)
     except BaseException as error:
         if not handle.keep(place) and type(error) is DeadlineExceededError:
-            raise _with_attached(error, handle) from None
+            raise with_attached(error, handle) from None
         raise
 
 
@@ -142,7 +142,7 @@ class Round(Generic[_Result]):
         except BaseException as error:
             self._give_up()
             if place.serial == 0 and type(error) is DeadlineExceededError:
-                raise _with_attached(error, self._handle) from None
+                raise with_attached(error, self._handle) from None
             raise
 
     def __exit__(
@@ -200,7 +200,7 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
         ) from error
 
 
-def _with_attached(error: DeadlineExceededError, handle: _core.Handle) -> DeadlineExceededError:
+def with_attached(error: DeadlineExceededError, handle: _core.Handle) -> DeadlineExceededError:
     """Return the error with the attached processes in it."""
     pids, more = handle.some_attached()
     named = ", ".join(f"pid {pid}" for pid in sorted(pids))

@@ -9,6 +9,7 @@ not apply. Both pickle, so errors arrive complete from worker processes.
 from typing import Any, Self
 
 __all__ = [
+    "AlreadyExistsError",
     "CancelledError",
     "DataLossError",
     "DeadlineExceededError",
@@ -66,16 +67,22 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
 
     Attributes:
-        accumulated: How many gradients had arrived (for a take).
-        required: How many the take waited for.
+        accumulated: How many gradients had arrived.
+        required: How many the take waited for; None for ``wait_step``.
         step: The global step that the accumulator was at.
+        dropped: How many gradients were dropped during the wait, as stale or because of a seal.
         pids: The processes that are attached.
+        shared_name: The name that ``attach`` waited for.
+        namespace: The namespace that it was looked for in.
     """
 
     accumulated: int | None = None
     required: int | None = None
     step: int | None = None
+    dropped: int | None = None
     pids: tuple[int, ...] | None = None
+    shared_name: str | None = None
+    namespace: str | None = None
 
 
 class CancelledError(ShmaccError):
@@ -88,6 +95,18 @@ class NotFoundError(ShmaccError, FileNotFoundError):
     Attributes:
         shared_name: The name that was looked for.
         namespace: The namespace that it was looked for in.
+    """
+
+    shared_name: str | None = None
+    namespace: str | None = None
+
+
+class AlreadyExistsError(ShmaccError, FileExistsError):
+    """A segment has that name, and a new one was asked for.
+
+    Attributes:
+        shared_name: The name.
+        namespace: The namespace that it is in.
     """
 
     shared_name: str | None = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONSTRUCTOR: Final = (
     "(dtype, shape=None, shared_name=None, name={name!r}, reduction_type='MEAN', *, "
-    "mode=None, owners='mine')"
+    "mode=None, owners='mine', if_exists='attach', unlink_on_close=False)"
 )
 
 METHODS: Final[dict[type, dict[str, str]]] = {
@@ -44,6 +44,7 @@ BOTH: Final = {
     "wait_step": "(self, after, *, timeout=None)",
     "num_accumulated": "(self, name=None)",
     "set_global_step": "(self, new_global_step, name=None)",
+    "attach": "(shared_name, *, owners='mine', timeout=None)",
     "stats": "(self)",
     "cancel": "(self)",
     "close": "(self)",
@@ -83,6 +84,7 @@ ERRORS: Final[dict[str, tuple[type[BaseException], ...]]] = {
     "DeadlineExceededError": (TimeoutError,),
     "CancelledError": (),
     "NotFoundError": (FileNotFoundError,),
+    "AlreadyExistsError": (FileExistsError,),
     "FailedPreconditionError": (RuntimeError,),
     "ResourceExhaustedError": (MemoryError,),
     "PermissionDeniedError": (PermissionError,),
@@ -108,7 +110,7 @@ def test_top_level_names() -> None:
     assert shmacc.NEVER_STALE == 2**63 - 1
     assert isinstance(shmacc.__version__, str)
     assert shmacc.sparse.SparseConditionalAccumulator is SparseConditionalAccumulator
-    assert plain(shmacc.attach) == "(shared_name, *, owners='mine')"
+    assert plain(shmacc.attach) == "(shared_name, *, owners='mine', timeout=None)"
 
 
 def test_import_is_light() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.support import refused
+from helpers.support import LONG, refused, until
 
 import shmacc
 from shmacc import (
@@ -16,6 +19,7 @@ from shmacc import (
     IndexedSlices,
     SparseConditionalAccumulator,
     errors,
+    inspection,
     testing,
 )
 
@@ -125,7 +129,75 @@ def test_a_timeout_says_what_came_and_who_is_there() -> None:
         assert error.pids == (os.getpid(),)
         with pytest.raises(errors.DeadlineExceededError, match="global step is still 0") as caught:
             acc.wait_step(5, timeout=0)
-        assert (caught.value.required, caught.value.step) == (None, 0)
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert (error.accumulated, error.required, error.step) == (1, None, 0)
+        assert (error.dropped, error.pids) == (0, (os.getpid(),))
+        assert f"pid {os.getpid()}" in str(error)
+
+
+def _sleeps_in_a_wait(acc: Any, thread: int) -> bool:
+    """Whether this process waits, and this thread of it sleeps: it has looked at what is there."""
+    activity = inspection.describe(acc.shared_name).processes[0].activity
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
+    waits = activity in {"waits in line", "waits for the step"}
+    return waits and stat.rpartition(")")[2].split()[0] == "S"
+
+
+WAITS: Final[dict[str, Callable[[Any], Any]]] = {
+    "take": lambda acc: acc.take(3, timeout=0.5),
+    "take_grad": lambda acc: acc.take_grad(3, timeout=0.5),
+    "round": lambda acc: acc.round(3, timeout=0.5).__enter__(),
+    "take_partial": lambda acc: acc.take_partial(3, timeout=0.5),
+    "wait_step": lambda acc: acc.wait_step(4, timeout=0.5),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_a_timeout_says_what_was_dropped_during_the_wait(wait: Callable[[Any], Any]) -> None:
+    with ConditionalAccumulator("f4") as acc, ThreadPoolExecutor(1) as pool:
+        acc.set_global_step(4)
+        assert not acc.apply_grad(1.0, 3)  # before the wait, so of no interest to it
+        thread = pool.submit(threading.get_native_id).result(LONG)
+        waiting = pool.submit(wait, acc)
+        until(lambda: _sleeps_in_a_wait(acc, thread))
+        assert acc.apply_grad(1.0, 4)
+        for _ in range(2):
+            assert not acc.apply_grad(1.0, 3)
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            waiting.result(LONG)
+        error = caught.value
+        assert (error.accumulated, error.dropped, error.step) == (1, 2, 4)
+        assert error.pids == (os.getpid(),)
+        assert "2 dropped during this wait" in str(error)
+        if error.required is not None:
+            assert error.required == 3
+            assert "1 of the 3 required gradients" in str(error)
+            assert "global step is 4" in str(error)
+
+
+def test_refusals_because_of_a_seal_count_as_dropped() -> None:
+    with ConditionalAccumulator("f4") as acc, ThreadPoolExecutor(1) as pool:
+        acc.take_partial(0, seal=True)
+        waiting = pool.submit(acc.take, 1, timeout=0.5)
+        until(lambda: acc.stats().waiting == 1)
+        assert not acc.apply_grad(1.0)
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            waiting.result(LONG)
+        assert (caught.value.accumulated, caught.value.dropped) == (0, 1)
+
+
+def test_a_take_that_waits_for_the_end_of_a_round_says_the_same() -> None:
+    """Its gradients had arrived, and the round keeps them."""
+    with ConditionalAccumulator("f4") as acc, ThreadPoolExecutor(1) as pool:
+        acc.apply_grad(1.0)
+        with acc.round(1):
+            waiting = pool.submit(acc.take, 1, timeout=0.2)
+            until(lambda: acc.stats().waiting == 1)
+            assert not acc.apply_grad(1.0)
+            with pytest.raises(errors.DeadlineExceededError) as caught:
+                waiting.result(LONG)
+        error = caught.value
+        assert (error.accumulated, error.required, error.dropped, error.step) == (1, 1, 1, 0)
 
 
 def test_in_use_names_who_uses_it() -> None:

@@ -18,7 +18,6 @@ from shmacc._names import SegmentName
 from shmacc._segment import UnfinishedError
 from shmacc.errors import (
     DataLossError,
-    FailedPreconditionError,
     NotFoundError,
     PermissionDeniedError,
     ShmaccError,
@@ -110,12 +109,9 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
         raise segment.not_found(segment_name)
     try:
         with open_view(segment_name) as view:
-            if not _unlink(segment_name, view, if_unused=not force) and not force:
-                pids = tuple(entry["pid"] for entry in view.participants() if entry["alive"])
-                raise FailedPreconditionError(
-                    f"{segment_name.shared_name!r} is in use by living processes: "
-                    f"{', '.join(f'pid {pid}' for pid in pids)}"
-                ).with_fields(segment=segment_name.system_name, pids=pids)
+            removed = segment.unlink_viewed(segment_name, view, if_unused=not force)
+            if not removed and not force:
+                raise segment.in_use(segment_name, segment.users(view))
     except DataLossError:
         if not force:
             raise
@@ -146,15 +142,9 @@ def _clean_segment(name: SegmentName) -> tuple[str, ...]:
     with open_view(name) as view:
         semaphore = semaphore_file(name, view.config()["token"])
         had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
-        if not _unlink(name, view, if_unused=True):
+        if not segment.unlink_viewed(name, view, if_unused=True):
             return ()
     return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
-
-
-def _unlink(name: SegmentName, view: _core.View, *, if_unused: bool) -> bool:
-    segment.may_remove(name)
-    semaphore = names.semaphore_path(name.system_name, view.config()["token"])
-    return view.unlink(name.path, semaphore, if_unused)
 
 
 def _unlink_files(file_names: tuple[str, ...]) -> None:

@@ -43,10 +43,10 @@ class Handle {
     }
 
   public:
-    // private_names: segment and semaphore, which are removed with this handle.
+    // own_names: segment and semaphore, which are removed with this handle.
     explicit Handle(std::shared_ptr<OpenSegment> segment,
-                    std::optional<std::pair<std::string, std::string>> private_names = {})
-        : segment_(OpenSegment::for_handle(std::move(segment))), private_names_(std::move(private_names)) {}
+                    std::optional<std::pair<std::string, std::string>> own_names = {})
+        : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)) {}
     ~Handle() {
         try {
             close();
@@ -57,7 +57,7 @@ class Handle {
     // In C++ from beginning to end: no signal handler can interrupt it.
     void close() {
         if (!segment_) return;
-        unlink_private();
+        unlink_own_names();
         if (!segment_) return;  // another thread was faster
         closed_ = true;
         const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
@@ -69,10 +69,11 @@ class Handle {
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
     }
-    // The names of a private segment are removed with its creator, not when a forked child of it ends.
-    void unlink_private() {
-        if (!private_names_ || !segment_ || !maker_.is_here()) return;
-        const auto [path, semaphore_path] = *private_names_;
+    // The names of a private segment, and of one made with unlink_on_close, are removed with the creator's
+    // handle, not when a forked child of the creator ends.
+    void unlink_own_names() {
+        if (!own_names_ || !segment_ || !maker_.is_here()) return;
+        const auto [path, semaphore_path] = *own_names_;
         const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
         if (segment->file().state().open) {
             unlink_names(segment->file(), path, semaphore_path, false, false);
@@ -81,7 +82,7 @@ class Handle {
             if (reopened && reopened->id() == segment->file().id())
                 unlink_names(*reopened, path, semaphore_path, false, false);
         }
-        private_names_.reset();  // not before: after an error it can be tried again
+        own_names_.reset();  // not before: after an error it can be tried again
     }
     bool closed() const { return closed_; }
 
@@ -249,7 +250,7 @@ class Handle {
         segment();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         const bool unlinked = unlink_names(use->file(), path, semaphore_path, false, true);
-        private_names_.reset();
+        own_names_.reset();
         return unlinked;
     }
     bool unlinked() const { return load(intact().header().unlinked) != 0; }
@@ -397,7 +398,7 @@ class Handle {
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
-    std::optional<std::pair<std::string, std::string>> private_names_;
+    std::optional<std::pair<std::string, std::string>> own_names_;
     const Origin maker_;
 };
 

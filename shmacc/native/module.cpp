@@ -17,8 +17,8 @@ nb::object give_to_python(std::unique_ptr<T> made) {
 // A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
-                  std::optional<Dims> declared, bool is_private, uint64_t token, const nb::bytes& hash_key,
-                  uint32_t mode) {
+                  std::optional<Dims> declared, bool is_private, bool unlink_on_close, uint64_t token,
+                  const nb::bytes& hash_key, uint32_t mode) {
     Config config{};
     if (hash_key.size() != sizeof config.hash_key)
         throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
@@ -42,8 +42,8 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     if (name.size() > kMaxName) throw Error(Failure::kInvalidArgument, "The name is too long");
     config.name_length = static_cast<uint32_t>(name.size());
     std::copy(name.begin(), name.end(), config.name);
-    std::optional<std::pair<std::string, std::string>> private_names;
-    if (is_private) private_names.emplace(path, semaphore_path);
+    std::optional<std::pair<std::string, std::string>> own_names;
+    if (is_private || unlink_on_close) own_names.emplace(path, semaphore_path);
     const auto file = create_segment(path, semaphore_path, config);
     if (!file) return nb::none();
     try {
@@ -51,7 +51,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
             unlink(semaphore_path.c_str());
             return nb::none();
         }
-        auto made = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(private_names));
+        auto made = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(own_names));
         Handle& handle = *made;
         nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
         return handle.enter(path, semaphore_path) ? object : nb::none();
@@ -193,7 +193,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("count", &Handle::count)
         .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
         .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
-        .def("unlink_private", &Handle::unlink_private)
+        .def("unlink_own_names", &Handle::unlink_own_names)
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)
         .def("config", &Handle::config)
@@ -218,8 +218,8 @@ NB_MODULE(_core, m) {
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("dtype"), nb::arg("sum"), nb::arg("components"), nb::arg("reduction"),
-          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("token"), nb::arg("hash_key"),
-          nb::arg("mode"));
+          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
+          nb::arg("hash_key"), nb::arg("mode"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();

@@ -118,12 +118,14 @@ class Operations {
         QueueEntry place(segment_);
         Cancellable interruption(interruption_, place);
         std::optional<RoundCopy> copy;
+        std::optional<uint64_t> dropped_before;  // by the first look at the state
         for (int looks = 0;;) {
             uint32_t seen = 0;
             bool look = false;
             {
                 OpenSegment::Session session(segment_, lock_deadline(request.deadline), interruption);
-                if (!session.held()) deadline_exceeded(request);
+                if (!session.held()) deadline_exceeded(request, dropped_before);
+                if (!dropped_before) dropped_before = session.state.dropped;
                 activity.now(kTakes);
                 if (place.joined()) seen = load(place.wake_word());  // before anything is checked
                 place.check_cancelled();
@@ -156,7 +158,7 @@ class Operations {
                     if (!place.joined() && request.num_required > 0) place.join(request.num_required);
                 } else {
                     copy.reset();
-                    if (past(request.deadline)) deadline_exceeded(request);
+                    if (past(request.deadline)) deadline_exceeded(request, dropped_before);
                     // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
                     if (!place.joined()) {
@@ -241,15 +243,20 @@ class Operations {
 
     int64_t wait_step(int64_t after, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForStep);
+        std::optional<uint64_t> dropped_before;
         for (Slices slices;; slices.next(interruption_.ends_sleep())) {
             uint32_t seen = load(segment_.wait_queue().progress_word());
-            int64_t step = segment_.committed().snapshot().step;
-            if (step > after) return step;
-            if (past(deadline))
+            const State state = segment_.committed().snapshot();
+            if (state.step > after) return state.step;
+            if (!dropped_before) dropped_before = state.dropped;
+            if (past(deadline)) {
+                const int64_t dropped = dropped_since(state, dropped_before);
                 throw Error(Failure::kDeadlineExceeded,
-                            "The global step is still " + std::to_string(step) + ", not past " +
-                                std::to_string(after),
-                            {{"step", step}});
+                            "The global step is still " + std::to_string(state.step) + ", not past " +
+                                std::to_string(after) + "; " + std::to_string(state.count) +
+                                " gradients had arrived" + describe_dropped(dropped),
+                            {{"accumulated", state.count}, {"step", state.step}, {"dropped", dropped}});
+            }
             futex_wait(segment_.wait_queue().progress_word(), seen, deadline, slices.now());
             segment_.check_file();
             interruption_.check();
@@ -259,12 +266,26 @@ class Operations {
   private:
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
-    [[noreturn]] void deadline_exceeded(const TakeRequest& request) {
+    // Since the wait looked first. A wait that never got the lock has not looked: the process that kept the lock
+    // kept all others from dropping anything.
+    static int64_t dropped_since(const State& state, std::optional<uint64_t> before) {
+        return before ? static_cast<int64_t>(state.dropped - *before) : 0;
+    }
+    static std::string describe_dropped(int64_t dropped) {
+        return "; " + std::to_string(dropped) + " dropped during this wait, as stale or because of a seal";
+    }
+
+    [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before) {
         const State state = segment_.committed().snapshot();
+        const int64_t dropped = dropped_since(state, dropped_before);
         throw Error(Failure::kDeadlineExceeded,
                     std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
-                        " required gradients had arrived",
-                    {{"accumulated", state.count}, {"required", request.num_required}, {"step", state.step}});
+                        " required gradients had arrived" + describe_dropped(dropped) +
+                        "; the global step is " + std::to_string(state.step),
+                    {{"accumulated", state.count},
+                     {"required", request.num_required},
+                     {"step", state.step},
+                     {"dropped", dropped}});
     }
 
     // Whether a living process has the round open. A process that is proved dead has given it up: the step is open

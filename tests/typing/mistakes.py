@@ -17,6 +17,7 @@ acc.take(1).value  # wrong
 acc.take("1")  # wrong
 acc.take_grad(1, 2)  # wrong
 dense = ConditionalAccumulator("float32", owners="everybody")  # wrong
+ConditionalAccumulator("float32", if_exists="ignore")  # wrong
 dense.take_partial(1).row_counts  # wrong
 dense.stats().aplied  # wrong
 fine = dense.take(1).value

@@ -57,7 +57,10 @@ def opening() -> None:
     """Constructors, and both ways to attach."""
     with SparseConditionalAccumulator(np.float32, (None, 8), "name", mode=0o660, owners={1000}):
         pass
+    with ConditionalAccumulator("f4", None, "name", if_exists="replace", unlink_on_close=True):
+        pass
     assert_type(SparseConditionalAccumulator.attach("name"), SparseConditionalAccumulator)
+    assert_type(ConditionalAccumulator.attach("name", timeout=0.5), ConditionalAccumulator)
     assert_type(ConditionalAccumulator.attach("name", owners="any"), ConditionalAccumulator)
     found = shmacc.attach("name")
     assert_type(found, SparseConditionalAccumulator | ConditionalAccumulator)
@@ -72,6 +75,7 @@ def around() -> None:
         assert_type(inspection.describe("name").stats, Stats)
     except errors.DeadlineExceededError as error:
         assert_type(error.accumulated, int | None)
+        assert_type(error.dropped, int | None)
     except errors.NotFoundError as error:
         assert_type(error.shared_name, str | None)
     assert_type(raw_ops.AccumulatorNumAccumulated("name"), int)

@@ -1,0 +1,169 @@
+"""``attach`` waits for a name when it is told to, and for no longer than it is told to."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.support import LONG, refused
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = forks
+
+NAME: Final = "awaited"
+SOON: Final = 1.0  # 0.1, on a machine that is not starved
+ATTACH: Final[tuple[Callable[..., Any], ...]] = (shmacc.attach, ConditionalAccumulator.attach)
+every_attach = pytest.mark.parametrize("attach", ATTACH, ids=["attach", "class"])
+
+
+def make() -> ConditionalAccumulator:
+    """Make what is waited for."""
+    return ConditionalAccumulator("f4", (), NAME)
+
+
+def count_attached(*, pipe: Pipe) -> int:
+    """Wait for the name; say when it begins."""
+    pipe.say()
+    with ConditionalAccumulator.attach(NAME, timeout=LONG) as acc:
+        return acc.num_accumulated()
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released with every look for the name that found nothing."""
+    looks = threading.Semaphore(0)
+    look = _core.open
+
+    def told(*args: Any) -> Any:
+        found = look(*args)
+        if found[0] == "nothing":
+            looks.release()
+        return found
+
+    monkeypatch.setattr(_core, "open", told)
+    return looks
+
+
+@every_attach
+def test_without_a_timeout_it_is_an_error_at_once(attach: Callable[..., Any]) -> None:
+    with pytest.raises(errors.NotFoundError):
+        attach(NAME)
+    with pytest.raises(errors.NotFoundError):
+        attach(NAME, timeout=None)
+
+
+@every_attach
+@pytest.mark.parametrize("seconds", [0, 0.02])
+def test_its_end_names_what_it_waited_for(
+    attach: Callable[..., Any], seconds: float, namespace: str
+) -> None:
+    before = time.monotonic()
+    with pytest.raises(TimeoutError, match=f"after {seconds} seconds") as caught:
+        attach(NAME, timeout=seconds)
+    assert time.monotonic() - before >= seconds
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert type(error) is errors.DeadlineExceededError
+    assert f"no accumulator named {NAME!r} in the namespace {namespace!r}" in str(error)
+    assert (error.shared_name, error.namespace) == (NAME, namespace)
+
+
+@every_attach
+@pytest.mark.parametrize("seconds", [0, 0.5, float("inf"), 10**400])
+def test_what_exists_is_attached_at_once(attach: Callable[..., Any], seconds: float) -> None:
+    with make() as acc:
+        acc.apply_grad(1.0)
+        with attach(NAME, timeout=seconds) as other:
+            assert other.num_accumulated() == 1
+        acc.unlink()
+
+
+@every_attach
+@pytest.mark.parametrize("bad", [-1, -0.001, float("nan"), "1", b"1", True, [1.0], 1j])
+def test_a_bad_timeout_is_refused(attach: Callable[..., Any], bad: Any) -> None:
+    with refused():
+        attach(NAME, timeout=bad)
+
+
+def test_it_waits_for_another_process_to_make_it() -> None:
+    with Apart(count_attached) as waiter:
+        waiter.hear()
+        with make() as acc:
+            assert waiter.result() == 0
+            acc.unlink()
+
+
+def test_it_waits_through_one_that_goes_while_it_attaches(
+    monkeypatch: pytest.MonkeyPatch, looked: threading.Semaphore
+) -> None:
+    """The waiter opens the file; before its second look at the name, the name is removed."""
+    with make() as old:
+        assert looked.acquire(timeout=0)  # its own, before it was made
+        look = _core.open
+
+        def then_unlinked(*args: Any) -> Any:
+            monkeypatch.setattr(_core, "open", look)
+            found = look(*args)
+            old.unlink()
+            return found
+
+        monkeypatch.setattr(_core, "open", then_unlinked)
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(ConditionalAccumulator.attach, NAME, timeout=LONG)
+            assert looked.acquire(timeout=LONG)
+            with make() as new, waiter.result(LONG) as got:
+                new.apply_grad(1.0)
+                assert (got.num_accumulated(), old.num_accumulated()) == (1, 0)
+                new.unlink()
+
+
+def test_another_kind_ends_the_wait() -> None:
+    with make() as acc:
+        with refused():
+            SparseConditionalAccumulator.attach(NAME, timeout=LONG)
+        acc.unlink()
+
+
+def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*, pipe: Pipe) -> float:
+        raised: list[float] = []
+
+        def handler(*_: object) -> None:
+            raised.append(time.monotonic())
+            raise KeyboardInterrupt
+
+        def say_first(*args: Any) -> Any:
+            monkeypatch.undo()
+            pipe.say()
+            return _core.open(*args)
+
+        monkeypatch.setattr(_core, "open", say_first)
+        signal.signal(signal.SIGUSR1, handler)
+        with pytest.raises(KeyboardInterrupt):
+            shmacc.attach(NAME, timeout=LONG)
+        return raised[0]
+
+    with Apart(interrupted) as waiter:
+        waiter.hear()
+        sent = time.monotonic()
+        os.kill(waiter.pid, signal.SIGUSR1)
+        assert waiter.result() - sent < SOON
+
+
+def test_pickled_handles_do_not_wait() -> None:
+    with make() as acc:
+        pickled = pickle.dumps(acc)
+        acc.unlink()
+    with pytest.raises(errors.NotFoundError):
+        pickle.loads(pickled)
