@@ -228,8 +228,8 @@ class Accumulator:
             raise InvalidArgumentError(
                 f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
                 f"{wanted} was asked for. If the existing one is left from an earlier run, "
-                f"`shmacc-inspect remove {self._segment_name.system_name}` removes it; or "
-                "use another shared_name"
+                f"`shmacc-inspect remove {self._segment_name.system_name}` removes it, and so does "
+                'if_exists="replace"; or use another shared_name'
             ).with_fields(
                 segment=self._segment_name.system_name, what=what, existing=existing, asked=wanted
             )

@@ -102,7 +102,7 @@ def open_or_create(
         if if_exists == "attach":
             handle = _attach(name, owners)
         elif if_exists == "replace":
-            _remove_unused(name)
+            _remove_unused(name)  # a process that dies after this leaves nothing under the name
         elif _is_taken(name):
             raise _already_exists(name)
         handle = handle or _create(name, spec, unlink_on_close=unlink_on_close)

@@ -112,6 +112,14 @@ def test_error_is_also_for_what_is_no_segment() -> None:
 
 
 @pytest.mark.parametrize("word", ["error", "replace"])
+def test_an_empty_file_of_another_program_is_nothing(word: Any) -> None:
+    path().touch()
+    with make(if_exists=word) as acc:
+        assert acc.apply_grad(1.0)
+        acc.unlink()
+
+
+@pytest.mark.parametrize("word", ["error", "replace"])
 def test_a_removal_that_died_on_the_way_is_finished(word: Any) -> None:
     """A remover was killed between the mark and the name: nothing exists but a name."""
     with make():

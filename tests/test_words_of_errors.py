@@ -168,7 +168,7 @@ def test_a_timeout_says_what_was_dropped_during_the_wait(wait: Callable[[Any], A
         error = caught.value
         assert (error.accumulated, error.dropped, error.step) == (1, 2, 4)
         assert error.pids == (os.getpid(),)
-        assert "2 dropped during this wait" in str(error)
+        assert "2 were dropped during this wait" in str(error)
         if error.required is not None:
             assert error.required == 3
             assert "1 of the 3 required gradients" in str(error)

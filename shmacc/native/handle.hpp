@@ -43,7 +43,7 @@ class Handle {
     }
 
   public:
-    // own_names: segment and semaphore, which are removed with this handle.
+    // own_names: segment and semaphore, if they are removed with this handle (private, or unlink_on_close).
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
         : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)) {}
@@ -69,8 +69,7 @@ class Handle {
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
     }
-    // The names of a private segment, and of one made with unlink_on_close, are removed with the creator's
-    // handle, not when a forked child of the creator ends.
+    // The names of its own are removed with the creator's handle, not when a forked child of it ends.
     void unlink_own_names() {
         if (!own_names_ || !segment_ || !maker_.is_here()) return;
         const auto [path, semaphore_path] = *own_names_;

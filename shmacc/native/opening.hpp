@@ -14,12 +14,12 @@
 // removed meanwhile as unused.
 //
 // **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to
-// this very segment, and then the semaphore; processes that have it open go on using it. The cleaner, and a
-// creator that could not attach, remove the names likewise, but only if there is no presence, and without the
-// mark: no process may go on using it. So either they see the presence of a process that attaches, or that
+// this very segment, and then the semaphore; processes that have it open go on using it. The cleaner, a
+// constructor that replaces, and a creator that could not attach, remove the names likewise, but only if there
+// is no presence, and without the mark: no process may go on using it. So either they see the presence of a process that attaches, or that
 // process sees that the name does not lead there any more; a mark is never taken back, and a name is never
-// removed that leads elsewhere by now. A process that attaches and finds the mark finishes the removal that a
-// dead process began.
+// removed that leads elsewhere by now. A process that attaches, or makes a segment under the name, and
+// finds the mark finishes the removal that a dead process began.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
 // it is not the lock that applies take, which a stopped process may hold for long. Between its lock and its

@@ -249,14 +249,11 @@ class Operations {
             const State state = segment_.committed().snapshot();
             if (state.step > after) return state.step;
             if (!dropped_before) dropped_before = state.dropped;
-            if (past(deadline)) {
-                const int64_t dropped = dropped_since(state, dropped_before);
-                throw Error(Failure::kDeadlineExceeded,
-                            "The global step is still " + std::to_string(state.step) + ", not past " +
-                                std::to_string(after) + "; " + std::to_string(state.count) +
-                                " gradients had arrived" + describe_dropped(dropped),
-                            {{"accumulated", state.count}, {"step", state.step}, {"dropped", dropped}});
-            }
+            if (past(deadline))
+                deadline_exceeded("The global step is still " + std::to_string(state.step) + ", not past " +
+                                      std::to_string(after) + "; " + std::to_string(state.count) +
+                                      " gradients had arrived",
+                                  state, dropped_before);
             futex_wait(segment_.wait_queue().progress_word(), seen, deadline, slices.now());
             segment_.check_file();
             interruption_.check();
@@ -266,26 +263,24 @@ class Operations {
   private:
     static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
-    // Since the wait looked first. A wait that never got the lock has not looked: the process that kept the lock
-    // kept all others from dropping anything.
-    static int64_t dropped_since(const State& state, std::optional<uint64_t> before) {
-        return before ? static_cast<int64_t>(state.dropped - *before) : 0;
+    // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that
+    // kept the lock kept all others from dropping anything.
+    [[noreturn]] static void deadline_exceeded(const std::string& what, const State& state,
+                                               std::optional<uint64_t> dropped_before,
+                                               Error::Fields fields = {}) {
+        const auto dropped = static_cast<int64_t>(state.dropped - dropped_before.value_or(state.dropped));
+        fields.insert(fields.end(), {{"accumulated", state.count}, {"step", state.step}, {"dropped", dropped}});
+        throw Error(Failure::kDeadlineExceeded,
+                    what + "; " + std::to_string(dropped) +
+                        " were dropped during this wait, as stale or because of a seal",
+                    std::move(fields));
     }
-    static std::string describe_dropped(int64_t dropped) {
-        return "; " + std::to_string(dropped) + " dropped during this wait, as stale or because of a seal";
-    }
-
     [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before) {
         const State state = segment_.committed().snapshot();
-        const int64_t dropped = dropped_since(state, dropped_before);
-        throw Error(Failure::kDeadlineExceeded,
-                    std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
-                        " required gradients had arrived" + describe_dropped(dropped) +
-                        "; the global step is " + std::to_string(state.step),
-                    {{"accumulated", state.count},
-                     {"required", request.num_required},
-                     {"step", state.step},
-                     {"dropped", dropped}});
+        deadline_exceeded(std::to_string(state.count) + " of the " + std::to_string(request.num_required) +
+                              " required gradients had arrived; the global step is " +
+                              std::to_string(state.step),
+                          state, dropped_before, {{"required", request.num_required}});
     }
 
     // Whether a living process has the round open. A process that is proved dead has given it up: the step is open
