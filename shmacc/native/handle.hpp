@@ -4,6 +4,7 @@
 #pragma once
 
 #include "description.hpp"
+#include "held_rounds.hpp"
 #include "name_lock.hpp"
 #include "taken_round.hpp"
 
@@ -131,7 +132,7 @@ class Handle {
     void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
               int64_t lowest, uint64_t highest) {
         const OpenSegment::Use segment = attached();
-        refuse_in_round();
+        rounds_.refuse_in_round();
         need_numpy();  // before something is taken: there may be no memory for it
         if (kept_.pass_on(place)) return;
         const TakeRequest request{num_required,  deadline_after(timeout),
@@ -148,14 +149,13 @@ class Handle {
     void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
                     int64_t lowest, uint64_t highest) {
         const OpenSegment::Use segment = attached();
-        refuse_in_round();
+        rounds_.refuse_in_round();
         need_numpy();
-        rounds_.reserve(rounds_.size() + 1);
+        HeldRounds::Opening opening(rounds_);
         const TakeRequest request{num_required, deadline_after(timeout), divide, true, false, true, lowest,
                                   highest};
         const auto note = [&] {
-            if (place.serial() != 0)
-                rounds_.push_back({place.serial(), PyThread_get_thread_ident(), Origin()});
+            if (place.serial() != 0) opening.add(place.serial());
         };
         try {
             run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
@@ -167,13 +167,10 @@ class Handle {
     }
     // Whether the round was still open. An error leaves it so: it can be tried again.
     bool close_round(uint64_t serial, bool consume) {
-        const auto is_it = [&](const HeldRound& round) {
-            return round.serial == serial && round.opened.is_here();
-        };
         segment();
-        if (std::none_of(rounds_.begin(), rounds_.end(), is_it)) return false;
+        if (!rounds_.has(serial)) return false;
         const bool ended = run([&](Operations& operations) { return operations.close_round(serial, consume); });
-        rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(), is_it), rounds_.end());
+        rounds_.remove(serial);
         return ended;
     }
 
@@ -320,21 +317,12 @@ class Handle {
         });
     }
 
-    // The thread that would have to end the round would wait for its end.
-    void refuse_in_round() const {
-        for (const HeldRound& round : rounds_)
-            if (round.thread == PyThread_get_thread_ident() && round.opened.is_here())
-                throw Error(Failure::kFailedPrecondition,
-                            "This thread has a round of this accumulator open; it must end before another "
-                            "take or round");
-    }
     // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
     void give_rounds_up(OpenSegment& segment) {
-        for (const HeldRound& round : std::exchange(rounds_, {})) {
-            if (!round.opened.is_here()) continue;  // a forked child's parent has it
+        while (const uint64_t serial = rounds_.pop()) {
             WithoutGil released;
             Uninterrupted uninterrupted;
-            Operations(segment, uninterrupted).close_round(round.serial, false, monotonic_ns() + kSweepPatience);
+            Operations(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
         }
     }
     static void require(const OpenSegment& segment, Kind kind) {
@@ -387,13 +375,7 @@ class Handle {
     }
     static constexpr uint32_t kAsked = 16;
 
-    struct HeldRound {
-        uint64_t serial;
-        unsigned long thread;
-        Origin opened;
-    };
-
-    std::vector<HeldRound> rounds_;  // open ones; the GIL guards it
+    HeldRounds rounds_;
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
