@@ -7,9 +7,8 @@ one's is in place.
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from shmacc import _arguments as arguments
 from shmacc import _core
@@ -29,30 +28,22 @@ from shmacc.errors import (
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The checked arguments of a take, as the extension has them."""
+_Request = tuple[int, float | None, bool, int, int]
+"""What the extension's takes get: gradients required, timeout, whether to divide, lowest and
+highest result."""
 
-    num_required: int
-    timeout: float | None
-    divide: bool
-    lowest: int
-    highest: int
 
-    @classmethod
-    def of(cls, spec: Spec, num_required: object, timeout: object, *, partial: bool) -> Self:
-        required = arguments.int64(num_required, "num_required")
-        if partial and required < 0:
-            raise InvalidArgumentError(
-                f"Argument num_required must not be negative, but was {required}"
-            )
-        if not partial and required <= 0:
-            raise InvalidArgumentError(
-                f"Argument num_required must be positive, but was {required}"
-            )
-        divide = not partial and spec.reduction != "SUM"
-        bounds = dtypes.SUM_BOUNDS if partial else spec.dtype.bounds
-        return cls(required, arguments.timeout(timeout), divide, *bounds)
+def _request(spec: Spec, num_required: object, timeout: object, *, partial: bool) -> _Request:
+    required = arguments.int64(num_required, "num_required")
+    if partial and required < 0:
+        raise InvalidArgumentError(
+            f"Argument num_required must not be negative, but was {required}"
+        )
+    if not partial and required <= 0:
+        raise InvalidArgumentError(f"Argument num_required must be positive, but was {required}")
+    divide = not partial and spec.reduction != "SUM"
+    lowest, highest = dtypes.SUM_BOUNDS if partial else spec.dtype.bounds
+    return required, arguments.timeout(timeout), divide, lowest, highest
 
 
 def take(
@@ -74,17 +65,10 @@ def take(
     when the caller has the result; and once caught here, the round reaches `keep` whatever
     comes next.
     """
-    request = _Request.of(spec, num_required, timeout, partial=partial)
+    request = _request(spec, num_required, timeout, partial=partial)
     place = TakenRound(not partial, seal)
     try:
-        handle.take(
-            place,
-            request.num_required,
-            request.timeout,
-            request.divide,
-            request.lowest,
-            request.highest,
-        )
+        handle.take(place, *request)
         return finish(place)
     except BaseException as error:
         if not handle.keep(place) and type(error) is DeadlineExceededError:
@@ -115,7 +99,7 @@ class Round(Generic[_Result]):
         self._place: TakenRound | None = None  # not entered yet
         self._handle = handle
         self._finish = finish
-        self._request = _Request.of(spec, num_required, timeout, partial=False)
+        self._request = _request(spec, num_required, timeout, partial=False)
 
     def __enter__(self) -> _Result:
         """Wait for the gradients and open the round.
@@ -130,14 +114,7 @@ class Round(Generic[_Result]):
             raise FailedPreconditionError("This round has been entered already; make another one")
         self._place = place = TakenRound(advance=True, seal=False)
         try:
-            self._handle.open_round(
-                place,
-                self._request.num_required,
-                self._request.timeout,
-                self._request.divide,
-                self._request.lowest,
-                self._request.highest,
-            )
+            self._handle.open_round(place, *self._request)
             return self._finish(place)
         except BaseException as error:
             self._give_up()
