@@ -101,8 +101,19 @@ inline void stream(unsigned char* to, const void* from, uint64_t bytes) {
 #ifdef __SSE2__
     if (reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0) {
         const auto* blocks = static_cast<const __m128i*>(from);
-        for (uint64_t i = 0; i < bytes / 16; ++i)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, _mm_loadu_si128(blocks + i));
+        auto* out = reinterpret_cast<__m128i*>(to);
+        const uint64_t count = bytes / 16;
+        uint64_t i = 0;
+        // A cache line a turn: shorter turns take a third longer where their code lies badly.
+        for (; i + 4 <= count; i += 4) {
+            const __m128i a = _mm_loadu_si128(blocks + i), b = _mm_loadu_si128(blocks + i + 1),
+                          c = _mm_loadu_si128(blocks + i + 2), d = _mm_loadu_si128(blocks + i + 3);
+            _mm_stream_si128(out + i, a);
+            _mm_stream_si128(out + i + 1, b);
+            _mm_stream_si128(out + i + 2, c);
+            _mm_stream_si128(out + i + 3, d);
+        }
+        for (; i < count; ++i) _mm_stream_si128(out + i, _mm_loadu_si128(blocks + i));
         return;
     }
 #endif
