@@ -54,11 +54,11 @@ rm -rf build/tsan-wheel
 
 if [ $# -eq 0 ]; then
     mapfile -t with_threads < <(grep -lE 'threading|Thread\(|Signal|signal\.' tests/test_*.py tests/hazards/test_*.py |
-        grep -vE 'bench|demo|inspect_terminal|soak|interrupted_openings|attach_timeout')
+        grep -vE 'bench|demo|inspect_terminal|soak|interrupted_openings|attach_timeout|handlers_that_open|idle_waiters')
     # Left out: descriptors that are closed under a waiting thread's hands, which is a race by its nature
     # (test_daemonized). And ThreadSanitizer holds signals back for seconds while a thread polls in short sleeps, as a
-    # wait for the name lock does, so nothing can be said of how soon they are seen there, or where they interrupt
-    # (also why test_interrupted_openings and test_attach_timeout are not among the files).
+    # wait for the name lock does, so nothing can be said of how soon they are seen there, or where they interrupt:
+    # those of the files above, and the deselected tests.
     set -- "${with_threads[@]}" --deselect tests/hazards/test_daemonized.py \
         --deselect tests/hazards/test_signals_in_waits.py::test_for_the_name \
         --deselect tests/hazards/test_interrupted_takes.py::test_others_apply_meanwhile \
