@@ -65,10 +65,13 @@ def take(
     when the caller has the result; and once caught here, the round reaches `keep` whatever
     comes next.
     """
-    request = _request(spec, num_required, timeout, partial=partial)
+    required, seconds, divide, lowest, highest = _request(
+        spec, num_required, timeout, partial=partial
+    )
     place = TakenRound(not partial, seal)
     try:
-        handle.take(place, *request)
+        # Not *request: CPython 3.11 crashes if memory runs out while it makes such a call.
+        handle.take(place, required, seconds, divide, lowest, highest)
         return finish(place)
     except BaseException as error:
         if not handle.keep(place) and type(error) is DeadlineExceededError:
@@ -114,7 +117,8 @@ class Round(Generic[_Result]):
             raise FailedPreconditionError("This round has been entered already; make another one")
         self._place = place = TakenRound(advance=True, seal=False)
         try:
-            self._handle.open_round(place, *self._request)
+            required, seconds, divide, lowest, highest = self._request
+            self._handle.open_round(place, required, seconds, divide, lowest, highest)
             return self._finish(place)
         except BaseException as error:
             self._give_up()
