@@ -1,9 +1,9 @@
-"""The common base of both conditional accumulators.
+"""The common base of accumulators: a handle on a segment, its step, its life.
 
 The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
 ``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
 docstring says so. Data flows one way: arguments are converted and checked (_gradients.py), the
-extension does the work under the lock, and its results become NumPy arrays.
+extension does the work under the lock, and its results become NumPy arrays (_results.py).
 """
 
 import logging
@@ -11,17 +11,16 @@ import threading
 import weakref
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
 from shmacc import _arguments as arguments
 from shmacc import _core
-from shmacc import _dtypes as dtypes
+from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
 from shmacc import _taking as taking
 from shmacc._names import SegmentName
+from shmacc._records import IndexArray
 from shmacc._segment import Owners
-from shmacc._spec import Spec
+from shmacc._spec import MemberSpec, Spec
 from shmacc._stats import Stats
 from shmacc.errors import DataLossError, DeadlineExceededError, InvalidArgumentError
 
@@ -58,7 +57,7 @@ class AccumulatorRef:
 
 
 class Accumulator:
-    """The common base of both accumulators.
+    """The common base of accumulators, single ones and groups.
 
     Use as a context manager to close at the end of the block. Handles pickle: another process that
     unpickles one attaches to the same segment.
@@ -67,61 +66,28 @@ class Accumulator:
     _KIND: ClassVar[str]
     _DEFAULT_NAME: ClassVar[str]
 
-    def __init__(
+    def _open(
         self,
-        dtype: Any,
-        shape: Any = None,
-        shared_name: str | None = None,
-        name: str | None = None,
-        reduction_type: str | None = "MEAN",
+        members: tuple[MemberSpec, ...],
+        shared_name: str | None,
+        name: str | None,
+        reduction_type: object,
         *,
-        mode: int | None = None,
-        owners: Owners = "mine",
-        if_exists: arguments.IfExists = "attach",
-        unlink_on_close: bool = False,
+        mode: object,
+        owners: object,
+        if_exists: object,
+        unlink_on_close: object,
+        lanes: object,
+        capacity: object,
     ) -> None:
-        """Create the accumulator, or attach to the one that has this shared_name.
-
-        Args:
-            dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
-            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
-                unknown.
-            shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
-                share the accumulator, and it lives until `unlink`. None or empty: private; it is
-                removed when this process closes it or ends.
-            name: A label.
-            reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
-                or "CMEAN" (sparse: of each row over all gradients of the round).
-            mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
-                for a new accumulator, and any mode of an existing one. A user with the right to
-                write can do anything to the accumulator. A user with the right to read alone sees
-                all gradients, and can keep others waiting, by read locks on the file: give no
-                rights to users you do not trust.
-            owners: Whose accumulator of this name may be attached to: "mine" (this process's
-                effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
-            if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
-                it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
-                has it attached, and create a new one. Without effect on private ones.
-            unlink_on_close: Whether the name is removed when the process that created the
-                accumulator closes this object or ends in order. A process that is killed leaves
-                the name, and the flag of a process that attaches has no effect.
-
-        Raises:
-            AlreadyExistsError: It exists, and `if_exists` is "error".
-            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
-                and `if_exists` is "replace".
-            InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
-                in kind, dtype, shape, reduction or mode (the message gives both).
-            ResourceExhaustedError: Shared memory is full.
-            PermissionDeniedError: The accumulator is another user's.
-            DataLossError: The file under the name is no valid segment of this version.
-        """
+        """Create the segment or attach to it; the constructors' common part."""
         private = not shared_name and not isinstance(shared_name, bytes)
         spec = Spec(
             kind=self._KIND,
-            dtype=dtypes.resolve(dtype),
-            shape=arguments.declared_shape(shape, self._KIND),
+            members=members,
             reduction=arguments.reduction(reduction_type),
+            lanes=arguments.limit(lanes, "lanes", layout.MAX_LANES),
+            capacity=arguments.limit(capacity, "capacity", arguments.MOST_GRADIENTS),
             mode=arguments.mode_bits(mode),
             private=private,
         )
@@ -219,9 +185,11 @@ class Accumulator:
             self._finalizer()
             raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
         self._spec = spec
-        self._dtype = spec.dtype
-        self._shape = spec.shape
         self._shared_name: str = config["name"]
+        self._adopted()
+
+    def _adopted(self) -> None:
+        """Keep what a subclass needs of the spec at hand."""
 
     def _check_agreement(self, asked: Spec) -> None:
         for what, existing, wanted in self._spec.disagreements(asked):
@@ -245,27 +213,20 @@ class Accumulator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self._shared_name!r} {self._dtype.name} "
-            f"{arguments.describe_shape(self._shape)} {self._spec.reduction}"
-            f"{' closed' if self._handle.closed else ''}>"
-        )
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of gradients and results."""
-        return self._dtype.numpy
-
-    @property
-    def shape(self) -> arguments.Shape:
-        """The declared shape; None: unknown rank; None as a dimension: unknown."""
-        return self._shape
-
     @property
     def reduction_type(self) -> str:
-        """MEAN, SUM or CMEAN."""
+        """MEAN, SUM or CMEAN; of a group, that of members without their own."""
         return self._spec.reduction
+
+    @property
+    def lanes(self) -> int:
+        """How many applies go on at the same time."""
+        return self._spec.lanes or 1
+
+    @property
+    def capacity(self) -> int | None:
+        """How many gradients may be pending; None: any number."""
+        return self._spec.capacity
 
     @property
     def name(self) -> str:
@@ -339,6 +300,16 @@ class Accumulator:
             return self._handle.wait_step(past, seconds)
         except DeadlineExceededError as error:
             raise taking.with_attached(error, self._handle) from None
+
+    def contributors(self) -> IndexArray:
+        """Return who is in the open round, without consuming it: int64, ascending.
+
+        Only applies that were given a ``contributor`` are listed.
+        """
+        contributors: IndexArray = taking.look(
+            self._handle, lambda place: place.contributors, partial=True
+        )
+        return contributors
 
     def unseal(self) -> None:
         """Accept gradients again after ``take_partial(seal=True)``, at the same step."""

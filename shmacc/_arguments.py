@@ -10,6 +10,9 @@ import numpy as np
 from shmacc import _layout as layout
 from shmacc.errors import InvalidArgumentError
 
+OnDeath = Literal["wait", "raise"]
+"""What a take does when a process that has applied dies: nothing, or WorkerDiedError."""
+
 Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
 
@@ -19,7 +22,8 @@ IfExists = Literal["attach", "error", "replace"]
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
-_MOST_GRADIENTS = 2**48  # in a partial: more than any job adds up one by one
+MOST_GRADIENTS = 2**48
+"""In a partial, pending, or the weight of one: more than any job adds up one by one."""
 _OWNERS_BITS = 0o600
 _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 
@@ -122,18 +126,71 @@ def describe_shape(shape: Shape) -> str:
     return "[" + ",".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
-def partial_count(value: object) -> int:
-    """Return how many gradients a partial counts for.
+def partial_count(value: object, what: str = "partial.count") -> int:
+    """Return how many gradients a partial counts for, or their weight.
 
     Raises:
         InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.
     """
-    count = int64(value, "partial.count")
-    if not 0 <= count <= _MOST_GRADIENTS:
+    count = int64(value, what)
+    if not 0 <= count <= MOST_GRADIENTS:
         raise InvalidArgumentError(
-            f"partial.count must not be negative, nor more than 2**48, but was {count}"
+            f"{what} must not be negative, nor more than 2**48, but was {count}"
         )
     return count
+
+
+def weight(value: object) -> int:
+    """Return how often a gradient counts.
+
+    Raises:
+        InvalidArgumentError: It is not 1 to 2**48.
+    """
+    if value == 1 and type(value) is int:
+        return value
+    count = int64(value, "weight")
+    if not 1 <= count <= MOST_GRADIENTS:
+        raise InvalidArgumentError(f"weight must be 1 to 2**48, but was {count}")
+    return count
+
+
+def contributor(value: object) -> int | None:
+    """Return who contributes a gradient; None: nobody is named.
+
+    Raises:
+        InvalidArgumentError: It is no integer from 0 to 2**63 - 1.
+    """
+    if value is None:
+        return None
+    number = int64(value, "contributor")
+    if number < 0:
+        raise InvalidArgumentError(f"contributor must not be negative, but was {number}")
+    return number
+
+
+def limit(value: object, what: str, most: int) -> int | None:
+    """Return a constructor's lanes or capacity; None: not given.
+
+    Raises:
+        InvalidArgumentError: It is not 1 to `most`.
+    """
+    if value is None:
+        return None
+    number = int64(value, what)
+    if not 1 <= number <= most:
+        raise InvalidArgumentError(f"{what} must be 1 to {most}, but was {number}")
+    return number
+
+
+def on_death(value: object) -> bool:
+    """Return whether a take raises when a worker has died.
+
+    Raises:
+        InvalidArgumentError: Neither "wait" nor "raise".
+    """
+    if isinstance(value, str) and value in {"wait", "raise"}:
+        return value == "raise"
+    raise InvalidArgumentError(f'on_death must be "wait" or "raise", but was {value!r}')
 
 
 def reduction(reduction_type: object) -> str:

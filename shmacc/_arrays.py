@@ -12,9 +12,10 @@ from shmacc import _core
 from shmacc._arguments import INT64_MAX, describe_shape
 from shmacc._dtypes import DType, kind_of
 from shmacc._records import IndexArray, ValueArray
-from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num
+_EXACT_IN_FLOAT32 = 2**24
 # NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
@@ -60,6 +61,32 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
             f"but are {array.dtype}"
         )
     return _contiguous(array, what)
+
+
+def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
+    """Return values, in the type of sums, as often as the gradient counts.
+
+    Raises:
+        OutOfRangeError: A product does not fit the type of sums (integers).
+        ResourceExhaustedError: There is no memory for the products.
+    """
+    if weight == 1 or values.size == 0:
+        return values
+    try:
+        if values.dtype.kind in "iu":
+            info = np.iinfo(values.dtype)
+            lowest, highest = int(values.min()), int(values.max())
+            if lowest * weight < info.min or highest * weight > info.max:
+                raise OutOfRangeError(
+                    f"{what} times their weight, {weight}, do not fit 64 bits; nothing was added"
+                )
+            return values * values.dtype.type(weight)
+        if weight <= _EXACT_IN_FLOAT32:
+            return values * values.dtype.type(weight)
+        wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
+        return (wide * wide.dtype.type(weight)).astype(values.dtype)  # rounded once
+    except MemoryError as error:
+        raise _too_large(values, what) from error
 
 
 def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:

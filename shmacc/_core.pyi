@@ -8,7 +8,12 @@ import numpy.typing as npt
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
 MAX_RANK: int
+MAX_MEMBERS: int
+MAX_LANES: int
 REGIONS: dict[str, int]
+LANE_REGIONS: dict[str, int]
+MEMBER_REGIONS: dict[str, int]
+EVENTS: dict[str, int]
 KINDS: dict[str, int]
 REDUCTIONS: dict[str, int]
 SUMS: dict[str, int]
@@ -31,15 +36,16 @@ class TakenRound:
     @property
     def step(self) -> int: ...
     @property
+    def weight(self) -> int: ...
+    @property
     def serial(self) -> int: ...
     @property
-    def indices(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def values(self) -> Any: ...
-    @property
-    def shape(self) -> Any: ...
-    @property
-    def row_counts(self) -> npt.NDArray[np.int64]: ...
+    def contributors(self) -> npt.NDArray[np.int64]: ...
+    def members(self) -> list[tuple[int, int, int]]: ...
+    def indices(self, i: int) -> npt.NDArray[np.int64]: ...
+    def values(self, i: int) -> Any: ...
+    def shape(self, i: int) -> npt.NDArray[np.int64]: ...
+    def row_counts(self, i: int) -> npt.NDArray[np.int64]: ...
 
 class Handle:
     def close(self) -> None: ...
@@ -49,34 +55,42 @@ class Handle:
         self,
         indices: Any,
         values: Any,
-        contributions: Any | None,
+        counts: Any | None,
         dims: tuple[int, ...] | list[int],
-        local_step: int,
-        gradients: int,
         ascending: bool,
+        local_step: int,
+        count: int,
+        weight: int,
+        contributors: int | npt.NDArray[np.int64] | None,
+        timeout: float | None,
     ) -> bool: ...
     def apply_dense(
-        self, values: Any, dims: tuple[int, ...] | list[int], local_step: int, gradients: int
+        self,
+        values: Any,
+        dims: tuple[int, ...] | list[int],
+        local_step: int,
+        count: int,
+        weight: int,
+        contributors: int | npt.NDArray[np.int64] | None,
+        timeout: float | None,
+    ) -> bool: ...
+    def apply_group(
+        self,
+        parts: list[tuple[Any, ...]],
+        local_step: int,
+        count: int,
+        weight: int,
+        contributors: int | npt.NDArray[np.int64] | None,
+        timeout: float | None,
     ) -> bool: ...
     def drop_if_stale(self, local_step: int, gradients: int) -> bool: ...
     def take(
-        self,
-        place: TakenRound,
-        num_required: int,
-        timeout: float | None,
-        divide: bool,
-        lowest: int,
-        highest: int,
+        self, place: TakenRound, num_required: int, timeout: float | None, raise_deaths: bool
     ) -> None: ...
+    def look(self, place: TakenRound) -> None: ...
     def keep(self, place: TakenRound) -> bool: ...
     def open_round(
-        self,
-        place: TakenRound,
-        num_required: int,
-        timeout: float | None,
-        divide: bool,
-        lowest: int,
-        highest: int,
+        self, place: TakenRound, num_required: int, timeout: float | None, raise_deaths: bool
     ) -> None: ...
     def close_round(self, serial: int, consume: bool) -> bool: ...
     def some_attached(self) -> tuple[list[int], int]: ...
@@ -105,7 +119,8 @@ class View:
     def state(self) -> dict[str, Any]: ...
     def participants(self) -> list[dict[str, Any]]: ...
     def waiters(self) -> list[dict[str, Any]]: ...
-    def lock_state(self) -> tuple[bool, int]: ...
+    def events(self) -> list[dict[str, Any]]: ...
+    def lock_state(self, lane: int) -> tuple[bool, int]: ...
     def name_lock_state(self) -> tuple[bool, int]: ...
     @staticmethod
     def semaphore_value(path: str) -> int | None: ...
@@ -125,11 +140,10 @@ def create(
     semaphore_path: str,
     name: str,
     kind: int,
-    dtype: int,
-    sum: int,
-    components: int,
+    members: list[tuple[Any, ...]],
     reduction: int,
-    declared: list[int] | None,
+    lanes: int,
+    capacity: int | None,
     is_private: bool,
     unlink_on_close: bool,
     token: int,

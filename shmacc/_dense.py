@@ -5,18 +5,18 @@ from typing import Any
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
+from shmacc import _results as results
 from shmacc import _taking as taking
-from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._records import DensePartial, DenseTaken, ValueArray
 from shmacc._segment import Owners
+from shmacc._single import SingleAccumulator
 from shmacc._taking import Round
-from shmacc.errors import InvalidArgumentError
 
 __all__ = ["ConditionalAccumulator"]
 
 
-class ConditionalAccumulator(Accumulator):
+class ConditionalAccumulator(SingleAccumulator):
     """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
 
     _KIND = "dense"
@@ -34,8 +34,10 @@ class ConditionalAccumulator(Accumulator):
         owners: Owners = "mine",
         if_exists: arguments.IfExists = "attach",
         unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
     ) -> None:
-        """Create or attach; arguments and errors as in `Accumulator`."""
+        """Create or attach; arguments and errors as in `SingleAccumulator`."""
         super().__init__(
             dtype,
             shape,
@@ -46,6 +48,8 @@ class ConditionalAccumulator(Accumulator):
             owners=owners,
             if_exists=if_exists,
             unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
         )
 
     def apply_grad(
@@ -53,6 +57,10 @@ class ConditionalAccumulator(Accumulator):
         grad: Any,
         local_step: int = 0,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
     ) -> bool:
         """Add a gradient, unless it is stale (TF: AccumulatorApplyGradient).
 
@@ -60,45 +68,51 @@ class ConditionalAccumulator(Accumulator):
             grad: An array of the declared shape; all gradients of a round have the same shape.
             local_step: The step that the gradient was computed at.
             name: Ignored.
+            contributor: As for `SparseConditionalAccumulator.apply_grad`, as are the next two.
+            weight: How often the values count.
+            timeout: Seconds.
 
         Returns:
-            True if it was added; False if it was dropped, because ``local_step`` is less than the
-            accumulator's step, or because of a seal.
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the accumulator's step, or because of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
                 the round's. Nothing was added.
             OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
             ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        step = arguments.int64(local_step, "local_step")
+        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
+        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
         value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)
-        return self._handle.apply_dense(value, value.shape, step, 1)
+        value = arrays.weighted(value, times, "grad")
+        return self._handle.apply_dense(value, value.shape, step, 1, times, who, seconds)
 
-    def apply_partial(self, partial: DensePartial, local_step: int = 0) -> bool:
+    def apply_partial(
+        self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients.
+        It counts as ``partial.count`` gradients of ``partial.weight``, and brings its contributors.
 
         Returns:
             As for `apply_grad`.
 
         Raises:
-            As for `apply_grad`.
+            As for `apply_grad`; also AlreadyExistsError if one of its contributors is in the round
+            already.
         """
-        gradients.check_not_divided(partial)
-        if not (hasattr(partial, "value") and hasattr(partial, "count")):
-            raise InvalidArgumentError(
-                f"A partial of a dense accumulator was expected, but got {type(partial).__name__}"
-            )
-        step = arguments.int64(local_step, "local_step")
-        count = arguments.partial_count(partial.count)
-        value = arrays.sums_array(partial.value, self._dtype, "The value")
-        if count == 0:
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        sums = gradients.dense_sums(partial, self._dtype)
+        who = gradients.partial_contributors(partial)
+        if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        gradients.check_dense(value.shape, self._shape)
-        return self._handle.apply_dense(value, value.shape, step, count)
+        gradients.check_dense(sums.values.shape, self._shape)
+        return self._handle.apply_dense(
+            sums.values, sums.values.shape, step, sums.count, sums.weight, who, seconds
+        )
 
     def take_grad(
         self,
@@ -115,21 +129,38 @@ class ConditionalAccumulator(Accumulator):
             An array of the round's shape.
         """
         return taking.take(
-            self._handle, self._spec, self._gradient, num_required, timeout, partial=False
+            self._handle, self._gradient, num_required, timeout
         )
 
-    def take(self, num_required: int, *, timeout: float | None = None) -> DenseTaken:
-        """Take like `take_grad`, with numbers that TensorFlow does not report."""
+    def take(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> DenseTaken:
+        """Take like `take_grad`, with numbers that TensorFlow does not report.
+
+        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
+        is found dead; each death ends one wait. A process that closed its accumulator or exited in
+        order is not dead. Gradients that are enough are taken, whoever has died.
+        """
         return taking.take(
-            self._handle, self._spec, self._taken, num_required, timeout, partial=False
+            self._handle, self._taken, num_required, timeout, on_death
         )
 
-    def round(self, num_required: int, *, timeout: float | None = None) -> Round[DenseTaken]:
+    def round(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> Round[DenseTaken]:
         """Take gradients for the length of a ``with`` block, and consume them at its end.
 
         Everything else as `SparseConditionalAccumulator.round`.
         """
-        return Round(self._handle, self._spec, self._taken, num_required, timeout)
+        return Round(self._handle, self._taken, num_required, timeout, on_death)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -141,7 +172,6 @@ class ConditionalAccumulator(Accumulator):
         """
         return taking.take(
             self._handle,
-            self._spec,
             self._partial,
             num_required,
             timeout,
@@ -149,15 +179,19 @@ class ConditionalAccumulator(Accumulator):
             seal=bool(seal),
         )
 
-    def _gradient(self, taken: TakenRound) -> ValueArray:
-        return taking.to_dtype(self._dtype, taken.values)
+    def snapshot(self) -> DenseTaken:
+        """Return what a take would give now; consumes nothing, and waits for no number.
 
-    def _taken(self, taken: TakenRound) -> DenseTaken:
-        return DenseTaken(taking.to_dtype(self._dtype, taken.values), taken.count, taken.step)
+        Of an empty accumulator it is zeros, as `take_partial` of none; in an open round it shows the
+        round.
+        """
+        return taking.look(self._handle, self._taken, partial=False)
 
-    def _partial(self, taken: TakenRound) -> DensePartial:
-        value = taken.values
-        if value is None:
-            shape = (0,) if self._shape is None else [dim or 0 for dim in self._shape]
-            value = arrays.zeros(shape, self._dtype.partial)
-        return DensePartial(value, taken.count, taken.step)
+    def _gradient(self, place: TakenRound) -> ValueArray:
+        return results.to_dtype(self._dtype, place.values(0))
+
+    def _taken(self, place: TakenRound) -> DenseTaken:
+        return results.dense_taken(place, self._member)
+
+    def _partial(self, place: TakenRound) -> DensePartial:
+        return results.dense_partial(place, self._member)

@@ -6,21 +6,121 @@ TensorFlow's) are left to the apply, when the gradient is known to be fresh: `de
 only words row 9, and the extension checks row 8.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from shmacc import _arguments as arguments
 from shmacc import _core
 from shmacc._arguments import INT64_MAX, Shape, describe_shape
-from shmacc._arrays import index_array
+from shmacc._arrays import index_array, sums_array
+from shmacc._dtypes import DType
 from shmacc._records import DenseTaken, IndexArray, SparseTaken, ValueArray
 from shmacc.errors import InvalidArgumentError
 
 
-def check_not_divided(partial: object) -> None:
-    """Refuse a take's result, which is divided, where a partial is expected.
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a partial has of a member: `values` and `row_counts` as in `SparsePartial`."""
+
+    values: ValueArray
+    count: int
+    weight: int
+    indices: IndexArray | None = None
+    row_counts: IndexArray | None = None
+    given: tuple[int, ...] | None = None
+
+
+def sparse_sums(partial: Any, dtype: DType) -> Sums:
+    """Return the sums of a sparse member's partial.
 
     Raises:
-        InvalidArgumentError: It is one.
+        InvalidArgumentError: It is no such partial, or its counts are inconsistent.
+        ResourceExhaustedError: There is no memory for a contiguous copy.
     """
+    _check_not_divided(partial)
+    check_has(
+        partial,
+        "A partial of a sparse accumulator",
+        *("indices", "values", "shape", "row_counts", "count"),
+    )
+    count, weight = count_and_weight(partial)
+    values = sums_array(partial.values, dtype, "Values")
+    indices = index_array(partial.indices, "partial.indices")
+    counts = index_array(partial.row_counts, "partial.row_counts")
+    given = given_shape(partial.shape)
+    if count > 0 and (
+        counts.shape != indices.shape
+        or (counts.size and not (counts.min() >= 1 and counts.max() <= weight))
+    ):
+        raise InvalidArgumentError(
+            "partial.row_counts must be one number for each row, 1 to partial.weight "
+            "(without weights: partial.count)"
+        )
+    return Sums(values, count, weight, indices, counts, given)
+
+
+def dense_sums(partial: Any, dtype: DType) -> Sums:
+    """Return the sums of a dense member's partial.
+
+    Raises:
+        InvalidArgumentError: It is no such partial.
+        ResourceExhaustedError: There is no memory for a contiguous copy.
+    """
+    _check_not_divided(partial)
+    check_has(partial, "A partial of a dense accumulator", "value", "count")
+    count, weight = count_and_weight(partial)
+    return Sums(sums_array(partial.value, dtype, "The value"), count, weight)
+
+
+def partial_contributors(partial: Any) -> IndexArray | None:
+    """Return the contributors of a partial, ascending; None: it has none.
+
+    Raises:
+        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``.
+    """
+    given = getattr(partial, "contributors", None)
+    if given is None:
+        return None
+    who = np.sort(index_array(given, "partial.contributors"), axis=None)
+    if not who.size:
+        return None
+    if int(who[0]) < 0 or np.any(who[1:] == who[:-1]):
+        raise InvalidArgumentError("partial.contributors must be distinct and not negative")
+    return who
+
+
+def check_has(value: Any, what: str, *fields: str) -> None:
+    """Refuse an object that does not have these attributes.
+
+    Raises:
+        InvalidArgumentError: It lacks one.
+    """
+    for field in fields:
+        if not hasattr(value, field):
+            raise InvalidArgumentError(
+                f"{what} was expected, but {type(value).__name__} has no {field!r}"
+            )
+
+
+def count_and_weight(partial: Any) -> tuple[int, int]:
+    """Return of how many gradients a partial is, and their weight.
+
+    Raises:
+        InvalidArgumentError: They are no such numbers, or disagree.
+    """
+    count = arguments.partial_count(partial.count)
+    given = getattr(partial, "weight", None)
+    weight = count if given is None else arguments.partial_count(given, "partial.weight")
+    if weight < count or (weight > 0) != (count > 0):
+        raise InvalidArgumentError(
+            f"partial.weight, {weight}, must be at least partial.count, {count}"
+        )
+    return count, weight
+
+
+def _check_not_divided(partial: object) -> None:
     if type(partial) in {SparseTaken, DenseTaken}:
         raise InvalidArgumentError(
             f"A partial was expected, but this {type(partial).__name__} is the result of a take, "
@@ -69,6 +169,30 @@ def check_sparse(
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0
+
+
+def check_rows(
+    indices: IndexArray,
+    values: ValueArray,
+    given: tuple[int, ...] | None,
+    declared: Shape,
+    *,
+    repeats: bool,
+) -> bool:
+    """Run all checks of a sparse gradient that need no round.
+
+    Arguments as for `own_refusal`. Returns whether the indices are strictly ascending.
+
+    Raises:
+        InvalidArgumentError: The first check that fails.
+    """
+    ascending = check_sparse(indices, values, given, declared)
+    refusal = own_refusal(
+        indices, values, given, ascending=ascending, repeats=repeats
+    ) or declared_conflict(values.shape, declared)
+    if refusal is not None:
+        raise InvalidArgumentError(refusal)
+    return ascending
 
 
 def own_refusal(

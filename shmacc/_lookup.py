@@ -1,10 +1,11 @@
-"""Finds the accumulator of a name, of either kind."""
+"""Finds the accumulator of a name, of whatever kind."""
 
 from shmacc import _arguments as arguments
 from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
 from shmacc._dense import ConditionalAccumulator
+from shmacc._group import AccumulatorGroup
 from shmacc._names import SegmentName
 from shmacc._segment import Owners
 from shmacc._sparse import SparseConditionalAccumulator
@@ -12,7 +13,7 @@ from shmacc._sparse import SparseConditionalAccumulator
 
 def attach(
     shared_name: str, *, owners: Owners = "mine", timeout: float | None = None
-) -> SparseConditionalAccumulator | ConditionalAccumulator:
+) -> SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup:
     """Return the accumulator of that name.
 
     Args:
@@ -37,9 +38,12 @@ def attach(
 
 def open_by_name(
     segment_name: SegmentName, owners: Owners, timeout: float | None = None
-) -> SparseConditionalAccumulator | ConditionalAccumulator:
+) -> SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup:
     """Attach by the segment's whole name; errors as for `attach`."""
     handle = segment.attach(segment_name, owners, timeout)
-    if handle.config()["kind"] == layout.KINDS["sparse"]:
+    kind = layout.KIND_NAMES[handle.config()["kind"]]
+    if kind == "group":
+        return AccumulatorGroup.of_handle(handle, segment_name, owners)
+    if kind == "sparse":
         return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
     return ConditionalAccumulator.of_handle(handle, segment_name, owners)

@@ -1,7 +1,8 @@
 """The records of the public API: slices, takes, partials."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,16 +50,19 @@ class SparseGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseTaken:
-    """The result of a take from a sparse accumulator.
+    """The result of a take from a sparse accumulator, or of a group's sparse member.
 
     Attributes:
         indices: int64, shape ``(n,)``, ascending, each row once.
         values: Shape ``(n, ...)``: reduced; in a partial, sums (float32 for the half types, 64
             bits for integers).
         shape: int64: the declared first dimension (-1 if unknown), then those of ``values``.
-        row_counts: int64, shape ``(n,)``: how many gradients touched each row.
-        count: How many gradients were reduced.
+        row_counts: int64, shape ``(n,)``: the weights of the gradients that touched each row, added
+            up (without weights: how many they were).
+        count: How many gradients were reduced; of a member, those that had it.
         step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
     """
 
     indices: IndexArray
@@ -67,22 +71,41 @@ class SparseTaken:
     row_counts: IndexArray
     count: int
     step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseTaken:
-    """The result of a take from a dense accumulator.
+    """The result of a take from a dense accumulator, or of a group's dense member.
 
     Attributes:
         value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits
             for integers).
-        count: How many gradients were reduced.
+        count: How many gradients were reduced; of a member, those that had it.
         step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
     """
 
     value: ValueArray
     count: int
     step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
+
+
+def _complete(taken: SparseTaken | DenseTaken) -> None:
+    if taken.weight is None:
+        object.__setattr__(taken, "weight", taken.count)
+    if taken.contributors is None:
+        object.__setattr__(taken, "contributors", np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,3 +116,69 @@ class SparsePartial(SparseTaken):
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePartial(DenseTaken):
     """Sums of a dense accumulator, not divided, to be applied to another one."""
+
+
+_Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
+
+
+class _Members(Mapping[str, _Member], Generic[_Member]):
+    """The members that a round touched, by name."""
+
+    __slots__ = ("_members", "contributors", "count", "step", "weight")
+
+    def __init__(
+        self,
+        members: Mapping[str, _Member],
+        count: int,
+        step: int,
+        weight: int | None = None,
+        contributors: IndexArray | None = None,
+    ) -> None:
+        self._members = dict(members)
+        self.count = count
+        self.step = step
+        self.weight = count if weight is None else weight
+        self.contributors = np.empty(0, np.int64) if contributors is None else contributors
+
+    def __getitem__(self, name: str) -> _Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._members!r}, count={self.count}, step={self.step}, "
+            f"weight={self.weight}, contributors={self.contributors!r})"
+        )
+
+
+class GroupTaken(_Members[SparseTaken | DenseTaken]):
+    """The result of a take from a group: a mapping from member to its part of the round.
+
+    A member that no gradient had is absent.
+
+    Attributes:
+        count: How many gradients were reduced.
+        step: The global step that this take closed.
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
+    """
+
+    __slots__ = ()
+
+
+class GroupPartial(_Members[SparsePartial | DensePartial]):
+    """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
+
+    Attributes:
+        count: How many gradients they are of.
+        step: The step they belong to.
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part, of those that said so.
+    """
+
+    __slots__ = ()

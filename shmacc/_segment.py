@@ -359,17 +359,15 @@ def _already_exists(name: SegmentName) -> AlreadyExistsError:
 def _create(name: SegmentName, spec: "Spec", *, unlink_on_close: bool) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
-    shape = spec.shape
     return _core.create(
         name.path,
         semaphore_path(name.system_name, token),
         name=name.shared_name,
         kind=layout.KINDS[spec.kind],
-        dtype=spec.dtype.number,
-        sum=spec.dtype.sum_code,
-        components=spec.dtype.components,
+        members=[member.config() for member in spec.members],
         reduction=layout.REDUCTIONS[spec.reduction],
-        declared=None if shape is None else [-1 if dim is None else dim for dim in shape],
+        lanes=spec.lanes or 1,
+        capacity=spec.capacity,
         is_private=spec.private,
         unlink_on_close=unlink_on_close,
         token=token,

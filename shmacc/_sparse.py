@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
-
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
 from shmacc import _gradients as gradients
+from shmacc import _results as results
 from shmacc import _taking as taking
-from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._records import (
     IndexArray,
@@ -19,21 +17,14 @@ from shmacc._records import (
     ValueArray,
 )
 from shmacc._segment import Owners
+from shmacc._single import SingleAccumulator
 from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]
 
 
-def _check_has(value: Any, what: str, *fields: str) -> None:
-    for field in fields:
-        if not hasattr(value, field):
-            raise InvalidArgumentError(
-                f"{what} was expected, but {type(value).__name__} has no {field!r}"
-            )
-
-
-class SparseConditionalAccumulator(Accumulator):
+class SparseConditionalAccumulator(SingleAccumulator):
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
     Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
@@ -56,8 +47,10 @@ class SparseConditionalAccumulator(Accumulator):
         owners: Owners = "mine",
         if_exists: arguments.IfExists = "attach",
         unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
     ) -> None:
-        """Create or attach; arguments and errors as in `Accumulator`."""
+        """Create or attach; arguments and errors as in `SingleAccumulator`."""
         super().__init__(
             dtype,
             shape,
@@ -68,6 +61,8 @@ class SparseConditionalAccumulator(Accumulator):
             owners=owners,
             if_exists=if_exists,
             unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
         )
 
     def apply_grad(
@@ -77,6 +72,10 @@ class SparseConditionalAccumulator(Accumulator):
         grad_shape: Any = None,
         local_step: int = 0,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
     ) -> bool:
         """Add a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
 
@@ -88,63 +87,90 @@ class SparseConditionalAccumulator(Accumulator):
             grad_shape: The whole tensor's shape; -1: unknown; None or ``[]``: not given.
             local_step: The step that the gradient was computed at.
             name: Ignored.
+            contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
+                of the same contributor adds nothing. A worker that was killed and started again
+                just computes its batch again.
+            weight: How often the values count, in the sum and in the divisor; a quorum counts the
+                gradient once.
+            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+                open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it was added; False if it was dropped, because ``local_step`` is less than the
-            accumulator's step, or because of a seal.
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the accumulator's step, or because of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
                 the round's. Nothing was added.
             OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
             ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        step = arguments.int64(local_step, "local_step")
+        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
+        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
         values = arrays.values_array(grad_values, self._dtype, "grad_values")
         indices = arrays.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
-        return self._add(indices, values, given, None, step, 1)
+        values = arrays.weighted(values, times, "grad_values")
+        return self._add(indices, values, given, None, step, 1, times, who, seconds)
 
     def apply_indexed_slices_grad(
-        self, grad: Any, local_step: int = 0, name: str | None = None
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
     ) -> bool:
         """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``."""
-        _check_has(grad, "Something like IndexedSlices", "indices", "values", "dense_shape")
-        return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
+        gradients.check_has(
+            grad, "Something like IndexedSlices", "indices", "values", "dense_shape"
+        )
+        return self.apply_grad(
+            grad.indices,
+            grad.values,
+            grad.dense_shape,
+            local_step,
+            name,
+            contributor=contributor,
+            weight=weight,
+            timeout=timeout,
+        )
 
-    def apply_partial(self, partial: SparsePartial, local_step: int = 0) -> bool:
+    def apply_partial(
+        self, partial: SparsePartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients, and each row as often as its ``row_counts`` entry.
+        It counts as ``partial.count`` gradients of ``partial.weight``, each row as its
+        ``row_counts`` entry says, and it brings its contributors.
 
         Returns:
             As for `apply_grad`.
 
         Raises:
             As for `apply_grad`; also InvalidArgumentError if the partial's counts are inconsistent,
-            or its indices repeat.
+            or its indices repeat, and AlreadyExistsError if one of its contributors is in the round
+            already.
         """
-        gradients.check_not_divided(partial)
-        _check_has(
-            partial,
-            "A partial of a sparse accumulator",
-            *("indices", "values", "shape", "row_counts", "count"),
-        )
-        step = arguments.int64(local_step, "local_step")
-        count = arguments.partial_count(partial.count)
-        values = arrays.sums_array(partial.values, self._dtype, "Values")
-        indices = arrays.index_array(partial.indices, "partial.indices")
-        counts = arrays.index_array(partial.row_counts, "partial.row_counts")
-        given = gradients.given_shape(partial.shape)
-        if count == 0:
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        sums = gradients.sparse_sums(partial, self._dtype)
+        who = gradients.partial_contributors(partial)
+        if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        if counts.shape != indices.shape or (
-            counts.size and not (counts.min() >= 1 and counts.max() <= count)
-        ):
-            raise InvalidArgumentError(
-                "partial.row_counts must be one number for each row, 1 to partial.count"
-            )
-        return self._add(indices, values, given, counts, step, count)
+        return self._add(
+            sums.indices,
+            sums.values,
+            sums.given,
+            sums.row_counts,
+            step,
+            sums.count,
+            sums.weight,
+            who,
+            seconds,
+        )
 
     def _add(
         self,
@@ -154,6 +180,9 @@ class SparseConditionalAccumulator(Accumulator):
         counts: IndexArray | None,
         step: int,
         count: int,
+        weight: int,
+        contributors: int | IndexArray | None,
+        timeout: float | None,
     ) -> bool:
         ascending = gradients.check_sparse(indices, values, given, self._shape)
         refusal = gradients.own_refusal(
@@ -167,7 +196,16 @@ class SparseConditionalAccumulator(Accumulator):
         if refusal is not None:
             raise InvalidArgumentError(refusal)
         return self._handle.apply_sparse(
-            indices, values, counts, values.shape[1:], step, count, ascending
+            indices,
+            values,
+            counts,
+            values.shape[1:],
+            ascending,
+            step,
+            count,
+            weight,
+            contributors,
+            timeout,
         )
 
     def take_grad(
@@ -204,7 +242,7 @@ class SparseConditionalAccumulator(Accumulator):
             InvalidArgumentError: A bad argument.
         """
         return taking.take(
-            self._handle, self._spec, self._gradient, num_required, timeout, partial=False
+            self._handle, self._gradient, num_required, timeout
         )
 
     def take_indexed_slices_grad(
@@ -216,16 +254,33 @@ class SparseConditionalAccumulator(Accumulator):
     ) -> IndexedSlices:
         """Take like `take_grad`; return IndexedSlices."""
         return taking.take(
-            self._handle, self._spec, self._slices, num_required, timeout, partial=False
+            self._handle, self._slices, num_required, timeout
         )
 
-    def take(self, num_required: int, *, timeout: float | None = None) -> SparseTaken:
-        """Take like `take_grad`, with numbers that TensorFlow does not report."""
+    def take(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> SparseTaken:
+        """Take like `take_grad`, with numbers that TensorFlow does not report.
+
+        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
+        is found dead; each death ends one wait. A process that closed its accumulator or exited in
+        order is not dead. Gradients that are enough are taken, whoever has died.
+        """
         return taking.take(
-            self._handle, self._spec, self._taken, num_required, timeout, partial=False
+            self._handle, self._taken, num_required, timeout, on_death
         )
 
-    def round(self, num_required: int, *, timeout: float | None = None) -> Round[SparseTaken]:
+    def round(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> Round[SparseTaken]:
         """Take gradients for the length of a ``with`` block, and consume them at its end.
 
         Waits as `take_grad` and seals the step: from then on applies at it return False; an
@@ -240,6 +295,7 @@ class SparseConditionalAccumulator(Accumulator):
         Args:
             num_required: At least 1.
             timeout: Seconds to wait for the gradients; None: for ever.
+            on_death: As for `take`.
 
         Returns:
             A context manager whose value is what `take` returns; its ``__enter__`` and
@@ -248,7 +304,7 @@ class SparseConditionalAccumulator(Accumulator):
         Raises:
             InvalidArgumentError: A bad argument.
         """
-        return Round(self._handle, self._spec, self._taken, num_required, timeout)
+        return Round(self._handle, self._taken, num_required, timeout, on_death)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -267,7 +323,6 @@ class SparseConditionalAccumulator(Accumulator):
         """
         return taking.take(
             self._handle,
-            self._spec,
             self._partial,
             num_required,
             timeout,
@@ -275,27 +330,24 @@ class SparseConditionalAccumulator(Accumulator):
             seal=bool(seal),
         )
 
-    def _gradient(self, taken: TakenRound) -> SparseGradient:
+    def snapshot(self) -> SparseTaken:
+        """Return what a take would give now; consumes nothing, and waits for no number.
+
+        Of an empty accumulator it has no rows; in an open round it shows the round.
+        """
+        return taking.look(self._handle, self._taken, partial=False)
+
+    def _gradient(self, place: TakenRound) -> SparseGradient:
         return SparseGradient(
-            taken.indices, taking.to_dtype(self._dtype, taken.values), taken.shape
+            place.indices(0), results.to_dtype(self._dtype, place.values(0)), place.shape(0)
         )
 
-    def _slices(self, taken: TakenRound) -> IndexedSlices:
-        return IndexedSlices(taking.to_dtype(self._dtype, taken.values), taken.indices, taken.shape)
+    def _slices(self, place: TakenRound) -> IndexedSlices:
+        values = results.to_dtype(self._dtype, place.values(0))
+        return IndexedSlices(values, place.indices(0), place.shape(0))
 
-    def _taken(self, taken: TakenRound) -> SparseTaken:
-        values = taking.to_dtype(self._dtype, taken.values)
-        return SparseTaken(
-            taken.indices, values, taken.shape, taken.row_counts, taken.count, taken.step
-        )
+    def _taken(self, place: TakenRound) -> SparseTaken:
+        return results.sparse_taken(place, self._member)
 
-    def _partial(self, taken: TakenRound) -> SparsePartial:
-        values, shape = taken.values, taken.shape
-        if values is None:
-            first, *rest = self._shape or (None,)
-            dims = [dim or 0 for dim in rest]
-            values = arrays.zeros((0, *dims), self._dtype.partial)
-            shape = np.array((-1 if first is None else first, *dims), dtype=np.int64)
-        return SparsePartial(
-            taken.indices, values, shape, taken.row_counts, taken.count, taken.step
-        )
+    def _partial(self, place: TakenRound) -> SparsePartial:
+        return results.sparse_partial(place, self._member)

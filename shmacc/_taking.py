@@ -12,48 +12,25 @@ from typing import Generic, TypeVar
 
 from shmacc import _arguments as arguments
 from shmacc import _core
-from shmacc import _dtypes as dtypes
 from shmacc._core import TakenRound
-from shmacc._dtypes import DType
-from shmacc._records import ValueArray
-from shmacc._spec import Spec
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
-    ResourceExhaustedError,
     ShmaccError,
 )
 
 _Result = TypeVar("_Result")
 
 
-_Request = tuple[int, float | None, bool, int, int]
-"""What the extension's takes get: gradients required, timeout, whether to divide, lowest and
-highest result."""
-
-
-def _request(spec: Spec, num_required: object, timeout: object, *, partial: bool) -> _Request:
-    required = arguments.int64(num_required, "num_required")
-    if partial and required < 0:
-        raise InvalidArgumentError(
-            f"Argument num_required must not be negative, but was {required}"
-        )
-    if not partial and required <= 0:
-        raise InvalidArgumentError(f"Argument num_required must be positive, but was {required}")
-    divide = not partial and spec.reduction != "SUM"
-    lowest, highest = dtypes.SUM_BOUNDS if partial else spec.dtype.bounds
-    return required, arguments.timeout(timeout), divide, lowest, highest
-
-
 def take(
     handle: _core.Handle,
-    spec: Spec,
     finish: Callable[[TakenRound], _Result],
     num_required: object,
     timeout: object,
+    on_death: object = "wait",
     *,
-    partial: bool,
+    partial: bool = False,
     seal: bool = False,
 ) -> _Result:
     """Take, and make the result of what was taken.
@@ -65,18 +42,35 @@ def take(
     when the caller has the result; and once caught here, the round reaches `keep` whatever
     comes next.
     """
-    required, seconds, divide, lowest, highest = _request(
-        spec, num_required, timeout, partial=partial
-    )
+    required = _required(num_required, 0 if partial else 1)
+    seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
     place = TakenRound(not partial, seal)
     try:
-        # Not *request: CPython 3.11 crashes if memory runs out while it makes such a call.
-        handle.take(place, required, seconds, divide, lowest, highest)
+        # No call with a star: CPython 3.11 crashes if memory runs out while it makes one.
+        handle.take(place, required, seconds, raises)
         return finish(place)
     except BaseException as error:
         if not handle.keep(place) and type(error) is DeadlineExceededError:
             raise with_attached(error, handle) from None
         raise
+
+
+def look(
+    handle: _core.Handle, finish: Callable[[TakenRound], _Result], *, partial: bool
+) -> _Result:
+    """Return what a take of all that is there would give; consumes nothing."""
+    place = TakenRound(not partial, seal=False)
+    handle.look(place)
+    return finish(place)
+
+
+def _required(num_required: object, least: int) -> int:
+    required = arguments.int64(num_required, "num_required")
+    if required < least:
+        what = "positive" if least else "not be negative"
+        must = "must be" if least else "must"
+        raise InvalidArgumentError(f"Argument num_required {must} {what}, but was {required}")
+    return required
 
 
 class Round(Generic[_Result]):
@@ -89,20 +83,22 @@ class Round(Generic[_Result]):
     the block changed them, and parameters may be updated in place without a lock.
     """
 
-    __slots__ = ("_finish", "_handle", "_place", "_request")
+    __slots__ = ("_finish", "_handle", "_place", "_raises", "_required", "_timeout")
 
     def __init__(
         self,
         handle: _core.Handle,
-        spec: Spec,
         finish: Callable[[TakenRound], _Result],
         num_required: object,
         timeout: object,
+        on_death: object,
     ) -> None:
         self._place: TakenRound | None = None  # not entered yet
         self._handle = handle
         self._finish = finish
-        self._request = _request(spec, num_required, timeout, partial=False)
+        self._required = _required(num_required, 1)
+        self._timeout = arguments.timeout(timeout)
+        self._raises = arguments.on_death(on_death)
 
     def __enter__(self) -> _Result:
         """Wait for the gradients and open the round.
@@ -111,14 +107,14 @@ class Round(Generic[_Result]):
             DeadlineExceededError: The timeout passed.
             CancelledError: ``cancel()``, or the handle was closed.
             FailedPreconditionError: This thread has a round of this accumulator open already.
+            WorkerDiedError: A process that had applied has died, and ``on_death`` is "raise".
             OutOfRangeError: An integer result does not fit the dtype, or the step cannot move on.
         """
         if self._place is not None:
             raise FailedPreconditionError("This round has been entered already; make another one")
         self._place = place = TakenRound(advance=True, seal=False)
         try:
-            required, seconds, divide, lowest, highest = self._request
-            self._handle.open_round(place, required, seconds, divide, lowest, highest)
+            self._handle.open_round(place, self._required, self._timeout, self._raises)
             return self._finish(place)
         except BaseException as error:
             self._give_up()
@@ -162,23 +158,6 @@ class Round(Generic[_Result]):
         if self._place is not None and self._place.serial != 0:
             with contextlib.suppress(ShmaccError):
                 self._handle.close_round(self._place.serial, consume=False)
-
-
-def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
-    """Convert results from the type of sums to an accumulator's dtype.
-
-    Raises:
-        ResourceExhaustedError: There is no memory for them.
-    """
-    if dtype.sums_as_is:
-        return results
-    try:
-        return dtype.narrow(results)
-    except MemoryError as error:
-        raise ResourceExhaustedError(
-            f"This process has no memory for the result as {dtype.name}; "
-            "this object's next take hands it out"
-        ) from error
 
 
 def with_attached(error: DeadlineExceededError, handle: _core.Handle) -> DeadlineExceededError:

@@ -20,6 +20,7 @@ __all__ = [
     "PermissionDeniedError",
     "ResourceExhaustedError",
     "ShmaccError",
+    "WorkerDiedError",
 ]
 
 
@@ -42,6 +43,10 @@ class ShmaccError(Exception):
             setattr(self, name, value)
         return self
 
+    def of_member(self, name: str) -> Self:
+        """Return the same error, of a member of a group."""
+        return type(self)(f"Member {name!r}: {self}").with_fields(**self.__dict__)
+
     def about(self, segment: str) -> Self:
         """Return the same error, with the segment's name in its message."""
         named = type(self)(f"{segment}: {self}")
@@ -52,8 +57,8 @@ class InvalidArgumentError(ShmaccError, ValueError):
     """A bad argument. Nothing was changed.
 
     Attributes:
-        what: Where an existing accumulator disagrees: "kind", "dtype", "shape",
-            "reduction_type" or "mode".
+        what: Where an existing accumulator disagrees: "kind", "dtype", "shape", "reduction_type",
+            "lanes", "capacity" or "mode"; of a group: which member, or what of which.
         existing: The existing one's, as text.
         asked: The one asked for, as text.
     """
@@ -68,7 +73,7 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
 
     Attributes:
         accumulated: How many gradients had arrived.
-        required: How many the take waited for; None for ``wait_step``.
+        required: How many the take waited for; None for ``wait_step`` and applies.
         step: The global step that the accumulator was at.
         dropped: How many gradients were dropped during the wait, as stale or because of a seal.
         pids: The processes that are attached.
@@ -102,7 +107,7 @@ class NotFoundError(ShmaccError, FileNotFoundError):
 
 
 class AlreadyExistsError(ShmaccError, FileExistsError):
-    """A segment has that name, and a new one was asked for.
+    """A segment has that name, and a new one was asked for; or a partial's contributor is in.
 
     Attributes:
         shared_name: The name.
@@ -161,3 +166,15 @@ class DataLossError(ShmaccError):
     """
 
     version: int | None = None
+
+
+class WorkerDiedError(ShmaccError):
+    """A process that had applied gradients died, and the take asked to be told. Nothing consumed.
+
+    Attributes:
+        pids: The processes that died since the last take, as their own pid namespaces know them.
+        contributors: Those of their last gradients, of gradients that had one.
+    """
+
+    pids: tuple[int, ...] | None = None
+    contributors: tuple[int, ...] | None = None

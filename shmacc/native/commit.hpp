@@ -1,37 +1,60 @@
 // The commit protocol: every operation is atomic, whichever process dies at whichever instant.
 //
-// All committed state is one record, State, kept twice (like LMDB's two meta pages). `generation` determines
-// which copy is current: state[generation & 1]. An operation works on a copy of the current State and commits
-// by writing it over the other one and then storing generation + 1: one aligned 8-byte store. Before that
-// store the operation has not happened, after it has.
+// Committed state is records, each kept twice (like LMDB's two meta pages): one RoundState for what concerns
+// all lanes, a LaneState for each lane. A `generation` determines which copy is current: copy[generation & 1].
+// An operation works on a copy of the current record and commits by writing it over the other one and then
+// storing generation + 1: one aligned 8-byte store. Before that store the operation has not happened, after it
+// has.
 //
-// Data outside State is written so that it means nothing before the commit:
-//   * new rows go to slots >= State::rows, new index entries point to such slots;
+// An operation commits to one record only. What puts gradients in, or changes memory, is of a lane, with the
+// lane's lock: LaneState. What empties the accumulator, moves the step, seals, opens a round is of all lanes,
+// with all their locks: RoundState. For the contents of a lane belong to a round number, and are void when
+// RoundState::round has moved on: so one store empties all members of all lanes.
+//
+// A member of a lane has a MemberState, kept twice too, so that an apply writes only the members that it
+// touches. A copy carries the generation of the lane that wrote it.
+//
+//   Invariant: the current copy of a member is the one with the larger generation among those with at most the
+//              lane's. A copy with a greater generation is that of an operation that has not committed.
+//
+// Members' copies are written between `begin` and the commit only, over the ones that are not current. If the
+// operation dies there, its copies would become valid when the lane reaches their generation: `recover`, which
+// is the next to commit in the lane, clears them first.
+//
+// Data outside these records is written so that it means nothing before the commit:
+//   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
-//   * a grown reservation that the State does not record yet is reserved again by the process that needs it.
-//     (Only the undo log's is committed beforehand, by itself: `recover` reads only what State records as
+//   * a new shape is written to the place that is not current;
+//   * a grown reservation that no record has yet is reserved again by the process that needs it.
+//     (Only the undo log's is committed beforehand, by itself: `recover` reads only what LaneState records as
 //     reserved.)
+// The first apply of a round finds a member of an older one: it starts with no rows, and writes over those,
+// which are void.
 // One kind of data is changed in place: rows that are added to. For them there is an undo log: `begin` stamps
-// the journal with the generation that the operation would become, `publish` stores how many old rows are
-// completely saved, and only then are these rows changed.
+// the lane's journal with the generation that the operation would become, `publish` stores how many old rows
+// are completely saved, and only then are these rows changed.
 //
-//   Invariant: if journal.generation != generation + 1, all rows in slots < rows are committed ones.
-//              If it is equal, they are after the first journal.records undo records are put back.
+//   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
+//              round are committed ones. If it is equal, they are after the first journal.records undo records
+//              are put back.
 //
-// `recover` runs first under every newly acquired lock if such an operation is found (`interrupted`), so the
-// order is the same everywhere: acquire, recover, operate. Each instant of death:
+// `recover` runs first under every newly acquired lock of a lane if such an operation is found (`interrupted`),
+// so the order is the same everywhere: acquire, recover, operate. Each instant of death:
 //   in begin, before the stamp      the stamp is that of an older operation: nothing to undo, rightly.
 //   after the stamp                 the records counted belong to this operation: `records` was set to 0
 //                                   before the stamp, and is raised only after a record is complete.
 //   while changing a row            its record is published: the whole row is put back.
-//   while writing the other State   it is not current, and the next commit overwrites it.
+//   while writing members' copies   they are not current; `recover` clears them.
+//   while writing the other record  it is not current, and the next commit overwrites it.
 //   after the commit                journal.generation == generation: nothing to undo.
-//   in recover                      putting the rows back a second time gives the same rows; the stamp still
-//                                   marks them until recover's own commit ends it.
+//   in recover                      putting rows back, or clearing copies, a second time gives the same; the
+//                                   stamp still marks them until recover's own commit ends it.
+// A record with all lanes' locks is committed likewise, and nothing is changed in place for it.
 // Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
-// another row; a lookup compares the row number in the slot, so they only occupy places: State::index_filled
-// counts them until the next rebuild drops them.
+// another row; a lookup compares the row number in the slot, so they only occupy places. Which members they
+// are of is not recorded: LaneState::leftovers counts all of them, and every index counts those that came since
+// it was built as its own.
 //
 // Memory order. Three kinds of readers see these stores, and each needs something else.
 //
@@ -47,9 +70,9 @@
 //
 // Readers without the lock need fences. They are `snapshot`, and inspection, which reads rows through the
 // descriptor and checks afterwards whether an operation ran.
-//   State, then generation   The generation is stored with release and loaded with acquire: a reader that
-//                 sees it sees the whole copy of the State that it stands for.
-//   generation, then the next State   A copy is overwritten once the generation has moved on; a reader that
+//   record, then generation   The generation is stored with release and loaded with acquire: a reader that
+//                 sees it sees the whole copy that it stands for, and the members' copies of that operation.
+//   generation, then the next record   A copy is overwritten once the generation has moved on; a reader that
 //                 loads one of the new words must find the new generation when it loads it again. A store
 //                 with release does not order later stores, and one session may commit twice (a recovery and
 //                 then its own operation; a longer undo log before its use). So `commit` begins with a
@@ -70,135 +93,98 @@
 
 #include <algorithm>
 
-#include "layout.hpp"
-#include "mapping.hpp"
+#include "directory.hpp"
 #include "support.hpp"
 
 namespace shmacc {
 
+// A record kept twice, and the generation that determines which copy is current.
+template <class Record>
 class Committed {
   public:
-    // config: the copy that was checked; the segment's own may be overwritten.
-    Committed(Header* header, Mapping& mapping, const Config& config)
-        : header_(header), mapping_(mapping), config_(config) {}
+    Committed(uint64_t& generation, Record (&copies)[2]) : generation_(generation), copies_(copies) {}
 
-    const Config& config() const { return config_; }
-
-    // The committed state, for the lock's owner.
-    State current() const {
-        uint64_t generation = load(header_->generation);
-        State state = header_->state[generation & 1];
-        verify(state, generation, config_);
-        return state;
+    // The committed record, for the owner of its lock (or locks).
+    Record current() const {
+        const uint64_t generation = load(generation_);
+        const Record record = copies_[generation & 1];
+        verify(record, generation);
+        return record;
     }
 
-    // The committed state without the lock, as it was at some instant during the call.
-    State snapshot() const {
+    // The committed record without the lock, as it was at some instant during the call.
+    Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
-            uint64_t generation = load(header_->generation);
-            State state = load_words(header_->state[generation & 1]);
+            const uint64_t generation = load(generation_);
+            const Record record = load_words(copies_[generation & 1]);
             load_barrier();
             // The copy is overwritten only on the way to generation + 2.
-            if (load(header_->generation) == generation || attempt == kSnapshotAttempts) {
-                verify(state, generation, config_);
-                return state;
+            if (load(generation_) == generation || attempt == kSnapshotAttempts) {
+                verify(record, generation);
+                return record;
             }
         }
     }
 
-    void begin(const State& state, uint64_t new_rows) {
-        store_relaxed(header_->journal.records, uint64_t{0});
-        store_relaxed(header_->journal.new_rows, new_rows);
-        compiler_barrier();
-        store_relaxed(header_->journal.generation, state.generation + 1);
+    void commit(Record& record) {
+        ++record.generation;
+        record.checksum = checksum_of(record);
         store_barrier();
+        store_words(copies_[record.generation & 1], record);
+        store(generation_, record.generation);
     }
 
-    // The first `records` records are complete.
-    void publish(uint64_t records) {
-        compiler_barrier();
-        store_relaxed(header_->journal.records, records);
-        compiler_barrier();
-    }
+    uint64_t generation() const { return load(generation_); }
 
-    void commit(State& state) {
-        ++state.generation;
-        state.checksum = checksum_of(state);
-        store_barrier();
-        store_words(header_->state[state.generation & 1], state);
-        store(header_->generation, state.generation);
-    }
-
-    bool interrupted(const State& state) const {
-        return load(header_->journal.generation) == state.generation + 1;
-    }
-
-    // Puts back the changes of an operation that did not commit. `deaths`: 1 if its process died, 0 if the
-    // operation failed.
-    void recover(State& state, uint64_t row_bytes, uint64_t deaths) {
-        const uint64_t records = load(header_->journal.records);
-        if (records > 0) put_back(state, records, row_bytes);
-        state.index_filled += std::min(load(header_->journal.new_rows), kMaxRows);
-        state.recoveries += deaths;
-        commit(state);
-    }
-
-    // After this, no size that is derived from the state overflows, or exceeds what is reserved.
-    static void verify(const State& state, uint64_t generation, const Config& config) {
-        if (state.generation != generation || state.checksum != checksum_of(state))
+    // After this, no size that is derived from the record overflows.
+    static void verify(const Record& record, uint64_t generation) {
+        if (record.generation != generation || record.checksum != checksum_of(record))
             data_loss("its committed state has a wrong checksum");
-        bool fits = state.count >= 0 && state.rows <= kMaxRows && state.sealed <= 1 && state.shape <= 1 &&
-                    state.buffer <= 1 && state.index <= 1 && state.index_buckets <= kMaxRows &&
-                    state.index_stamp <= UINT32_MAX && state.row_elements <= kRegionSpan / sizeof(double);
-        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
-        if (!fits) data_loss("its committed state has a number out of range");
-        const uint64_t row_bytes = state.row_elements * sum_bytes(config.sum);
-        if (config.kind == kSparse) {
-            fits = state.rows * sizeof(Slot) <= state.reserved[kSlotsRegion] &&
-                   (row_bytes == 0 || state.rows <= state.reserved[kRows0Region] / row_bytes) &&
-                   state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0Region + state.index] &&
-                   state.rows <= state.index_buckets * kBucketEntries;
-        } else {
-            fits = state.rows == 0 &&
-                   (state.count == 0 || row_bytes <= state.reserved[kRows0Region + state.buffer]);
-        }
-        if (!fits) data_loss("its committed state and its reserved sizes disagree");
+        if (!in_range(record)) data_loss("its committed state has a number out of range");
     }
 
   private:
-    void put_back(const State& state, uint64_t records, uint64_t row_bytes) {
-        auto* table = mapping_.array<Slot>(state, kSlotsRegion, state.rows);
-        unsigned char* rows = mapping_.array<unsigned char>(state, kRows0Region, state.rows * row_bytes);
-        uint64_t log_left = state.reserved[kUndoLogRegion];
-        uint64_t rows_left = state.reserved[kUndoRowsRegion];
-        const unsigned char* log = mapping_.at_least(kUndoLogRegion, log_left);
-        const unsigned char* saved = mapping_.at_least(kUndoRowsRegion, rows_left);
-        for (uint64_t i = 0; i < records; ++i) {
-            UndoRecord record;
-            if (log_left < sizeof record) data_loss("its undo log is too long");
-            std::memcpy(&record, log, sizeof record);
-            if (uint64_t{record.first_slot} + record.slots > state.rows)
-                data_loss("an undo record names no row");
-            // Cannot overflow: rows * row_bytes is at most a region.
-            const uint64_t log_bytes = sizeof record + record.slots * sizeof(int64_t);
-            const uint64_t bytes = record.slots * row_bytes;
-            if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
-            for (uint32_t j = 0; j < record.slots; ++j)
-                std::memcpy(&table[record.first_slot + j].contributions,
-                            log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
-            std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
-            log += log_bytes;
-            log_left -= log_bytes;
-            saved += bytes;
-            rows_left -= bytes;
-        }
-    }
-
     static constexpr int kSnapshotAttempts = 1000000;
 
-    Header* header_;
-    Mapping& mapping_;
-    const Config& config_;
+    static bool in_range(const RoundState& state) { return state.sealed <= 1; }
+    static bool in_range(const LaneState& state) {
+        bool fits = state.count >= 0 && state.weight >= 0;
+        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+        return fits;
+    }
+
+    uint64_t& generation_;
+    Record (&copies_)[2];
 };
+
+// Which of a member's copies is current at this generation of its lane.
+inline uint32_t current_copy(const MemberStates& states, uint64_t generation) {
+    const uint64_t first = load_relaxed(states.copies[0].generation);
+    const uint64_t second = load_relaxed(states.copies[1].generation);
+    if (second > generation) return 0;
+    return first > generation || second > first;
+}
+
+// After this, no size that is derived from the state overflows, or exceeds what is reserved.
+inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
+    if (state.generation > generation || state.checksum != checksum_of(state))
+        data_loss("the committed state of a member has a wrong checksum");
+    bool fits = state.count >= 0 && state.weight >= 0 && state.rows <= kMaxRows &&
+                state.shape <= kDeclaredShape && state.buffer <= 1 && state.index <= 1 &&
+                state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
+                state.row_elements <= kRegionSpan / sizeof(double);
+    for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+    if (!fits) data_loss("the committed state of a member has a number out of range");
+    const uint64_t row_bytes = state.row_elements * spec.number_bytes();
+    if (spec.kind == kSparse) {
+        fits = state.rows * sizeof(Slot) <= state.reserved[kSlots] &&
+               (row_bytes == 0 || state.rows <= state.reserved[kRows0] / row_bytes) &&
+               state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
+               state.rows <= state.index_buckets * kBucketEntries;
+    } else {
+        fits = state.rows == 0 && (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
+    }
+    if (!fits) data_loss("the committed state of a member and its reserved sizes disagree");
+}
 
 }  // namespace shmacc

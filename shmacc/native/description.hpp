@@ -5,55 +5,87 @@
 
 namespace shmacc {
 
-inline nb::dict describe(const Config& config) {
+inline nb::dict describe(const MemberSpec& member) {
+    nb::dict out;
+    out["name"] = member.name;
+    out["kind"] = member.kind;
+    out["dtype"] = member.dtype;
+    out["sum"] = member.sum;
+    out["components"] = member.components;
+    out["reduction"] = member.reduction;
+    out["declared"] = member.declared ? nb::cast(*member.declared) : nb::none();
+    return out;
+}
+
+// specs: with the set of contributors, which is not described.
+inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
     nb::dict out;
     out["name"] = std::string(config.name, config.name_length);
     out["kind"] = config.kind;
-    out["dtype"] = config.dtype;
-    out["sum"] = config.sum;
-    out["components"] = config.components;
     out["reduction"] = config.reduction;
+    out["lanes"] = config.lanes;
+    out["capacity"] = config.capacity == kUnbounded ? nb::none() : nb::cast(config.capacity);
     out["is_private"] = config.is_private != 0;
     out["token"] = config.token;
     out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
     out["created_ns"] = config.created_ns;
     out["mode"] = config.mode;
-    if (config.declared_rank == kUnknownRank)
-        out["declared"] = nb::none();
-    else
-        out["declared"] = nb::cast(Dims(config.declared_dims, config.declared_dims + config.declared_rank));
+    nb::list members;
+    for (size_t i = 0; i + 1 < specs.size(); ++i) members.append(describe(specs[i]));
+    out["members"] = members;
     return out;
 }
 
-inline nb::dict describe(const State& state) {
+inline nb::dict describe(const Totals& now) {
     nb::dict out;
-    out["generation"] = state.generation;
-    out["step"] = state.step;
-    out["count"] = state.count;
-    out["sealed"] = state.sealed != 0;
-    out["rows"] = state.rows;
-    out["row_elements"] = state.row_elements;
-    out["buffer"] = state.buffer;
-    out["index"] = state.index;
-    out["index_buckets"] = state.index_buckets;
-    out["index_stamp"] = state.index_stamp;
-    out["index_filled"] = state.index_filled;
-    out["reserved"] = nb::cast(std::vector<uint64_t>(state.reserved, state.reserved + kRegions));
-    out["applied"] = state.applied;
-    out["dropped"] = state.dropped;
-    out["discarded"] = state.discarded;
-    out["taken"] = state.taken;
-    out["takes"] = state.takes;
-    out["recoveries"] = state.recoveries;
-    out["applied_bytes"] = state.applied_bytes;
+    out["generation"] = now.round.generation;
+    out["step"] = now.round.step;
+    out["sealed"] = now.round.sealed != 0;
+    out["count"] = now.count;
+    out["weight"] = now.weight;
+    out["rows"] = now.rows;
+    out["applied"] = now.applied;
+    out["dropped"] = now.dropped;
+    out["discarded"] = now.round.discarded;
+    out["taken"] = now.round.taken;
+    out["takes"] = now.round.takes;
+    out["recoveries"] = now.recoveries;
+    out["applied_bytes"] = now.applied_bytes;
     out["round"] = nb::none();
-    if (state.holder.serial != 0) {
+    if (now.round.holder.serial != 0) {
         nb::dict round;
-        round["participant"] = state.holder.participant;
-        round["token"] = state.holder.token;
-        round["since_ns"] = state.holder.since_ns;
+        round["participant"] = now.round.holder.participant;
+        round["token"] = now.round.holder.token;
+        round["since_ns"] = now.round.holder.since_ns;
         out["round"] = round;
     }
+    return out;
+}
+
+inline nb::dict describe(const LaneState& lane) {
+    nb::dict out;
+    out["generation"] = lane.generation;
+    out["applied"] = lane.applied;
+    out["dropped"] = lane.dropped;
+    out["recoveries"] = lane.recoveries;
+    out["leftovers"] = lane.leftovers;
+    out["reserved"] = nb::cast(std::vector<uint64_t>(lane.reserved, std::end(lane.reserved)));
+    return out;
+}
+
+inline nb::dict describe(const MemberState& member) {
+    nb::dict out;
+    out["count"] = member.count;
+    out["weight"] = member.weight;
+    out["rows"] = member.rows;
+    out["row_elements"] = member.row_elements;
+    out["buffer"] = member.buffer;
+    out["index"] = member.index;
+    out["index_buckets"] = member.index_buckets;
+    out["index_stamp"] = member.index_stamp;
+    out["index_filled"] = member.index_filled;
+    out["leftovers_before"] = member.leftovers_before;
+    out["reserved"] = nb::cast(std::vector<uint64_t>(member.reserved, std::end(member.reserved)));
     return out;
 }
 
@@ -67,6 +99,7 @@ inline nb::dict describe(const Participant& entry) {
     out["seen_ns"] = entry.seen_ns;
     out["applied_ns"] = entry.applied_ns;
     out["applied_step"] = entry.applied_step;
+    out["contributor"] = entry.contributor;
     out["activity"] = entry.activity;
     out["applied"] = entry.applied;
     out["dropped"] = entry.dropped;
@@ -81,6 +114,18 @@ inline nb::dict describe(const Waiter& entry) {
     out["num_required"] = entry.num_required;
     out["since_ns"] = entry.since_ns;
     out["overdue"] = entry.overdue != 0;
+    return out;
+}
+
+inline nb::dict describe(const Event& event) {
+    nb::dict out;
+    out["serial"] = event.serial;
+    out["kind"] = event.kind;
+    out["token"] = event.token;
+    out["pid"] = event.pid;
+    out["at_ns"] = event.at_ns;
+    out["step"] = event.step;
+    out["contributor"] = event.contributor;
     return out;
 }
 

@@ -81,11 +81,11 @@ inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
 template <class T>
 class Gradient {
   public:
-    // counts: contributions of each row, or null for one each. All arrays must outlive this.
+    // counts: contributions of each row, or null for `weight` each. All arrays must outlive this.
     // ascending: whether keys are strictly ascending already (from check_rows).
-    Gradient(const int64_t* keys, const T* values, const int64_t* counts, uint32_t count, uint64_t width,
-             bool ascending)
-        : keys_(keys), values_(values), counts_(counts), count_(count), width_(width) {
+    Gradient(const int64_t* keys, const T* values, const int64_t* counts, int64_t weight, uint32_t count,
+             uint64_t width, bool ascending)
+        : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width) {
         if (!ascending) sort();
     }
 
@@ -94,9 +94,10 @@ class Gradient {
     // Whether the values of consecutive rows are adjacent.
     bool contiguous() const { return order_ == nullptr; }
     const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
-    // Whether a row may count for more than one contribution.
+    // Whether each row has its own number of contributions.
     bool counted() const { return counts_ != nullptr; }
-    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : 1; }
+    int64_t weight() const { return weight_; }
+    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : weight_; }
 
   private:
     uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
@@ -150,6 +151,7 @@ class Gradient {
     const int64_t* keys_;
     const T* values_;
     const int64_t* counts_;
+    int64_t weight_;
     uint32_t count_;
     uint64_t width_;
     const uint32_t* order_ = nullptr;

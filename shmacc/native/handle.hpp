@@ -5,6 +5,7 @@
 
 #include "description.hpp"
 #include "held_rounds.hpp"
+#include "incoming.hpp"
 #include "name_lock.hpp"
 #include "taken_round.hpp"
 
@@ -104,22 +105,42 @@ class Handle {
         return use;
     }
 
-    bool apply_sparse(nb::handle indices, nb::handle values, std::optional<nb::object> contributions,
-                      const Dims& dims, int64_t local_step, int64_t gradients, bool ascending) {
+    // contributors: None, one (of a gradient), or an array of them (of a partial), ascending.
+    bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, Dims dims, bool ascending,
+                      int64_t local_step, int64_t count, int64_t weight, nb::handle contributors,
+                      std::optional<double> timeout) {
         const OpenSegment::Use segment = attached();
-        require(*segment, kSparse);
-        return with_sum_type(segment->config().sum, [&](auto zero) {
-            return add_rows<decltype(zero)>(*segment, indices, values, contributions, dims, local_step,
-                                            gradients, ascending);
+        const MemberSpec& spec = only(*segment, kSparse);
+        return with_sum_type(spec.sum, [&](auto zero) {
+            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), count, weight, indices, values, counts,
+                                              ascending);
+            return apply(*segment, {&rows.part()}, local_step, count, weight, contributors, timeout);
         });
     }
 
-    bool apply_dense(nb::handle values, const Dims& dims, int64_t local_step, int64_t gradients) {
+    bool apply_dense(nb::handle values, Dims dims, int64_t local_step, int64_t count, int64_t weight,
+                     nb::handle contributors, std::optional<double> timeout) {
         const OpenSegment::Use segment = attached();
-        require(*segment, kDense);
-        return with_sum_type(segment->config().sum, [&](auto zero) {
-            return add_array<decltype(zero)>(*segment, values, dims, local_step, gradients);
+        const MemberSpec& spec = only(*segment, kDense);
+        return with_sum_type(spec.sum, [&](auto zero) {
+            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), count, weight, values);
+            return apply(*segment, {&array.part()}, local_step, count, weight, contributors, timeout);
         });
+    }
+
+    // parts: as `incoming` has them.
+    bool apply_group(const nb::list& parts, int64_t local_step, int64_t count, int64_t weight,
+                     nb::handle contributors, std::optional<double> timeout) {
+        const OpenSegment::Use segment = attached();
+        std::vector<std::unique_ptr<Incoming>> members;
+        std::vector<Part*> pointers;
+        members.reserve(parts.size());
+        pointers.reserve(parts.size());
+        for (const nb::handle part : parts) {
+            members.push_back(incoming(*segment->specs(), nb::borrow<nb::tuple>(part)));
+            pointers.push_back(&members.back()->part());
+        }
+        return apply(*segment, std::move(pointers), local_step, count, weight, contributors, timeout);
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
@@ -129,41 +150,37 @@ class Handle {
     // What was taken is in `place`. For what a function returns is lost if a signal handler raises right after the
     // call: handlers run between bytecodes. The maker of the place gives it to `keep` if its content does not get
     // to the caller.
-    void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
-              int64_t lowest, uint64_t highest) {
-        const OpenSegment::Use segment = attached();
-        rounds_.refuse_in_round();
-        need_numpy();  // before something is taken: there may be no memory for it
+    void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+        const OpenSegment::Use segment = begin_take(num_required);
         if (kept_.pass_on(place)) return;
-        const TakeRequest request{num_required,  deadline_after(timeout),
-                                  divide,        place.advances(),
-                                  place.seals(), false,
-                                  lowest,        highest};
-        run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
+        take(*segment, place, num_required, timeout, false, raise_deaths);
     }
     // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
     // anything was.
     bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
 
     // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`.
-    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool divide,
-                    int64_t lowest, uint64_t highest) {
-        const OpenSegment::Use segment = attached();
-        rounds_.refuse_in_round();
-        need_numpy();
+    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+        const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
-        const TakeRequest request{num_required, deadline_after(timeout), divide, true, false, true, lowest,
-                                  highest};
         const auto note = [&] {
             if (place.serial() != 0) opening.add(place.serial());
         };
         try {
-            run([&](Operations& operations) { operations.take(request, place.place(segment->config())); });
+            take(*segment, place, num_required, timeout, true, raise_deaths);
         } catch (...) {
             note();
             throw;
         }
         note();
+    }
+    // What a take would give now.
+    void look(TakenRound& place) {
+        const OpenSegment::Use segment = attached();
+        need_numpy();
+        run([&](Operations& operations) {
+            place.place(segment->specs()) = std::move(operations.look(!place.advances()).taken);
+        });
     }
     // Whether the round was still open. An error leaves it so: it can be tried again.
     bool close_round(uint64_t serial, bool consume) {
@@ -217,8 +234,16 @@ class Handle {
         return nb::make_tuple(pids, more);
     }
 
-    int64_t step() const { return snapshot().step; }
-    int64_t count() const { return snapshot().count; }
+    int64_t step() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return segment.round().snapshot().step;
+    }
+    int64_t count() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return totals(segment).count;
+    }
 
     // -- for _segment.py ------------------------------------------------------------------------
     // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
@@ -254,67 +279,69 @@ class Handle {
     // Here and in `state` everything is read before the first Python object is made: making one may collect
     // garbage, run finalizers, and let another thread close this handle.
     nb::dict config() const {
-        const Config config = segment().config();
-        return describe(config);
+        OpenSegment& segment = this->segment();
+        const Config config = segment.config();
+        const std::shared_ptr<const MemberSpecs> specs = segment.specs();
+        return describe(config, *specs);
     }
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
 
     // Without the lock.
     nb::dict state() const {
         OpenSegment& segment = intact();
-        const State state = segment.committed().snapshot();
-        // An operation runs, or died: rows may differ from the committed ones.
-        const bool in_operation = segment.committed().interrupted(state);
+        const Totals now = totals(segment, true);
+        const RoundHolder& holder = now.round.holder;
         const std::vector<bool> alive = living(segment);
-        const auto at = static_cast<uint32_t>(std::min<uint64_t>(state.holder.participant, kMaxParticipants));
-        const bool held = state.holder.serial != 0 && at < alive.size() && alive[at] &&
-                          load(segment.presence().table()[at].token) == state.holder.token;
-        const uint32_t holder = held ? load_relaxed(segment.presence().table()[at].pid) : 0;
+        const auto at = static_cast<uint32_t>(std::min<uint64_t>(holder.participant, kMaxParticipants));
+        const bool held = holder.serial != 0 && at < alive.size() && alive[at] &&
+                          load(segment.presence().table()[at].token) == holder.token;
+        const uint32_t pid = held ? load_relaxed(segment.presence().table()[at].pid) : 0;
         const uint32_t waiting = segment.wait_queue().waiting([&](uint32_t i, uint64_t token) {
             return i < alive.size() && alive[i] && load(segment.presence().table()[i].token) == token;
         });
-        nb::dict out = describe(state);
-        out["round_pid"] = holder;
-        out["in_operation"] = in_operation;
+        nb::dict out = describe(now);
+        out["round_pid"] = pid;
         out["waiting"] = waiting;
         out["attached"] = std::count(alive.begin(), alive.end(), true);
         return out;
     }
-    template <class T>
-    bool add_rows(OpenSegment& segment, nb::handle indices, nb::handle values,
-                  std::optional<nb::object>& contributions, const Dims& dims, int64_t local_step,
-                  int64_t gradients, bool ascending) {
-        View<int64_t> keys(indices, 1);
-        View<T> numbers(values, segment.config().components);
-        std::optional<View<int64_t>> counts;
-        if (contributions) counts.emplace(*contributions, 1);
-        uint64_t width = product(dims) * segment.config().components;
-        if (keys.size() > kMaxRows || numbers.size() != keys.size() * width ||
-            (counts && counts->size() != keys.size()))
-            throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
+
+  private:
+    static const MemberSpec& only(const OpenSegment& segment, Kind kind) {
+        if (segment.config().kind != kind)
+            throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
+        return segment.specs()->front();
+    }
+    bool apply(OpenSegment& segment, std::vector<Part*> parts, int64_t local_step, int64_t count, int64_t weight,
+               nb::handle contributors, std::optional<double> timeout) {
+        ApplyRequest request{local_step, count, weight, std::move(parts), {}, false, deadline_after(timeout)};
+        if (PyLong_Check(contributors.ptr())) {
+            request.contributors.push_back(nb::cast<int64_t>(contributors));
+        } else if (!contributors.is_none()) {
+            const View<int64_t> all(contributors, 1);
+            request.contributors.assign(all.data(), all.data() + all.size());
+            request.partial = true;
+        }
         WithoutGil released;
-        Gradient<T> gradient(keys.data(), numbers.data(), counts ? counts->data() : nullptr,
-                             static_cast<uint32_t>(keys.size()), width, ascending);
-        return run_in(segment, released, [&](Operations& operations) {
-            return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
-                Rows<T>(state, segment.mapping(), segment.committed()).add_gradient(gradient);
-            });
-        });
+        for (Part* part : request.parts) part->sort();
+        return run_in(segment, released, [&](Operations& operations) { return operations.apply(request); });
     }
 
-    template <class T>
-    bool add_array(OpenSegment& segment, nb::handle values, const Dims& dims, int64_t local_step,
-                   int64_t gradients) {
-        View<T> numbers(values, segment.config().components);
-        if (numbers.size() != product(dims) * segment.config().components)
-            throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
-        WithoutGil released;
-        return run_in(segment, released, [&](Operations& operations) {
-            return operations.apply(dims, local_step, gradients, numbers.size() * sizeof(T), [&](State& state) {
-                Buffer<T>(state, segment.mapping(), segment.committed())
-                    .add_gradient(numbers.data(), state.count == gradients);
-            });
-        });
+    OpenSegment::Use begin_take(int64_t num_required) {
+        OpenSegment::Use segment = attached();
+        rounds_.refuse_in_round();
+        need_numpy();  // before something is taken: there may be no memory for it
+        if (num_required > segment->config().capacity)
+            throw Error(Failure::kInvalidArgument,
+                        "num_required is " + std::to_string(num_required) + ", but the capacity is " +
+                            std::to_string(segment->config().capacity) + ": it would never be reached");
+        return segment;
+    }
+    void take(OpenSegment& segment, TakenRound& place, int64_t num_required, std::optional<double> timeout,
+              bool hold, bool raise_deaths) {
+        const TakeRequest request{num_required,  deadline_after(timeout), !place.advances(), place.advances(),
+                                  place.seals(), hold, raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
+        run([&](Operations& operations) { operations.take(request, place.place(segment.specs())); });
     }
 
     // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
@@ -324,15 +351,6 @@ class Handle {
             Uninterrupted uninterrupted;
             Operations(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
         }
-    }
-    static void require(const OpenSegment& segment, Kind kind) {
-        if (segment.config().kind != kind)
-            throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
-    }
-    State snapshot() const {
-        OpenSegment& segment = this->segment();
-        segment.check_file();
-        return segment.committed().snapshot();
     }
     // A forked child's first operation; see opening.hpp.
     void attach_child(OpenSegment& segment) {
@@ -359,7 +377,7 @@ class Handle {
     bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);
-        OpenSegment::Session session(segment, monotonic_ns() + patience, waiting);
+        ApplySession session(segment, std::nullopt, false, monotonic_ns() + patience, waiting);
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }

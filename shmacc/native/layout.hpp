@@ -5,17 +5,27 @@
 // nothing; so nothing ever moves, no size ever shrinks while a process has it mapped, and a region grows in
 // place.
 //
-//   Header        Config (never changes), the two States with the generation that determines which is
-//                 current, the journal, the wait queue's head
+// A segment accumulates gradients of one or more members (the tensors of a group; a single accumulator is a
+// group of one), in one or more lanes: an apply is wholly in one lane, a take adds the lanes up.
+//
+//   Header        Config (never changes), the two RoundStates with the generation that determines which is
+//                 current, the wait queue's head, the events
+//   Directory     the members: kind, dtype, declared shape, name (never changes; directory.hpp)
 //   Participants  one entry for each attached process; entry i belongs to the process that holds the kernel's
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
-//   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
-//   Slots         {row number, contributions} of each row in use, in order of first touch
-//   Rows0         the rows' sums, one slot after the other; for a dense accumulator one of two buffers
-//   Rows1         a dense accumulator's other buffer
+//   States        for each lane its LaneHeader (two LaneStates, the journal), then two MemberStates a member
+//
+// For each lane:
 //   UndoLog       which rows the apply that runs now changes in place, and their contributions before it
 //   UndoRows      these rows as they were before it, one after the other
+//   Shapes        the shapes of rounds that differ from the declared ones, two a member
+// and for each member of the lane, and the set of contributors, which is one more sparse member (its rows are
+// the contributors, and have no width):
+//   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
+//   Slots         {row number, contributions} of each row in use, in order of first touch
+//   Rows0         the rows' sums, one slot after the other; for a dense member one of two buffers
+//   Rows1         a dense member's other buffer
 //
 // Everything is little-endian native words; the version is part of the magic check, so a segment of another
 // layout is refused, never misread.
@@ -34,19 +44,17 @@ constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
 constexpr uint32_t kUnknownRank = 0xffffffffu;
 constexpr uint32_t kMaxName = 200;
 
+// A region of the file, by its number. After the fixed ones come each lane's, and in them each member's.
 enum Region : uint32_t {
     kHeaderRegion,
+    kDirectoryRegion,
     kParticipantsRegion,
     kWaitersRegion,
-    kIndex0Region,
-    kIndex1Region,
-    kSlotsRegion,
-    kRows0Region,
-    kRows1Region,
-    kUndoLogRegion,
-    kUndoRowsRegion,
-    kRegions
+    kStatesRegion,
+    kFixedRegions
 };
+enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
+enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
 
 // Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.
 struct Named {
@@ -54,31 +62,36 @@ struct Named {
     const char* name;
 };
 constexpr Named kRegionNames[] = {
-    {kHeaderRegion, "header"},    {kParticipantsRegion, "participants"},
-    {kWaitersRegion, "waiters"},  {kIndex0Region, "index 0"},
-    {kIndex1Region, "index 1"},   {kSlotsRegion, "slots"},
-    {kRows0Region, "rows 0"},     {kRows1Region, "rows 1"},
-    {kUndoLogRegion, "undo log"}, {kUndoRowsRegion, "undo rows"},
+    {kHeaderRegion, "header"},   {kDirectoryRegion, "directory"}, {kParticipantsRegion, "participants"},
+    {kWaitersRegion, "waiters"}, {kStatesRegion, "states"},
 };
-static_assert(std::size(kRegionNames) == kRegions, "every region has a name");
+constexpr Named kLaneRegionNames[] = {{kUndoLog, "undo log"}, {kUndoRows, "undo rows"}, {kShapes, "shapes"}};
+constexpr Named kMemberRegionNames[] = {
+    {kIndex0, "index 0"}, {kIndex1, "index 1"}, {kSlots, "slots"}, {kRows0, "rows 0"}, {kRows1, "rows 1"},
+};
+static_assert(std::size(kRegionNames) == kFixedRegions && std::size(kLaneRegionNames) == kLaneRegions &&
+                  std::size(kMemberRegionNames) == kMemberRegions,
+              "every region has a name");
 
+constexpr uint32_t kMaxMembers = 4096;
+constexpr uint32_t kMaxLanes = 32;
 constexpr uint64_t kRegionSpan = uint64_t{1} << 40;
-constexpr uint64_t kFileSize = kRegionSpan * kRegions;
 constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region; }
 
 // Bytes for the kernel's record locks alone; they lie past the end of the file.
-constexpr int64_t kLockByte = int64_t{1} << 60;
-constexpr int64_t kNameByte = kLockByte - 1;
+constexpr int64_t kNameByte = int64_t{1} << 60;
+constexpr int64_t lane_byte(uint32_t lane) { return kNameByte + 1 + lane; }
 constexpr uint32_t kMaxParticipants = 4096;
-constexpr int64_t kPresenceBytes = kLockByte + 1;
+constexpr int64_t kPresenceBytes = lane_byte(kMaxLanes);
 // Two adjacent bytes for each entry: the kernel merges adjacent locks of a process into one, and each
 // operation on a lock walks all that are held on the file.
 constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_t{i}; }  // allocates entry i
 constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
-enum Kind : uint32_t { kSparse = 1, kDense = 2 };
-constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"}};
+// Of a segment; a member is sparse or dense.
+enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4 };
+constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"}, {kGroup, "group"}, {kArrays, "arrays"}};
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // The types of sums. Half types sum in float, integers in 64 bits, complex ones as pairs.
@@ -124,21 +137,38 @@ struct Config {
     char magic[8];
     uint32_t version;
     uint32_t kind;
-    uint32_t dtype;  // TensorFlow's DataType number
-    uint32_t sum;
-    uint32_t reduction;
-    uint32_t components;  // numbers in an element: 2 for complex, else 1
-    uint32_t declared_rank;
+    uint32_t members;
+    uint32_t lanes;
+    uint32_t reduction;  // of members that have none of their own
     uint32_t is_private;
-    int64_t declared_dims[kMaxRank];  // -1: unknown
+    uint32_t mode;
+    uint32_t name_length;
+    int64_t capacity;  // gradients that may be pending
     uint64_t token;  // identifies this segment among all that had the name
     uint64_t hash_key[4];  // random; of the index's hash, see index.hpp
     int64_t created_ns;  // CLOCK_REALTIME
-    uint32_t mode;
-    uint32_t name_length;
+    uint64_t directory_bytes;
+    uint64_t directory_checksum;
     char name[kMaxName];
     uint64_t checksum;
 };
+
+constexpr int64_t kUnbounded = INT64_MAX;
+
+// Members, and the set of contributors.
+constexpr uint32_t tables_of(const Config& config) { return config.members + 1; }
+constexpr uint32_t regions_of_lane(const Config& config) {
+    return kLaneRegions + tables_of(config) * kMemberRegions;
+}
+constexpr uint32_t first_region(const Config& config, uint32_t lane) {
+    return kFixedRegions + lane * regions_of_lane(config);
+}
+constexpr uint64_t file_size(const Config& config) {
+    return region_offset(first_region(config, config.lanes));
+}
+static_assert(kRegionSpan * (kFixedRegions + kMaxLanes * (kLaneRegions + (kMaxMembers + 1) * kMemberRegions)) <
+                  static_cast<uint64_t>(kNameByte),
+              "the locks' bytes lie past the end of every file");
 
 // The process that has the round open (Operations::open_round).
 struct RoundHolder {
@@ -148,35 +178,62 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// All committed state. Kept twice; see commit.hpp.
-struct State {
+// What concerns all lanes: changed by who has all their locks. Kept twice; see commit.hpp.
+struct RoundState {
     uint64_t generation;
+    uint64_t round;  // counts up; what a lane has of another round is void
     int64_t step;
-    int64_t count;  // gradients in this round
     uint64_t sealed;  // 1: applies are refused
+    uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
+    uint64_t taken;  // gradients handed out, ever
+    uint64_t takes;  // takes that returned a result, ever
+    uint64_t opened;  // rounds that were opened, ever
+    uint64_t spread;  // in this round contributors may be in other lanes than their own
+    RoundHolder holder;
+    uint64_t checksum;
+};
+
+// What concerns all members of a lane: changed by who has its lock. Kept twice; see commit.hpp.
+struct LaneState {
+    uint64_t generation;
+    uint64_t round;  // that the next two are of
+    int64_t count;  // gradients
+    int64_t weight;  // of all of them
+    uint64_t applied;  // gradients accepted, ever
+    uint64_t dropped;  // gradients refused as stale or because of a seal, ever
+    uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
+    uint64_t recoveries;  // operations interrupted by a death and undone, ever
+    uint64_t leftovers;  // index entries that undone operations may have left behind, ever
+    uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
+    uint64_t needed[kLaneRegions];  // of the reserved bytes, in this round
+    uint64_t reserved[kLaneRegions];
+    uint64_t checksum;
+};
+
+// What concerns one member of a lane. Kept twice; the current one is that of the last generation of the lane
+// that changed it.
+struct MemberState {
+    uint64_t generation;
+    uint64_t round;  // that the next four are of
+    int64_t count;  // gradients that had this member
+    int64_t weight;  // of these
     uint64_t rows;  // sparse: slots in use; dense: 0
-    uint64_t row_elements;  // numbers in a row (dense: in the array) of this round
-    uint64_t shape;  // which of Header::shapes is this round's
+    uint64_t row_elements;  // numbers in a row (dense: in the array)
+    uint64_t shape;  // which of the two in Shapes is the round's; kDeclaredShape: the declared one
     uint64_t buffer;  // dense: which Rows region holds the sum
     uint64_t index;  // which Index region is current
     uint64_t index_buckets;
     uint64_t index_stamp;  // buckets with another stamp are empty
-    uint64_t index_filled;  // entries in use, those of undone applies included
-    uint64_t reserved[kRegions];
-    uint64_t applied;  // gradients accepted, ever
-    uint64_t dropped;  // gradients refused as stale or because of a seal, ever
-    uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
-    uint64_t taken;  // gradients handed out, ever
-    uint64_t takes;  // takes that returned a result, ever
-    uint64_t recoveries;  // operations interrupted by a death and undone, ever
-    uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
-    uint64_t rounds;  // opened, ever
-    RoundHolder holder;
+    uint64_t index_filled;  // entries in use, without those that undone applies have left since ...
+    uint64_t leftovers_before;  // ... LaneState::leftovers was this
     uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
+    uint64_t reserved[kMemberRegions];
     uint64_t checksum;
 };
 
-// Dims of this round's values; sparse: without the leading one.
+constexpr uint64_t kDeclaredShape = 2;
+
+// Dims of a round's values; sparse: without the leading one.
 struct Shape {
     uint64_t rank;
     int64_t dims[kMaxRank];
@@ -202,20 +259,53 @@ struct Fairness {
     int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept take a token; 0: all do
 };
 
+// What happened that somebody may ask about later. The last kEvents are kept.
+enum EventKind : uint32_t { kNoEvent, kDied, kRecovered, kCancelled, kSealed, kEventKinds };
+constexpr Named kEventNames[] = {
+    {kNoEvent, ""}, {kDied, "died"}, {kRecovered, "recovered"}, {kCancelled, "cancelled"}, {kSealed, "sealed"},
+};
+static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
+struct Event {
+    alignas(64) uint64_t serial;  // 0: none, or being written
+    uint64_t token;  // of the process
+    int64_t at_ns;  // CLOCK_REALTIME
+    int64_t step;
+    int64_t contributor;  // of the dead process's last gradient; -1: none
+    uint64_t takes;  // RoundState::takes when a death was found
+    uint32_t kind;
+    uint32_t pid;
+    uint32_t concerns;  // kDied, and it had applied: 1 until a take has ended with it, or has got its gradients
+};
+constexpr uint32_t kEvents = 32;
+
 struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
     alignas(64) uint64_t generation;
-    alignas(64) State state[2];
-    alignas(64) Shape shapes[2];
-    alignas(64) Journal journal;
+    alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free
-    alignas(64) Fairness fairness;
+    alignas(64) uint64_t next_event;  // serial of the last one
+    Event events[kEvents];
 };
 
-constexpr uint64_t kHeaderBytes = 8192;
+constexpr uint64_t kHeaderBytes = 4096;
 static_assert(sizeof(Header) <= kHeaderBytes, "the header outgrew its reservation");
+
+// At the start of a lane's part of the States region.
+struct LaneHeader {
+    alignas(64) uint64_t generation;
+    alignas(64) LaneState state[2];
+    alignas(64) Journal journal;
+    alignas(64) Fairness fairness;
+};
+struct MemberStates {
+    alignas(64) MemberState copies[2];
+};
+constexpr uint64_t bytes_of_lane(const Config& config) {
+    return sizeof(LaneHeader) + tables_of(config) * sizeof(MemberStates);
+}
+constexpr uint64_t bytes_of_states(const Config& config) { return config.lanes * bytes_of_lane(config); }
 
 enum Activity : uint32_t {
     kIdle,
@@ -225,6 +315,7 @@ enum Activity : uint32_t {
     kWaitsInLine,
     kWaitsForHead,
     kWaitsForRound,
+    kWaitsForRoom,
     kWaitsForStep,
     kActivities
 };
@@ -236,6 +327,7 @@ constexpr Named kActivityNames[] = {
     {kWaitsInLine, "waits in line"},
     {kWaitsForHead, "waits for the head of the line"},
     {kWaitsForRound, "waits for the end of the round"},
+    {kWaitsForRoom, "waits for room"},
     {kWaitsForStep, "waits for the step"},
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
@@ -249,6 +341,7 @@ struct Participant {
     int64_t seen_ns;
     int64_t applied_ns;  // last accepted apply
     int64_t applied_step;  // global step that it was accepted at
+    int64_t contributor;  // of it; -1: none
     uint32_t pid;
     uint32_t activity;
     uint64_t applied;
@@ -285,11 +378,13 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
 
-// Consecutive slots; followed by their contributions as they were (int64 each).
+// Consecutive slots of a member; followed by their contributions as they were (int64 each).
 struct UndoRecord {
     uint32_t first_slot;
-    uint32_t slots;
+    uint16_t slots;
+    uint16_t member;
 };
 constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row
+constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
 
 }  // namespace shmacc

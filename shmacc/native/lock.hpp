@@ -1,4 +1,4 @@
-// The segment's lock: the process that holds it may write.
+// A lane's lock: the process that holds it may write what is the lane's, and who holds all lanes' what is of all.
 //
 // The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
 // own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
@@ -55,7 +55,7 @@
 #include <new>
 
 #include "layout.hpp"
-#include "mapping.hpp"
+#include "segment_file.hpp"
 #include "support.hpp"
 
 namespace shmacc {
@@ -98,8 +98,9 @@ class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    Lock(const Mapping& mapping, sem_t* queue, Fairness& fairness)
-        : mapping_(mapping), fd_(mapping.file().fd()), queue_(queue), fairness_(fairness) {}
+    // byte: the lock's in the kernel's list of the file's record locks.
+    Lock(const SegmentFile& file, int64_t byte, sem_t* queue, Fairness& fairness)
+        : file_(file), fd_(file.fd()), byte_(byte), queue_(queue), fairness_(fairness) {}
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
@@ -108,13 +109,13 @@ class Lock {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
         // An operation that gets the mutex at once has just checked the descriptor.
-        const bool ours = how == Acquired::kAtOnce || mapping_.file().state().open;
+        const bool ours = how == Acquired::kAtOnce || file_.state().open;
         if (ours && token_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
         // The first slices are short, so that a token that died with its owner is missed soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
-            const auto [open, intact, named] = mapping_.file().state();
+            const auto [open, intact, named] = file_.state();
             if (open && record_lock()) {
                 if (intact) store(fairness_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
@@ -123,12 +124,20 @@ class Lock {
             // A signal handler may use the accumulator that its thread waits for: the thread itself must not
             // hold the mutex then.
             threads_.unlock();
-            mapping_.file().check_open();
+            file_.check_open();
             if (!intact) data_loss("its file was truncated");
             if (past(deadline)) return Acquired::kNot;
             interruption.check();
             if (!queue_with_threads(deadline, interruption)) return Acquired::kNot;
         }
+    }
+
+    // If that takes no wait.
+    bool try_acquire() {
+        if (!threads_.try_lock()) return false;
+        if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0 && record_lock()) return true;
+        threads_.unlock();
+        return false;
     }
 
     // intact: whether the file is as long as it was made; its pages are gone otherwise.
@@ -137,7 +146,7 @@ class Lock {
             store(fairness_.asked, uint64_t{0});
             store(fairness_.keep_off_ns, monotonic_ns() + kComing);
         }
-        set_record_lock(fd_, kLockByte, F_UNLCK);
+        set_record_lock(fd_, byte_, F_UNLCK);
         int value = 0;
         if (sem_getvalue(queue_, &value) == 0 && value <= 0) sem_post(queue_);
         threads_.unlock();
@@ -164,7 +173,7 @@ class Lock {
     // With the threads' mutex, which is let go of if the kernel cannot say.
     bool record_lock() {
         try {
-            return set_record_lock(fd_, kLockByte, F_WRLCK);
+            return set_record_lock(fd_, byte_, F_WRLCK);
         } catch (...) {
             threads_.unlock();
             throw;
@@ -205,8 +214,9 @@ class Lock {
     static constexpr int64_t kLook = 20000;  // nanoseconds: a small apply or two
     static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
 
-    const Mapping& mapping_;
-    int fd_;
+    const SegmentFile& file_;
+    const int fd_;
+    const int64_t byte_;
     sem_t* queue_;
     Fairness& fairness_;
     std::timed_mutex threads_;

@@ -1,4 +1,5 @@
-// A process's view of the segment's file: one descriptor, one mapping for each region.
+// A process's view of the segment's file: one descriptor, one mapping for each region. A Mapping has the fixed
+// regions, or those of one lane, whose lock guards it then.
 //
 // Two rules prevent SIGBUS. Memory is touched only after this process has had posix_fallocate reserve it (a
 // full /dev/shm is an error with the state intact), even if another process has recorded it as reserved: the
@@ -6,12 +7,12 @@
 // the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate
 // it.
 //
-//   Invariant: under the lock, [0, proved_[r]) of region r is mapped, has been reserved by this process, and
-//              is no more than what the state records as reserved.
+//   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
+//              more than what the state records as reserved.
 //
 // A hole is made only above the recorded size: by a take that has given memory back, at the start of an index
-// rebuild, after a reservation that failed. `punch` lowers proved_ here, and `limit` does in the other
-// processes, with the next state that they read. If by then the record has risen again, the process that
+// rebuild, after a reservation that failed. `punch` lowers `proved` here, and `limit` does in the other
+// processes, with the next state of the lane or member that they read. If by then the record has risen again, the process that
 // raised it has reserved the pages first.
 //
 // So a process reserves only what is new to it, however large the table is: if the record exceeds what it has
@@ -19,7 +20,7 @@
 // (round.hpp), hence following another process's growth is as rare as growing.
 //
 // The fields of a region change in a thread without the GIL and without any lock that a fork waits for, so a
-// child may be forked between an mremap and the change of base_, with a base_ that leads nowhere. Therefore
+// child may be forked between an mremap and the change of `base`, which leads nowhere then. Therefore
 // `resizing_` names the region from before the system call until all its fields are changed. A child has a
 // prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
 // over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty,
@@ -97,12 +98,14 @@ inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
 
 class Mapping {
   public:
-    explicit Mapping(std::shared_ptr<SegmentFile> file) : file_(std::move(file)) {}
+    // first: the number of its first region in the file.
+    Mapping(std::shared_ptr<SegmentFile> file, uint32_t first, uint32_t count)
+        : file_(std::move(file)), first_(first), regions_(count), resizing_(count) {}
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
     ~Mapping() {
-        for (uint32_t region = 0; region < kRegions; ++region)
-            if (base_[region]) munmap(base_[region], mapped_[region]);
+        for (const Mapped& region : regions_)
+            if (region.base) munmap(region.base, region.mapped);
     }
 
     SegmentFile& file() const { return *file_; }
@@ -110,23 +113,23 @@ class Mapping {
     // The first `bytes` of a region, of which `recorded` bytes are recorded as reserved; they are mapped and
     // proved reserved. Pointers into it are valid until the next call for the same region with more bytes.
     unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
-        if (bytes > proved_[region]) follow(region, page_up(std::max(bytes, recorded)));
-        return base_[region];
+        if (bytes > regions_[region].proved) follow(region, page_up(std::max(bytes, recorded)));
+        return regions_[region].base;
     }
     template <class T>
-    T* array(const State& state, uint32_t region, uint64_t count) {
+    T* array(uint32_t region, uint64_t count, uint64_t recorded) {
         if (count > kRegionSpan / sizeof(T)) data_loss("a size does not fit its region");
-        return reinterpret_cast<T*>(at_least(region, count * sizeof(T), state.reserved[region]));
+        return reinterpret_cast<T*>(at_least(region, count * sizeof(T), recorded));
     }
 
     // A small table, mapped in full and for good, so that it can be read without the lock; its entries must
     // be reserved before they are touched.
     unsigned char* map_table(uint32_t region, uint64_t bytes) {
         map(region, bytes);
-        return base_[region];
+        return regions_[region].base;
     }
     void reserve(uint32_t region, uint64_t from, uint64_t bytes) {
-        reserve_in_file(file_->fd(), region_offset(region) + from, bytes);
+        reserve_in_file(file_->fd(), offset_of(region) + from, bytes);
     }
 
     // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
@@ -136,7 +139,7 @@ class Mapping {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
         at_least(region, from);
-        if (int failed = reserve_pieces(file_->fd(), region_offset(region) + from, to - from)) {
+        if (int failed = reserve_pieces(file_->fd(), offset_of(region) + from, to - from)) {
             punch(region, from);
             system_failure("Reserving", failed, to - from);
         }
@@ -146,57 +149,64 @@ class Mapping {
             punch(region, from);
             throw;
         }
-        proved_[region] = to;
-        madvise(base_[region] + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
+        regions_[region].proved = to;
+        madvise(regions_[region].base + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
     }
 
     // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size.
     void punch(uint32_t region, uint64_t from) {
         from = page_up(from);
-        proved_[region] = std::min(proved_[region], from);
+        limit(region, from);
         fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  static_cast<off_t>(region_offset(region) + from), static_cast<off_t>(kRegionSpan - from));
+                  static_cast<off_t>(offset_of(region) + from), static_cast<off_t>(kRegionSpan - from));
     }
 
-    // Under the lock: other processes may have made holes above the sizes that the state records.
-    void limit(const State& state) {
-        for (uint32_t region = kIndex0Region; region < kRegions; ++region)
-            proved_[region] = std::min(proved_[region], state.reserved[region]);
+    // Under the lock: other processes may have made holes above the size that is recorded.
+    void limit(uint32_t region, uint64_t recorded) {
+        regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
 
     // In a forked child: forgets the region that a thread of the parent was in the middle of resizing.
     void after_fork_in_child() {
         const uint32_t region = load(resizing_);
-        if (region == kRegions) return;
-        base_[region] = nullptr;
-        mapped_[region] = proved_[region] = 0;
-        store(resizing_, uint32_t{kRegions});
+        if (region == regions_.size()) return;
+        regions_[region] = {};
+        store(resizing_, static_cast<uint32_t>(regions_.size()));
     }
 
   private:
+    struct Mapped {
+        unsigned char* base = nullptr;
+        uint64_t mapped = 0;
+        uint64_t proved = 0;
+    };
+
+    uint64_t offset_of(uint32_t region) const { return region_offset(first_ + region); }
+
     // This is recorded as reserved by another process. A wrong record is detected here: by the space that the
     // whole file occupies, or by reserving it.
     void follow(uint32_t region, uint64_t bytes) {
         const struct stat found = file_->status();
         if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
             data_loss("a recorded size is larger than what the segment occupies");
-        reserve(region, proved_[region], bytes - proved_[region]);
+        reserve(region, regions_[region].proved, bytes - regions_[region].proved);
         map(region, bytes);
-        proved_[region] = bytes;
+        regions_[region].proved = bytes;
     }
     void map(uint32_t region, uint64_t bytes) {
-        if (bytes <= mapped_[region]) return;
+        Mapped& at = regions_[region];
+        if (bytes <= at.mapped) return;
         store(resizing_, region);
         store_barrier();
-        void* base = base_[region] ? mremap(base_[region], mapped_[region], bytes, MREMAP_MAYMOVE)
-                                   : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
-                                          static_cast<off_t>(region_offset(region)));
+        void* base = at.base ? mremap(at.base, at.mapped, bytes, MREMAP_MAYMOVE)
+                             : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
+                                    static_cast<off_t>(offset_of(region)));
         const int failed = base == MAP_FAILED ? errno : 0;
         if (!failed) {
-            base_[region] = static_cast<unsigned char*>(base);
-            mapped_[region] = bytes;
+            at.base = static_cast<unsigned char*>(base);
+            at.mapped = bytes;
         }
-        store(resizing_, uint32_t{kRegions});
+        store(resizing_, static_cast<uint32_t>(regions_.size()));
         if (failed)
             throw Error(Failure::kResourceExhausted,
                         "Mapping " + std::to_string(bytes) +
@@ -204,10 +214,9 @@ class Mapping {
     }
 
     std::shared_ptr<SegmentFile> file_;
-    unsigned char* base_[kRegions] = {};
-    uint64_t mapped_[kRegions] = {};
-    uint64_t proved_[kRegions] = {};
-    uint32_t resizing_ = kRegions;  // none
+    const uint32_t first_;
+    std::vector<Mapped> regions_;
+    uint32_t resizing_;  // the number of regions: none
 };
 
 }  // namespace shmacc

@@ -14,44 +14,63 @@ nb::object give_to_python(std::unique_ptr<T> made) {
     return object;
 }
 
+// (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as _segment.py makes it.
+MemberSpec member_spec(const nb::tuple& given) {
+    MemberSpec spec{nb::cast<uint32_t>(given[1]),
+                    nb::cast<uint32_t>(given[2]),
+                    nb::cast<uint32_t>(given[3]),
+                    nb::cast<uint32_t>(given[4]),
+                    nb::cast<uint32_t>(given[5]),
+                    nb::cast<std::optional<Dims>>(given[6]),
+                    nb::cast<int64_t>(given[7]),
+                    nb::cast<uint64_t>(given[8]),
+                    nb::cast<std::string>(given[0]),
+                    {}};
+    if (spec.name.size() > kMaxMemberName)
+        throw Error(Failure::kInvalidArgument, "A member's name is too long");
+    if (spec.declared && spec.declared->size() > kMaxRank)
+        throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
+    spec.set_round();
+    return spec;
+}
+
 // A handle on a new segment, attached; none if the name is taken, or was taken away at once.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
-                  uint32_t kind, uint32_t dtype, uint32_t sum, uint32_t components, uint32_t reduction,
-                  std::optional<Dims> declared, bool is_private, bool unlink_on_close, uint64_t token,
+                  uint32_t kind, const nb::list& members, uint32_t reduction, uint32_t lanes,
+                  std::optional<int64_t> capacity, bool is_private, bool unlink_on_close, uint64_t token,
                   const nb::bytes& hash_key, uint32_t mode) {
     Config config{};
     if (hash_key.size() != sizeof config.hash_key)
         throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
     std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
     config.kind = kind;
-    config.dtype = dtype;
-    config.sum = sum;
-    config.components = components;
     config.reduction = reduction;
+    config.lanes = lanes;
+    config.capacity = capacity.value_or(kUnbounded);
     config.is_private = is_private;
     config.token = token;
     config.mode = mode;
     config.created_ns = wall_ns();
-    config.declared_rank = kUnknownRank;
-    if (declared) {
-        if (declared->size() > kMaxRank)
-            throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
-        config.declared_rank = static_cast<uint32_t>(declared->size());
-        std::copy(declared->begin(), declared->end(), config.declared_dims);
-    }
-    if (name.size() > kMaxName) throw Error(Failure::kInvalidArgument, "The name is too long");
+    if (name.size() > kMaxName || members.size() < 1 || members.size() > kMaxMembers || lanes < 1 ||
+        lanes > kMaxLanes || config.capacity < 1)
+        throw Error(Failure::kInvalidArgument, "The configuration is out of range");
     config.name_length = static_cast<uint32_t>(name.size());
     std::copy(name.begin(), name.end(), config.name);
+    MemberSpecs specs;
+    for (const nb::handle member : members) specs.push_back(member_spec(nb::borrow<nb::tuple>(member)));
     std::optional<std::pair<std::string, std::string>> own_names;
     if (is_private || unlink_on_close) own_names.emplace(path, semaphore_path);
-    const auto file = create_segment(path, semaphore_path, config);
+    const auto file = create_segment(path, semaphore_path, config, specs);
     if (!file) return nb::none();
     try {
         if (!file->open_by_name(path)) {
             unlink(semaphore_path.c_str());
             return nb::none();
         }
-        auto made = std::make_unique<Handle>(OpenSegment::on(file, config), std::move(own_names));
+        const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
+        if (opened.file != file) return nb::none();
+        auto made = std::make_unique<Handle>(OpenSegment::on(file, opened.config, opened.specs),
+                                             std::move(own_names));
         Handle& handle = *made;
         nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
         return handle.enter(path, semaphore_path) ? object : nb::none();
@@ -78,13 +97,13 @@ nb::tuple open_found(const std::string& path, SegmentFile::Access access, const 
 
 nb::tuple open_segment(const std::string& path, const Owners& owners) {
     return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
-        return give_to_python(std::make_unique<Handle>(OpenSegment::on(std::move(opened.file), opened.config)));
+        return give_to_python(std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
     });
 }
 
 nb::tuple view_segment(const std::string& path) {
     return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
-        return give_to_python(std::make_unique<SegmentView>(std::move(opened.file), opened.config));
+        return give_to_python(std::make_unique<SegmentView>(std::move(opened.file), opened.config, std::move(opened.specs)));
     });
 }
 
@@ -99,7 +118,12 @@ nb::dict by_name(const Named (&table)[kCount]) {
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
+    m.attr("MAX_MEMBERS") = kMaxMembers;
+    m.attr("MAX_LANES") = kMaxLanes;
     m.attr("REGIONS") = by_name(kRegionNames);
+    m.attr("LANE_REGIONS") = by_name(kLaneRegionNames);
+    m.attr("MEMBER_REGIONS") = by_name(kMemberRegionNames);
+    m.attr("EVENTS") = by_name(kEventNames);
     m.attr("KINDS") = by_name(kKindNames);
     m.attr("REDUCTIONS") = by_name(kReductionNames);
     m.attr("SUMS") = by_name(kSumNames);
@@ -124,6 +148,7 @@ constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",  "DeadlineExceededError",   "CancelledError",
     "NotFoundError",         "FailedPreconditionError", "ResourceExhaustedError",
     "PermissionDeniedError", "OutOfRangeError",         "DataLossError",
+    "AlreadyExistsError",    "WorkerDiedError",
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
@@ -134,6 +159,16 @@ void set_error(const Error& error) {
     for (const auto& [name, value] : error.fields()) {
         const nb::object number = nb::steal(PyLong_FromLongLong(value));
         if (!number || PyObject_SetAttrString(made.ptr(), name, number.ptr()) != 0) return;
+    }
+    for (const auto& [name, values] : error.lists()) {
+        const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+        if (!list) return;
+        for (size_t i = 0; i < values.size(); ++i) {
+            PyObject* const number = PyLong_FromLongLong(values[i]);
+            if (!number) return;
+            PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
+        }
+        if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
     }
     PyErr_SetObject(type, made.ptr());
 }
@@ -162,26 +197,32 @@ NB_MODULE(_core, m) {
         .def(nb::init<bool, bool>(), nb::arg("advance"), nb::arg("seal"))
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
+        .def_prop_ro("weight", &TakenRound::weight)
         .def_prop_ro("serial", &TakenRound::serial)
-        .def_prop_ro("indices", &TakenRound::indices)
-        .def_prop_ro("values", &TakenRound::values)
-        .def_prop_ro("shape", &TakenRound::shape)
-        .def_prop_ro("row_counts", &TakenRound::row_counts);
+        .def_prop_ro("contributors", &TakenRound::contributors)
+        .def("members", &TakenRound::members)
+        .def("indices", &TakenRound::indices, nb::arg("i"))
+        .def("values", &TakenRound::values, nb::arg("i"))
+        .def("shape", &TakenRound::shape, nb::arg("i"))
+        .def("row_counts", &TakenRound::row_counts, nb::arg("i"));
 
     nb::class_<Handle>(m, "Handle")
         .def("close", &Handle::close)
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
-             nb::arg("contributions").none(), nb::arg("dims"), nb::arg("local_step"), nb::arg("gradients"),
-             nb::arg("ascending"))
+             nb::arg("counts").none(), nb::arg("dims"), nb::arg("ascending"), nb::arg("local_step"),
+             nb::arg("count"), nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"), nb::arg("local_step"),
-             nb::arg("gradients"))
+             nb::arg("count"), nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
+        .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"), nb::arg("count"),
+             nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
-        .def("take", &Handle::take, nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(),
-             nb::arg("divide"), nb::arg("lowest"), nb::arg("highest"))
+        .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
+             nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
+        .def("look", &Handle::look, nb::arg("place"))
         .def("keep", &Handle::keep, nb::arg("place"))
         .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
-             nb::arg("timeout").none(), nb::arg("divide"), nb::arg("lowest"), nb::arg("highest"))
+             nb::arg("timeout").none(), nb::arg("raise_deaths"))
         .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
         .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
@@ -205,7 +246,8 @@ NB_MODULE(_core, m) {
         .def("state", &SegmentView::state)
         .def("participants", &SegmentView::participants)
         .def("waiters", &SegmentView::waiters)
-        .def("lock_state", &SegmentView::lock_state)
+        .def("events", &SegmentView::events)
+        .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
         .def("name_lock_state", &SegmentView::name_lock_state)
         .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
         .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
@@ -217,8 +259,8 @@ NB_MODULE(_core, m) {
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
-          nb::arg("dtype"), nb::arg("sum"), nb::arg("components"), nb::arg("reduction"),
-          nb::arg("declared").none(), nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
+          nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
+          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
           nb::arg("hash_key"), nb::arg("mode"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));

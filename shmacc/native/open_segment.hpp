@@ -1,4 +1,4 @@
-// A segment as one process has it open: its parts, and the way to acquire the lock.
+// A segment as one process has it open: its parts.
 //
 // There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
 // a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.
@@ -14,8 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "buffer.hpp"
-#include "rows.hpp"
+#include "lane.hpp"
 #include "semaphore.hpp"
 #include "wait_queue.hpp"
 
@@ -31,17 +30,24 @@ class OpenSegment {
         return segment;
     }
     // The same, made if there is none.
-    static std::shared_ptr<OpenSegment> on(const std::shared_ptr<SegmentFile>& file, const Config& config) {
+    static std::shared_ptr<OpenSegment> on(const std::shared_ptr<SegmentFile>& file, const Config& config,
+                                           MemberSpecs specs) {
         auto segment = of(*file);
-        if (!segment) file->open_segment = segment = std::make_shared<OpenSegment>(file, config);
+        if (!segment)
+            file->open_segment = segment = std::make_shared<OpenSegment>(file, config, std::move(specs));
         return segment;
     }
 
-    OpenSegment(std::shared_ptr<SegmentFile> file, const Config& config)
-        : config_(config), mapping_(std::make_unique<Mapping>(std::move(file))),
-          header_(reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
-          committed_(header_, *mapping_, config_), presence_(*mapping_, header_),
-          wait_queue_(*mapping_, header_, presence_) {}
+    OpenSegment(const std::shared_ptr<SegmentFile>& file, const Config& config, MemberSpecs specs)
+        : config_(config), specs_(std::make_shared<const MemberSpecs>(std::move(specs))),
+          mapping_(std::make_unique<Mapping>(file, 0, kFixedRegions)),
+          header_(*reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
+          round_(header_.generation, header_.state), events_(header_, round_), presence_(*mapping_, header_),
+          wait_queue_(*mapping_, header_, presence_, events_), known_heads_(config.lanes) {
+        unsigned char* states = mapping_->at_least(kStatesRegion, bytes_of_states(config_));
+        for (uint32_t i = 0; i < config_.lanes; ++i)
+            lanes_.push_back(std::make_unique<Lane>(file, config_, *specs_, i, states + i * bytes_of_lane(config_)));
+    }
 
     OpenSegment(const OpenSegment&) = delete;
     OpenSegment& operator=(const OpenSegment&) = delete;
@@ -94,29 +100,29 @@ class OpenSegment {
         attached_ = false;
         presence_.after_fork_in_child();
         mapping_->after_fork_in_child();
-        if (lock_) lock_->after_fork_in_child();
+        for (const auto& lane : lanes_) lane->after_fork_in_child();
     }
 
-    // Opens the semaphore in front of the lock. If it is missing, this process makes it, provided that it
-    // would belong to the segment's owner; otherwise the process does without, and its waits may take up to
+    // Opens the semaphores in front of the lanes' locks. If they are missing, this process makes them, provided that
+    // they would belong to the segment's owner; otherwise the process does without, and its waits may take up to
     // Lock::kSlice longer.
     void open_semaphore(const std::string& path) {
         const struct stat file = mapping_->file().status();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
-        if (lock_) {  // this process keeps the one it has, with or without a name
+        if (lanes_[0]->lockable()) {  // this process keeps what it has, with or without a name
             if (may_make && access(path.c_str(), F_OK) != 0 && errno == ENOENT)
-                NamedSemaphore::make(path, config_.mode, file.st_uid);
+                NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
             return;
         }
         for (int attempt = 0;; ++attempt) {
-            switch (semaphore_.open(path, config_.mode, file.st_uid)) {
+            switch (semaphores_.open(path, config_.lanes, config_.mode, file.st_uid)) {
                 case NamedSemaphore::Found::kOpened: break;
                 case NamedSemaphore::Found::kMissing:
                     if (attempt < kSemaphoreAttempts && may_make) {
-                        NamedSemaphore::make(path, config_.mode, file.st_uid);
+                        NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
                         continue;
                     }
-                    semaphore_.use_own();
+                    semaphores_.use_own(config_.lanes);
                     break;
                 case NamedSemaphore::Found::kAnothers:
                     throw Error(Failure::kPermissionDenied,
@@ -129,7 +135,7 @@ class OpenSegment {
             }
             break;
         }
-        lock_ = std::make_unique<Lock>(*mapping_, semaphore_.get(), header_->fairness);
+        for (uint32_t i = 0; i < config_.lanes; ++i) lanes_[i]->use(semaphores_.get(i));
     }
 
     // Attaches the process, if it is not attached yet. The result is Presence::Claim::kFull if all entries
@@ -142,66 +148,19 @@ class OpenSegment {
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }
 
-    // Holds the lock, with the state recovered: an operation works on this.
-    class Session {
-      public:
-        Session(OpenSegment& segment, int64_t deadline, Interruption& interruption) : segment_(segment) {
-            const auto how = segment.lock_->acquire(deadline, interruption);
-            held_ = how != Lock::Acquired::kNot;
-            if (!held_) return;
-            try {
-                // The caller checked at the start; after a wait the file may have changed.
-                if (how == Lock::Acquired::kAfterWaiting) segment_.check_file();
-                state = segment_.committed_.current();
-                segment_.mapping_->limit(state);
-                if (segment_.committed_.interrupted(state)) segment_.recover(state, 1);
-                before = state;
-            } catch (...) {
-                segment_.lock_->release(segment_.mapping_->file().state().intact);
-                throw;
-            }
-        }
-        ~Session() { release(); }
-        Session(const Session&) = delete;
-        Session& operator=(const Session&) = delete;
-
-        bool held() const { return held_; }
-        void commit() {
-            segment_.committed_.commit(state);
-            give_back(*segment_.mapping_, before, state);
-        }
-        // Undoes the changes in place of an operation that fails.
-        void roll_back() {
-            State committed = segment_.committed_.current();
-            if (segment_.committed_.interrupted(committed)) segment_.recover(committed, 0);
-            give_back(*segment_.mapping_, state, committed);
-        }
-        void release() {
-            if (held_) segment_.lock_->release();
-            held_ = false;
-        }
-
-        State state;  // to be changed, then committed
-        State before;  // as committed when the lock was acquired
-
-      private:
-        OpenSegment& segment_;
-        bool held_ = false;
-    };
-
     // Whether cleanup may touch the segment: the error on the way out may be that the file was truncated.
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
     // Before anything mapped is touched: a truncated file's pages are gone.
     void check_intact() const {
-        if (mapping_->file().status().st_size != static_cast<off_t>(kFileSize))
+        if (mapping_->file().status().st_size != static_cast<off_t>(file_size(config_)))
             data_loss("its file was truncated");
     }
     // The same, and NotFoundError if the name was removed while in use.
     void check_file() const {
         const struct stat found = mapping_->file().status();
-        if (found.st_size != static_cast<off_t>(kFileSize)) data_loss("its file was truncated");
+        if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
         load_barrier();  // a name that is gone: was the segment marked before? (mark_given_up)
-        if (found.st_nlink == 0 && !load(header_->unlinked))
+        if (found.st_nlink == 0 && !load(header_.unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
                         "logout; so does `rm`, and `shmacc-inspect clean` if the only users left were "
@@ -209,40 +168,49 @@ class OpenSegment {
                         "another segment");
     }
 
-    uint64_t row_bytes(const State& state) const { return state.row_elements * sum_bytes(config_.sum); }
-
-    Header& header() { return *header_; }
-    // As it was when the segment was opened, and checked.
+    Header& header() { return header_; }
+    // As they were when the segment was opened, and checked.
     const Config& config() const { return config_; }
-    Mapping& mapping() { return *mapping_; }
-    Committed& committed() { return committed_; }
+    const std::shared_ptr<const MemberSpecs>& specs() const { return specs_; }
+    Committed<RoundState>& round() { return round_; }
+    std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
+    Events& events() { return events_; }
     Presence& presence() { return presence_; }
     WaitQueue& wait_queue() { return wait_queue_; }
-    Lock* lock() { return lock_.get(); }
+    // With that lane's lock.
+    uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
+    // Where this process's applies go first.
+    uint32_t last_lane() {
+        const uint32_t last = load_relaxed(last_lane_);
+        return last == kNoLane ? presence_.index() % config_.lanes : last;
+    }
+    void set_last_lane(uint32_t lane) { store_relaxed(last_lane_, lane); }
     SegmentFile& file() { return mapping_->file(); }
 
   private:
+    static constexpr uint32_t kNoLane = UINT32_MAX;
+
     static constexpr int kSemaphoreAttempts = 8;  // it may be removed again while it is being opened
 
     // The kernel drops the remaining record locks with the descriptor.
     void close() {
         presence_.leave(mapping_->file().state());
-        lock_.reset();
+        lanes_.clear();
         mapping_.reset();
     }
 
-    void recover(State& state, uint64_t deaths) {
-        committed_.recover(state, config().kind == kSparse ? row_bytes(state) : 0, deaths);
-    }
-
     const Config config_;
+    const std::shared_ptr<const MemberSpecs> specs_;
     std::unique_ptr<Mapping> mapping_;
-    Header* header_;
-    Committed committed_;
+    Header& header_;
+    Committed<RoundState> round_;
+    Events events_;
     Presence presence_;
     WaitQueue wait_queue_;
-    NamedSemaphore semaphore_;
-    std::unique_ptr<Lock> lock_;
+    std::vector<WaitQueue::Known> known_heads_;
+    NamedSemaphore semaphores_;
+    std::vector<std::unique_ptr<Lane>> lanes_;
+    uint32_t last_lane_ = kNoLane;
     uint64_t of_generation_ = fork_generation;
     bool attached_ = false;
     uint32_t handles_ = 0;

@@ -46,6 +46,7 @@ struct Opened {
     Found found;
     std::shared_ptr<SegmentFile> file;
     Config config;
+    MemberSpecs specs;
 };
 
 // Throws DataLossError unless the file is a segment, one of another version, or still empty.
@@ -60,26 +61,43 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
     if (config.version != kVersion) return Found::kOtherVersion;
     if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
-    if (size != kFileSize) data_loss("its file was truncated");
-    bool rank = config.declared_rank == kUnknownRank || config.declared_rank <= kMaxRank;
+    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes ||
+        config.kind < kSparse || config.kind > kArrays || config.mode > 0777 || config.reduction < kMean ||
+        config.reduction > kCmean || config.capacity < 1 || config.directory_bytes > kMaxDirectory ||
+        config.directory_bytes % 8 != 0)
+        data_loss("its configuration is out of range");
+    if (size != file_size(config)) data_loss("its file was truncated");
     bool name = config.name_length >= 1 && config.name_length <= kMaxName;
     for (uint32_t i = 0; name && i < config.name_length; ++i)
         name = std::isalnum(static_cast<unsigned char>(config.name[i])) || std::strchr("._-", config.name[i]);
-    if (!rank || !name || config.mode > 0777 || config.reduction < kMean || config.reduction > kCmean ||
-        config.sum < kFloat32 || config.sum > kUint64 || config.components < 1 || config.components > 2 ||
-        (config.kind != kSparse && config.kind != kDense))
-        data_loss("its configuration is out of range");
+    if (!name) data_loss("its configuration is out of range");
     return Found::kSegment;
+}
+
+// Its members, after check_config.
+inline MemberSpecs read_directory(const SegmentFile& file, const Config& config) {
+    if (config.directory_bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
+        data_loss("a recorded size is larger than what the segment occupies");
+    std::vector<uint64_t> words(config.directory_bytes / 8);
+    const auto size = static_cast<ssize_t>(config.directory_bytes);
+    if (pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion)) != size ||
+        mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
+        data_loss("its directory of members has a wrong checksum");
+    return unpack_directory(words, config.members);
 }
 
 // Opens the file at `path`, without attaching to it. With the GIL, like everything below.
 inline Opened open_segment_file(const std::string& path, SegmentFile::Access access, const Owners& owners) {
-    Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}};
+    Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}, {}};
     if (!opened.file) return opened;
     const struct stat status = opened.file->status();
     opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
     if (opened.found == Found::kUnfinished && others_hold(opened.file->fd(), 0, 0))
         opened.found = Found::kHeldUnfinished;
+    if (opened.found == Found::kSegment) {
+        opened.file->set_size(file_size(opened.config));
+        opened.specs = read_directory(*opened.file, opened.config);
+    }
     return opened;
 }
 
@@ -98,25 +116,44 @@ inline bool remove_unfinished(const std::string& path) {
 
 // A new segment under these names, open as it was made; null if the segment's name is taken.
 inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
-                                                   Config config) {
-    auto file = SegmentFile::create();
-    const int fd = file->fd();
-    if (ftruncate(fd, static_cast<off_t>(kFileSize)) != 0) system_failure("Making a segment", errno);
-    reserve_in_file(fd, 0, kHeaderBytes);
-    reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
-    reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
+                                                   Config config, const MemberSpecs& members) {
+    const std::vector<uint64_t> directory = pack_directory(members);
+    config.members = static_cast<uint32_t>(members.size());
+    config.directory_bytes = directory.size() * 8;
+    config.directory_checksum = mix_words(directory.data(), config.directory_bytes);
     std::memcpy(config.magic, kMagic, sizeof kMagic);
     config.version = kVersion;
     config.checksum = checksum_of(config);
-    auto header = std::make_unique<Header>();
-    std::memset(static_cast<void*>(header.get()), 0, sizeof(Header));
-    header->config = config;
-    header->state[0].checksum = checksum_of(header->state[0]);
-    if (pwrite(fd, header.get(), sizeof(Header), 0) != static_cast<ssize_t>(sizeof(Header)) ||
-        fchmod(fd, config.mode) != 0)
-        system_failure("Making a segment", errno);
+    std::vector<unsigned char> header(sizeof(Header)), states(bytes_of_states(config));
+    auto* head = reinterpret_cast<Header*>(header.data());
+    head->config = config;
+    head->state[0].round = 1;  // members and lanes have the contents of round 0: none
+    head->state[0].checksum = checksum_of(head->state[0]);
+    for (uint32_t i = 0; i < config.lanes; ++i) {
+        auto* lane = reinterpret_cast<LaneHeader*>(states.data() + i * bytes_of_lane(config));
+        lane->state[0].checksum = checksum_of(lane->state[0]);
+        auto* tables = reinterpret_cast<MemberStates*>(lane + 1);
+        for (uint32_t j = 0; j < tables_of(config); ++j)
+            tables[j].copies[0].checksum = checksum_of(tables[j].copies[0]);
+    }
 
-    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.mode, file->status().st_uid);
+    auto file = SegmentFile::create();
+    const int fd = file->fd();
+    if (ftruncate(fd, static_cast<off_t>(file_size(config))) != 0) system_failure("Making a segment", errno);
+    file->set_size(file_size(config));
+    const auto write = [fd](uint32_t region, const void* data, uint64_t bytes) {
+        reserve_in_file(fd, region_offset(region), page_up(std::max<uint64_t>(bytes, 1)));
+        if (pwrite(fd, data, bytes, static_cast<off_t>(region_offset(region))) != static_cast<ssize_t>(bytes))
+            system_failure("Making a segment", errno);
+    };
+    write(kHeaderRegion, header.data(), header.size());
+    write(kDirectoryRegion, directory.data(), config.directory_bytes);
+    write(kStatesRegion, states.data(), states.size());
+    reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
+    reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
+    if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
+
+    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode, file->status().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
     bool named = false;
     try {

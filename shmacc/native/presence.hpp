@@ -85,9 +85,9 @@ class Table {
 
 class Presence {
   public:
-    Presence(Mapping& mapping, Header* header)
+    Presence(Mapping& mapping, Header& header)
         : fd_(mapping.file().fd()),
-          table_(mapping, kParticipantsRegion, kMaxParticipants, header->participants_top) {}
+          table_(mapping, kParticipantsRegion, kMaxParticipants, header.participants_top) {}
 
     static constexpr uint32_t kNobody = UINT32_MAX;
     enum class Claim { kDone, kDoneBesideDead, kFull };
@@ -108,6 +108,7 @@ class Presence {
             entry.start_ticks = process.start_ticks;
             entry.attached_ns = entry.seen_ns = wall_ns();
             entry.applied_ns = entry.applied_step = 0;
+            entry.contributor = -1;
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
@@ -149,9 +150,19 @@ class Presence {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token && others_hold(fd_, life_byte(i), 1);
     }
+    // Whether a dead process, for which `matters`, has left its entry to be swept.
+    template <class Matters>
+    bool any_dead(Matters matters) {
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
+            const uint64_t token = load(table_[i].token);
+            if (token != 0 && i != index_ && matters(table_[i]) && !alive(i, token)) return true;
+        }
+        return false;
+    }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under the segment's lock: frees the entries of the dead; `each` is first called with entry and token.
+    // Under a lane's lock: frees the entries of the dead; `each` is first called with entry and token. In two lanes
+    // two may do so at a time: each frees the tokens that it has judged.
     template <class Each>
     void sweep(Each each) {
         const bool placed = claimed();

@@ -95,8 +95,9 @@ class Cancellable : public Interruption {
 // How long an apply waits for a head whose number is reached already (wait_queue.hpp).
 class HeadGrace {
   public:
-    bool must_wait(Waiter& head, const State& state) {
-        if (state.count < head.num_required || head.num_required <= 0 || head.overdue) return false;
+    // count: of the round's gradients.
+    bool must_wait(Waiter& head, int64_t count) {
+        if (count < head.num_required || head.num_required <= 0 || head.overdue) return false;
         const uint64_t ticket = load(head.ticket);
         if (ticket == 0) return true;  // it left this moment, and changed `progress`: check again
         const int64_t now = monotonic_ns();

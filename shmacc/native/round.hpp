@@ -1,15 +1,12 @@
-// The common part of sparse and dense rounds: the shape of a round, reserving space for it, reducing it,
-// ending it.
+// The shape of a member's round, its memory, and its reduction.
 #pragma once
 
 #include <type_traits>
 #include <vector>
 
-#include "commit.hpp"
+#include "lane.hpp"
 
 namespace shmacc {
-
-using Dims = std::vector<int64_t>;
 
 constexpr uint64_t kMostElements = uint64_t{1} << 36;
 
@@ -40,97 +37,71 @@ inline std::string in_brackets(const Dims& dims) {
     return text + "]";
 }
 
-// shape: the state's.
-inline Dims round_dims(const Shape& shape, const Config& config, const State& state) {
-    const uint64_t components = config.components;
-    uint64_t rank = load(shape.rank);
-    if (rank > kMaxRank - (config.kind == kSparse)) data_loss("its shape has too many dimensions");
-    Dims dims(rank);
-    for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape.dims[i]);
+// shape: the round's, if it is not the declared one.
+inline Dims round_dims(const Shape* shape, const MemberSpec& spec, const MemberState& state) {
+    Dims dims;
+    if (state.shape == kDeclaredShape) {
+        if (!spec.round) data_loss("it has no declared shape");
+        dims = *spec.round;
+    } else {
+        const uint64_t rank = load(shape->rank);
+        if (rank > kMaxRank - (spec.kind == kSparse)) data_loss("its shape has too many dimensions");
+        dims.resize(rank);
+        for (uint64_t i = 0; i < rank; ++i) dims[i] = load_relaxed(shape->dims[i]);
+    }
     uint64_t elements;
     if (!count_elements(dims, &elements)) data_loss("a dimension is out of range");
-    if (elements * components != state.row_elements) data_loss("its shape and its rows disagree");
+    if (elements * spec.components != state.row_elements) data_loss("its shape and its rows disagree");
     return dims;
+}
+inline Dims round_dims(Member& member) {
+    const bool declared = member.state.shape == kDeclaredShape;
+    return round_dims(declared ? nullptr : &member.shape(member.state.shape), member.spec(), member.state);
 }
 
 // The first gradient of a round fixes the round's shape. Takes effect with the commit.
-inline void start_round(Header& header, const Config& config, State& state, const Dims& dims) {
-    state.row_elements = product(dims) * config.components;
-    const Shape& now = header.shapes[state.shape];
-    if (now.rank == dims.size() && std::equal(dims.begin(), dims.end(), now.dims)) return;
-    state.shape ^= 1;
-    Shape& shape = header.shapes[state.shape];
+inline void start_round(Member& member, const Dims& dims) {
+    MemberState& state = member.state;
+    state.row_elements = product(dims) * member.spec().components;
+    if (dims == member.spec().round) {
+        state.shape = kDeclaredShape;
+        return;
+    }
+    state.shape = member.before.shape == 0;  // not the one that readers of the committed state need
+    Shape& shape = member.new_shape(state.shape);
     store_barrier();  // after the commits since which no reader needs the old shape (commit.hpp)
     for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);
     store(shape.rank, uint64_t{dims.size()});
 }
 
-// Sizes grow by a sixteenth, or 64 KiB: memory stays near what the rows need.
-inline uint64_t with_room(uint64_t bytes) { return page_up(bytes + std::max<uint64_t>(bytes / 16, 65536)); }
-
-inline void ensure_reserved(State& state, Mapping& mapping, uint32_t region, uint64_t bytes) {
-    if (bytes <= state.reserved[region]) return;
-    uint64_t grown = with_room(bytes);
-    mapping.grow(region, state.reserved[region], grown);
-    state.reserved[region] = grown;
-}
-
-// Memory of a region that is kept beyond a round's need: small enough to keep a segment within 1 MiB of it.
-constexpr uint64_t kSpare = 1 << 17;
-constexpr uint64_t kSmallRounds = 8;
-
-// Empties the round; takes effect with the commit, and `give_back` follows that.
-//
-// A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once:
-// reserving it again costs the next large round several times its apply, so memory that is given back and
-// reserved with every other round would be most of their cost. It is given back when kSmallRounds rounds in a
-// row have left much of it unused; so large rounds cost that at most once in so many rounds, and a segment
-// holds
-//
-//   in each region at most 5/4 of the bytes, and kSpare, that the largest of this round and the kSmallRounds
-//   rounds before it needed there (the index: twice).
-//
-// Rounds without gradients count, so an accumulator whose step alone is advanced keeps nothing for long.
-inline void end_round(State& state, uint64_t row_bytes, uint64_t index_buckets_needed) {
-    const uint64_t rows = state.rows;
-    uint64_t needed[kRegions] = {};
-    needed[kSlotsRegion] = rows * sizeof(Slot);
-    needed[kRows0Region] = std::max<uint64_t>(rows, 1) * row_bytes;
-    needed[kRows1Region] = rows ? 0 : row_bytes;
-    needed[kUndoLogRegion] = rows * kUndoLogBytes;
-    needed[kUndoRowsRegion] = rows * row_bytes;
-    const bool large_index = state.index_buckets > 2 * index_buckets_needed + kSpare / sizeof(Bucket);
-    auto large = [&](uint32_t region) { return state.reserved[region] > needed[region] / 4 * 5 + kSpare; };
-    bool small = large_index;
-    for (uint32_t region = kSlotsRegion; region < kRegions; ++region) small |= large(region);
-    state.small_rounds = small ? state.small_rounds + 1 : 0;
-    const bool enough = state.small_rounds >= kSmallRounds;
-    if (enough) {
-        for (uint32_t region = kSlotsRegion; region < kRegions; ++region)
-            if (large(region)) state.reserved[region] = with_room(needed[region]);
-        state.small_rounds = 0;
+// TensorFlow's checks against the round (semantics: rows 8a, 8b; dense: 3).
+inline void check_shape(Member& member, const Dims& dims) {
+    if (member.state.count == 0) return;
+    if (member.state.shape == kDeclaredShape && dims == member.spec().round) return;
+    const Dims round = round_dims(member);
+    if (member.spec().kind == kDense) {
+        if (dims != round)
+            throw Error(Failure::kInvalidArgument,
+                        "Shape mismatch: expected " + in_brackets(round) + ", got " + in_brackets(dims));
+        return;
     }
-    if ((enough && large_index) || state.index_stamp == UINT32_MAX) {
-        state.reserved[kIndex0Region + state.index] = 0;
-        state.index_buckets = state.index_stamp = 0;
-    }
-    ++state.index_stamp;
-    state.index_filled = 0;
-    state.rows = 0;
-    state.count = 0;
-}
-
-inline void give_back(Mapping& mapping, const State& before, const State& now) {
-    for (uint32_t region = 0; region < kRegions; ++region)
-        if (now.reserved[region] < before.reserved[region]) mapping.punch(region, now.reserved[region]);
+    if (dims.size() != round.size())
+        throw Error(Failure::kInvalidArgument, "Shape mismatch: expected values rank " +
+                                                   std::to_string(round.size() + 1) + ", got " +
+                                                   std::to_string(dims.size() + 1));
+    for (size_t i = 0; i < dims.size(); ++i)
+        if (dims[i] != round[i])
+            throw Error(Failure::kInvalidArgument, "Shape mismatch: expected values dim " +
+                                                       std::to_string(i + 1) + " to be " +
+                                                       std::to_string(round[i]) + ", got " +
+                                                       std::to_string(dims[i]));
 }
 
 // How a take reduces, and the range that results must fit.
 struct Reduce {
-    bool divide;       // by contributions, or by `gradients`
-    bool by_gradients;
-    int64_t gradients;
-    int64_t lowest;    // integers: the dtype's range
+    bool divide;
+    int64_t divisor;  // 0: a row's contributions
+    int64_t lowest;  // integers: the dtype's range
     uint64_t highest;
 };
 
@@ -153,7 +124,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             if constexpr (std::is_integral_v<T>) fits &= within(out[j], reduce);
         }
     } else {
-        const int64_t divisor = reduce.by_gradients ? reduce.gradients : contributions;
+        const int64_t divisor = reduce.divisor ? reduce.divisor : contributions;
         if constexpr (std::is_floating_point_v<T>) {
             // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is
             // much cheaper.

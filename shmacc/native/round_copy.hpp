@@ -1,10 +1,13 @@
 // The copy that a take hands out: the round, reduced into the caller's memory before it is consumed.
+//
+// What several lanes have of a member is added up in order of lane.
 #pragma once
 
 #include <cstdlib>
 #include <optional>
 
-#include "open_segment.hpp"
+#include "parts.hpp"
+#include "session.hpp"
 
 namespace shmacc {
 
@@ -32,88 +35,201 @@ class Output {
     std::unique_ptr<void, FreeDeleter> memory_;
 };
 
-struct Taken {
-    uint64_t serial;  // of the round that it opened; 0: it consumed it
-    int64_t count;
-    int64_t step;
-    std::optional<Dims> dims;  // none: nothing was ever accumulated
+// What a round has of a member.
+struct TakenMember {
+    uint32_t number;
+    int64_t count;  // gradients that had it
+    int64_t weight;  // of these
+    Dims dims;
     uint64_t rows;
     Output indices, values, contributions;
 };
 
+struct Taken {
+    uint64_t serial;  // of the round that it opened; 0: it opened none
+    int64_t count;
+    int64_t weight;
+    int64_t step;
+    std::vector<TakenMember> members;
+    uint64_t contributor_count;
+    Output contributors;
+};
+
+enum class OnDeath { kWait, kRaise };
+
 struct TakeRequest {
     int64_t num_required;
     int64_t deadline;
-    bool divide;        // MEAN and CMEAN; a partial is not divided
+    bool partial;  // sums, which are not divided
     bool advance_step;
     bool seal;
-    bool hold;          // opens the round instead of consuming it
-    int64_t lowest;     // integers: what the dtype holds
-    uint64_t highest;
+    bool hold;  // opens the round instead of consuming it
+    OnDeath on_death;
 };
 
-// A round as a take will hand it out, and the identity of the round that it copies. Made under the lock.
+// The tables that a sparse member has in its lanes.
+template <class T>
+class Tables {
+  public:
+    explicit Tables(std::vector<Member>& parts) : parts_(parts) {
+        for (Member& part : parts) {
+            // The sizes are proved before anything is allocated that the segment only claims to hold.
+            part.array<Slot>(kSlots, part.state.rows);
+            part.array<T>(kRows0, part.state.rows * part.state.row_elements);
+            total_ += part.state.rows;
+        }
+        if (parts.size() > 1) merge();
+    }
+    uint64_t rows() const { return parts_.size() > 1 ? distinct_ : total_; }
+
+    // All rows in ascending order, reduced. values may be null: row numbers alone. False: a result does not fit.
+    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+        if (parts_.empty()) return true;
+        if (parts_.size() == 1) return Rows<T>(parts_[0]).read(keys, values, contributions, reduce);
+        bool fits = true;
+        const uint64_t width = parts_[0].state.row_elements;
+        int64_t* key = keys - 1;
+        int64_t* count = contributions - 1;
+        T* row = values;
+        for (uint64_t i = 0; i < total_; ++i) {
+            const auto [slot, sums] = at(order_[i], width);
+            const bool first = i == 0 || slot->row != *key;
+            if (first) {
+                if (i > 0) fits = reduce_into(row, row, width, *count, reduce) && fits;
+                row = values + (++key - keys) * width;
+                *++count = 0;
+                *key = slot->row;
+                copy_numbers(row, sums, width);
+            } else if (!add_numbers(row, sums, width)) {
+                fits = false;
+            }
+            if (slot->contributions <= 0) data_loss("a row has no contributions");
+            *count += slot->contributions;
+        }
+        if (total_ > 0) fits = reduce_into(row, row, width, *count, reduce) && fits;
+        return fits;
+    }
+
+  private:
+    void merge() {
+        std::vector<int64_t> keys;
+        keys.reserve(total_);
+        for (Member& part : parts_) {
+            const Slot* table = part.array<Slot>(kSlots, part.state.rows);
+            for (uint64_t i = 0; i < part.state.rows; ++i) keys.push_back(table[i].row);
+        }
+        if (total_ > kMaxRows) throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
+        order_ = ascending_order(keys.data(), static_cast<uint32_t>(total_));  // of equal rows, in order of lane
+        for (uint64_t i = 0; i < total_; ++i) distinct_ += i == 0 || keys[order_[i]] != keys[order_[i - 1]];
+    }
+    std::pair<const Slot*, const T*> at(uint64_t i, uint64_t width) {
+        auto part = parts_.begin();
+        for (; i >= part->state.rows; ++part) i -= part->state.rows;
+        return {part->template array<Slot>(kSlots, part->state.rows) + i,
+                part->template array<T>(kRows0, part->state.rows * width) + i * width};
+    }
+
+    std::vector<Member>& parts_;
+    uint64_t total_ = 0;
+    uint64_t distinct_ = 0;
+    std::vector<uint32_t> order_;
+};
+
+// A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
 class RoundCopy {
   public:
     // heads: the round is another take's, so this one gets nothing.
-    RoundCopy(OpenSegment& segment, State& state, const TakeRequest& request, bool heads)
-        : taken(empty(segment, state, heads)), nothing_(heads), applied_(state.applied),
-          discarded_(state.discarded), takes_(state.takes) {
-        if (!taken.dims) return;
-        const Config& config = segment.config();
-        const Reduce reduce{request.divide, config.kind == kDense || config.reduction == kCmean, state.count,
-                            request.lowest, request.highest};
-        const bool fits = with_sum_type(config.sum, [&](auto zero) {
-            using T = decltype(zero);
-            auto* values = static_cast<T*>(taken.values.get());
-            if (config.kind == kDense)
-                return Buffer<T>(state, segment.mapping(), segment.committed()).read(values, reduce);
-            return Rows<T>(state, segment.mapping(), segment.committed())
-                .read(static_cast<int64_t*>(taken.indices.get()), values,
-                      static_cast<int64_t*>(taken.contributions.get()), reduce);
-        });
-        if (!fits)
-            throw Error(Failure::kOutOfRange,
-                        "A result does not fit the accumulator's dtype; the round stays as it is, and "
-                        "take_partial hands out its 64-bit sums");
+    RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
+        : taken{0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads),
+          round_(session.state.round), applied_(session.applied()) {
+        if (heads || session.count() == 0) return;
+        taken.count = session.count();
+        taken.weight = session.weight();
+        const auto members = static_cast<uint32_t>(specs.size()) - 1;
+        for (uint32_t number = 0; number < members; ++number) {
+            std::vector<Member> parts = session.parts(number);
+            if (parts.empty()) continue;
+            const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
+                return read<decltype(zero)>(parts, specs[number], request);
+            });
+            if (!fits) does_not_fit(specs, number);
+        }
+        std::vector<Member> parts = session.parts(members);
+        if (parts.empty()) return;
+        Tables<float> set(parts);
+        taken.contributor_count = set.rows();
+        taken.contributors = Output(set.rows() * sizeof(int64_t));
+        Output ones(set.rows() * sizeof(int64_t)), none(0);
+        set.read(static_cast<int64_t*>(taken.contributors.get()), static_cast<float*>(none.get()),
+                 static_cast<int64_t*>(ones.get()), {false, 0, INT64_MIN, UINT64_MAX});
     }
 
     // Every change of a round increments one of these.
-    bool is_of(const State& state, bool heads) const {
-        return nothing_ == heads && applied_ == state.applied && discarded_ == state.discarded &&
-               takes_ == state.takes;
+    bool is_of(const RoundSession& session, bool heads) const {
+        return nothing_ == heads && round_ == session.state.round && applied_ == session.applied();
     }
     // Whether the round is another take's.
     bool nothing() const { return nothing_; }
     uint64_t bytes() const {
-        return taken.indices.bytes() + taken.values.bytes() + taken.contributions.bytes();
+        uint64_t bytes = taken.contributors.bytes();
+        for (const TakenMember& member : taken.members)
+            bytes += member.indices.bytes() + member.values.bytes() + member.contributions.bytes();
+        return bytes;
     }
 
     Taken taken;
 
   private:
-    static Taken empty(OpenSegment& segment, const State& state, bool heads) {
-        if (state.count == 0 || heads)
-            return {0, 0, state.step, std::nullopt, 0, Output(0), Output(0), Output(0)};
-        const bool sparse = segment.config().kind == kSparse;
-        const uint64_t rows = sparse ? state.rows : 0;
-        const uint64_t values = (sparse ? rows : 1) * segment.row_bytes(state);
-        // The sizes are proved first: nothing is allocated for what the segment only claims to hold.
-        if (sparse) segment.mapping().array<Slot>(state, kSlotsRegion, rows);
-        const auto region = static_cast<Region>(kRows0Region + (sparse ? 0 : state.buffer));
-        segment.mapping().array<unsigned char>(state, region, values);
-        return {0,
-                state.count,
-                state.step,
-                round_dims(segment.header().shapes[state.shape], segment.config(), state),
-                rows,
-                Output(rows * sizeof(int64_t)),
-                Output(values),
-                Output(rows * sizeof(int64_t))};
+    template <class T>
+    bool read(std::vector<Member>& parts, const MemberSpec& spec, const TakeRequest& request) {
+        int64_t count = 0, weight = 0;
+        for (const Member& part : parts) {
+            count += part.state.count;
+            weight += part.state.weight;
+            if (part.state.row_elements != parts[0].state.row_elements) data_loss("its lanes' shapes disagree");
+        }
+        if (weight <= 0 || taken.weight < weight) data_loss("its weights disagree");
+        const Member& first = parts[0];
+        Reduce reduce{!request.partial && spec.reduction != kSum, 0, spec.lowest, spec.highest};
+        if (request.partial) {
+            reduce.lowest = INT64_MIN;
+            reduce.highest = UINT64_MAX;
+        }
+        if (spec.kind == kSparse) {
+            if (spec.reduction == kCmean) reduce.divisor = taken.weight;
+            Tables<T> tables(parts);
+            const uint64_t rows = tables.rows();
+            TakenMember& out = taken.members.emplace_back(
+                TakenMember{first.number(), count, weight, round_dims(parts[0]), rows,
+                            Output(rows * sizeof(int64_t)), Output(rows * first.row_bytes()),
+                            Output(rows * sizeof(int64_t))});
+            return tables.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
+                               static_cast<int64_t*>(out.contributions.get()), reduce);
+        }
+        reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
+        const T* sums = Buffer<T>(parts[0]).sums();  // proved before anything is allocated
+        TakenMember& out = taken.members.emplace_back(
+            TakenMember{first.number(), count, weight, round_dims(parts[0]), 0, Output(0),
+                        Output(first.row_bytes()), Output(0)});
+        auto* values = static_cast<T*>(out.values.get());
+        const uint64_t elements = first.state.row_elements;
+        if (parts.size() == 1) return reduce_into(values, sums, elements, reduce.divisor, reduce);
+        bool fits = true;
+        copy_numbers(values, sums, elements);
+        for (size_t i = 1; i < parts.size(); ++i)
+            fits = add_many(values, Buffer<T>(parts[i]).sums(), elements) && fits;
+        return reduce_into(values, values, elements, reduce.divisor, reduce) && fits;
+    }
+
+    [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
+        const Error error(Failure::kOutOfRange,
+                          "A result does not fit the accumulator's dtype; the round stays as it is, and "
+                          "take_partial hands out its 64-bit sums");
+        throw specs[number].name.empty() ? error : error.of_member(specs[number].name);
     }
 
     bool nothing_;
-    uint64_t applied_, discarded_, takes_;
+    uint64_t round_, applied_;
 };
 
 }  // namespace shmacc

@@ -1,31 +1,45 @@
-// The sparse table: adding a gradient's rows, and reading them out. Under the lock, between begin and commit.
+// The table of a sparse member: adding a gradient's rows, and reading them out. Under the lane's lock.
 #pragma once
 
 #include "gradient.hpp"
 #include "index.hpp"
 #include "kernels.hpp"
 #include "round.hpp"
+#include "undo.hpp"
 
 namespace shmacc {
 
 template <class T>
 class Rows {
   public:
-    Rows(State& state, Mapping& mapping, Committed& committed)
-        : state_(state), mapping_(mapping), committed_(committed), hash_(committed.config().hash_key) {}
+    explicit Rows(Member& member)
+        : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
 
-    // Adds the gradient's rows. The caller commits; if this throws, no change is visible after a commit.
-    void add_gradient(const Gradient<T>& gradient) {
-        const uint32_t count = gradient.count();
-        std::unique_ptr<Run[]> memory(new Run[count]);
-        Runs runs{memory.get(), find(gradient, memory.get())};
-        uint64_t fresh = 0;
-        for (const Run& run : runs) fresh += run.slot == kAbsent ? run.length : 0;
-        reserve(fresh, count - fresh);
-        committed_.begin(state_, fresh);
-
-        with_width([&](auto width) { add_rows<width.value>(gradient, runs, fresh); });
-        state_.index_filled += fresh;
+    // The slots that a gradient's rows have.
+    struct Found {
+        std::unique_ptr<Run[]> runs;
+        uint32_t count = 0;
+        uint64_t fresh = 0;  // rows that the table does not have yet
+    };
+    // Finds the gradient's rows, and reserves room for those that are new.
+    Found prepare(const Gradient<T>& gradient) {
+        Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
+        found.count = current_index().find(gradient.keys(), gradient.count(), table(state_.rows), state_.rows,
+                                           found.runs.get());
+        for (const Run& run : Runs(found)) found.fresh += run.slot == kAbsent ? run.length : 0;
+        reserve(found.fresh);
+        return found;
+    }
+    // Adds the gradient's rows, between begin and commit.
+    void add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+        with_width([&](auto width) { add_rows<width.value>(gradient, found, undo); });
+        state_.index_filled += found.fresh;
+    }
+    // Whether the table has one of these rows; in ascending order.
+    bool has_any(const int64_t* keys, uint32_t count) {
+        std::unique_ptr<Run[]> runs(new Run[count]);
+        const uint32_t found = current_index().find(keys, count, table(state_.rows), state_.rows, runs.get());
+        return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
     }
 
     // All rows in ascending order, reduced. False: a result does not fit the dtype.
@@ -40,11 +54,15 @@ class Rows {
     static constexpr uint32_t kPieceRows = 256;
     static constexpr uint32_t kAhead = 32;
 
-    struct Runs {
-        const Run* first;
-        uint32_t count;
-        const Run* begin() const { return first; }
-        const Run* end() const { return first + count; }
+    class Runs {
+      public:
+        explicit Runs(const Found& found) : first_(found.runs.get()), count_(found.count) {}
+        const Run* begin() const { return first_; }
+        const Run* end() const { return first_ + count_; }
+
+      private:
+        const Run* first_;
+        uint32_t count_;
     };
 
     // Common widths are compiled in: a loop of unknown length costs as much as the rest.
@@ -67,8 +85,8 @@ class Rows {
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
-        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, count);
-        const T* sums = mapping_.array<T>(state_, kRows0Region, count * width);
+        const Slot* table = this->table(count);
+        const T* sums = member_.array<T>(kRows0, count * width);
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
@@ -90,12 +108,13 @@ class Rows {
 
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
-    void add_rows(const Gradient<T>& gradient, const Runs& runs, uint64_t fresh) {
+    void add_rows(const Gradient<T>& gradient, const Found& found, Undo& undo) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows + fresh);
-        T* sums = mapping_.array<T>(state_, kRows0Region, (state_.rows + fresh) * width);
-        Undo undo(mapping_, state_, (gradient.count() - fresh) * width * sizeof(T));
+        Slot* table = this->table(state_.rows + found.fresh);
+        T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
         Inserts inserts(current_index(), state_.rows);
+        const Runs runs(found);
+        undo.start(member_.number());
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
         // in the first-level cache. Single rows are fetched kAhead runs in advance, a few lines at a time:
@@ -120,7 +139,6 @@ class Rows {
                 length = std::min(longest, run.length - done);
                 const uint32_t slot = run.slot + done;
                 undo.save<kWidth>(table + slot, sums + slot * width, slot, length, width);
-                committed_.publish(undo.records());
                 add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
             }
         }
@@ -152,7 +170,7 @@ class Rows {
         if (gradient.counted()) {
             for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.contributions(at + j));
         } else {
-            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], 1);
+            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.weight());
         }
         bool fits = true;
         if (gradient.contiguous() && length > 1) {
@@ -170,105 +188,41 @@ class Rows {
                                                   static_cast<uint64_t>(more));
     }
 
-    // Where rows are saved before they are added to.
-    //
-    // They are read again only after a death; so when they are many they are streamed past the caches, which
-    // the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
-    // overtake, so another processor may see `records` count a record that is not there yet, until this
-    // processor's next interrupt or locked instruction: both write streamed stores out (Intel's manual,
-    // volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after
-    // an interrupt ended this process and locked instructions in the kernel released its lock; or by this
-    // thread itself, which sees its own stores. end_of_stream orders them before everything that a living
-    // process does next.
-    class Undo {
-      public:
-        Undo(Mapping& mapping, const State& state, uint64_t bytes)
-            : log_(mapping.at_least(kUndoLogRegion, state.reserved[kUndoLogRegion])),
-              rows_(mapping.at_least(kUndoRowsRegion, state.reserved[kUndoRowsRegion])),
-              streamed_(bytes >= kStreamedFrom) {}
-        ~Undo() {
-            if (streamed_) end_of_stream();
-        }
-        Undo(const Undo&) = delete;
-        Undo& operator=(const Undo&) = delete;
-
-        // Records so far.
-        uint64_t records() const { return records_; }
-
-        template <uint64_t kWidth>
-        void save(const Slot* __restrict__ slots, const T* rows, uint32_t slot, uint32_t length,
-                  uint64_t width) {
-            const UndoRecord record{slot, length};
-            std::memcpy(log_, &record, sizeof record);
-            auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
-            for (uint32_t j = 0; j < length; ++j) contributions[j] = slots[j].contributions;
-            log_ += sizeof record + length * sizeof(int64_t);
-            const uint64_t bytes = length * width * sizeof(T);
-            if (streamed_)
-                stream(rows_, rows, bytes);
-            else if (kWidth && length == 1)
-                copy_numbers(reinterpret_cast<T*>(rows_), rows, kWidth);
-            else if (bytes)
-                std::memcpy(rows_, rows, bytes);
-            rows_ += bytes;
-            ++records_;
-        }
-
-      private:
-        unsigned char* log_;
-        unsigned char* rows_;
-        const bool streamed_;
-        uint64_t records_ = 0;
-    };
-
+    Slot* table(uint64_t rows) { return member_.array<Slot>(kSlots, rows); }
     Index current_index() {
-        return Index(mapping_.array<Bucket>(state_, kIndex0Region + static_cast<uint32_t>(state_.index),
-                                            state_.index_buckets),
+        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index),
+                                           state_.index_buckets),
                      state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
     }
 
-    uint32_t find(const Gradient<T>& gradient, Run* runs) {
-        return current_index().find(gradient.keys(), gradient.count(),
-                                    mapping_.array<Slot>(state_, kSlotsRegion, state_.rows), state_.rows, runs);
-    }
-
-    // Room for `fresh` new rows and the undo of `added` old ones.
-    void reserve(uint64_t fresh, uint64_t added) {
+    // Room for `fresh` new rows.
+    void reserve(uint64_t fresh) {
         const uint64_t rows = state_.rows + fresh;
         const uint64_t row_bytes = state_.row_elements * sizeof(T);
         if (rows > kMaxRows || (row_bytes && rows > kRegionSpan / row_bytes))
             throw Error(Failure::kResourceExhausted,
                         "An accumulator holds at most 2**32 rows and 2**40 bytes");
-        ensure_reserved(state_, mapping_, kSlotsRegion, rows * sizeof(Slot));
-        ensure_reserved(state_, mapping_, kRows0Region, rows * row_bytes);
-        const uint64_t known[] = {state_.reserved[kUndoLogRegion], state_.reserved[kUndoRowsRegion]};
-        ensure_reserved(state_, mapping_, kUndoLogRegion, added * kUndoLogBytes);
-        ensure_reserved(state_, mapping_, kUndoRowsRegion, added * row_bytes);
-        if (known[0] != state_.reserved[kUndoLogRegion] || known[1] != state_.reserved[kUndoRowsRegion]) {
-            // `recover` checks the records against what is committed as reserved.
-            State now = committed_.current();
-            now.reserved[kUndoLogRegion] = state_.reserved[kUndoLogRegion];
-            now.reserved[kUndoRowsRegion] = state_.reserved[kUndoRowsRegion];
-            committed_.commit(now);
-            state_.generation = now.generation;
-        }
-        if (fresh && Index::crowded(state_.index_filled + fresh, state_.index_buckets)) rebuild_index(rows);
+        member_.ensure_reserved(kSlots, rows * sizeof(Slot));
+        member_.ensure_reserved(kRows0, rows * row_bytes);
+        const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
+        if (fresh && Index::crowded(state_.index_filled + leftovers + fresh, state_.index_buckets))
+            rebuild_index(rows);
     }
 
     // Builds in the region that is not current; it becomes current with the commit.
     void rebuild_index(uint64_t rows) {
-        const uint32_t other = kIndex0Region + (state_.index ? 0 : 1);
+        const uint32_t other = state_.index ? kIndex0 : kIndex1;
         const uint64_t buckets = Index::buckets_for(rows);
-        mapping_.punch(other, 0);  // an operation that died may have left entries there
-        const uint64_t bytes = page_up(buckets * sizeof(Bucket));
-        mapping_.grow(other, 0, bytes);
-        state_.reserved[other] = bytes;
-        state_.reserved[kIndex0Region + state_.index] = 0;
-        state_.index = other - kIndex0Region;
+        member_.empty(other);  // an operation that died may have left entries there
+        state_.reserved[other] = 0;
+        member_.ensure_reserved(other, buckets * sizeof(Bucket), false);
+        state_.reserved[kIndex0 + state_.index] = 0;
+        state_.index = other - kIndex0;
         state_.index_buckets = buckets;
         state_.index_stamp = 1;
         state_.index_filled = state_.rows;
-        const Slot* table = mapping_.array<Slot>(state_, kSlotsRegion, state_.rows);
+        state_.leftovers_before = member_.lane_state().leftovers;
+        const Slot* table = this->table(state_.rows);
         Inserts inserts(current_index(), 0);
         for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
         inserts.finish();
@@ -280,9 +234,8 @@ class Rows {
         for (uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 1);
     }
 
-    State& state_;
-    Mapping& mapping_;
-    Committed& committed_;
+    Member& member_;
+    MemberState& state_;
     const RowHash hash_;
 };
 

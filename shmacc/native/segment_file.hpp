@@ -203,6 +203,10 @@ class SegmentFile {
         return found;
     }
 
+    // As long as it is now: who has checked that says so, before it is used as a segment.
+    void set_size(uint64_t size) { size_ = size; }
+    uint64_t size() const { return size_; }
+
     struct State {
         bool open;  // the descriptor is still this file's
         bool intact;  // as long as it was made
@@ -211,7 +215,7 @@ class SegmentFile {
     State state() const {
         struct stat found{};
         const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
-        return {open, open && static_cast<uint64_t>(found.st_size) == kFileSize, open && found.st_nlink > 0};
+        return {open, open && static_cast<uint64_t>(found.st_size) == size_, open && found.st_nlink > 0};
     }
     // Before anything is locked, reserved or touched.
     void check_open() const { status(); }
@@ -267,6 +271,7 @@ class SegmentFile {
     }
 
     const Id id_;
+    uint64_t size_ = 0;
     Descriptor readable_;
     Descriptor writable_;
 };

@@ -29,14 +29,15 @@ class NamedSemaphore {
 
     // Makes it and gives it the name. While the returned descriptor is open, a cleaner leaves the semaphore
     // alone. No descriptor: the name is taken.
-    static Descriptor make(const std::string& path, mode_t mode, uid_t owner) {
+    static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
         if (!fd) system_failure("Making a semaphore", errno);
-        sem_t fresh{};
-        sem_init(&fresh, 1, 1);
-        const ssize_t written = pwrite(fd.get(), &fresh, sizeof fresh, 0);
-        if (written != static_cast<ssize_t>(sizeof fresh))
-            system_failure("Making a semaphore", written < 0 ? errno : ENOSPC, sizeof fresh);
+        std::vector<sem_t> fresh(count);
+        for (sem_t& semaphore : fresh) sem_init(&semaphore, 1, 1);
+        const size_t bytes = count * sizeof(sem_t);
+        const ssize_t written = pwrite(fd.get(), fresh.data(), bytes, 0);
+        if (written != static_cast<ssize_t>(bytes))
+            system_failure("Making a semaphore", written < 0 ? errno : ENOSPC, bytes);
         if (owner != geteuid() && fchown(fd.get(), owner, static_cast<gid_t>(-1)) != 0)
             system_failure("Making a semaphore", errno);
         if (fchmod(fd.get(), mode) != 0 || flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
@@ -61,7 +62,9 @@ class NamedSemaphore {
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look) return Descriptor();
         fstat(look.get(), &found);
-        if (!S_ISREG(found.st_mode) || found.st_size != static_cast<off_t>(sizeof(sem_t))) {
+        constexpr off_t kOne = sizeof(sem_t);
+        if (!S_ISREG(found.st_mode) || found.st_size < kOne || found.st_size > kOne * kMaxLanes ||
+            found.st_size % kOne != 0) {
             errno = EINVAL;
             return Descriptor();
         }
@@ -81,11 +84,11 @@ class NamedSemaphore {
     NamedSemaphore(const NamedSemaphore&) = delete;
     NamedSemaphore& operator=(const NamedSemaphore&) = delete;
     ~NamedSemaphore() {
-        if (semaphore_) munmap(semaphore_, sizeof(sem_t));
+        if (first_) munmap(first_, count_ * sizeof(sem_t));
     }
 
     // owner: the segment's. A mode that differs from the segment's is corrected, if this user may.
-    Found open(const std::string& path, mode_t mode, uid_t owner) {
+    Found open(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);
         if (!fd) {
@@ -96,30 +99,33 @@ class NamedSemaphore {
         if (found.st_uid != owner) return Found::kAnothers;
         const mode_t permissions = found.st_mode & 07777u;
         if (permissions != mode && (geteuid() == owner || geteuid() == 0)) fchmod(fd.get(), mode);
-        map(fd.get(), MAP_SHARED);
+        if (found.st_size != static_cast<off_t>(count * sizeof(sem_t))) return Found::kNoSemaphore;
+        map(fd.get(), MAP_SHARED, count);
         return Found::kOpened;
     }
 
     // Uses one that no other process has: the threads of this process can still sleep on it, and releases by
     // other processes are noticed when a slice ends (lock.hpp).
-    void use_own() {
-        map(-1, MAP_SHARED | MAP_ANONYMOUS);
-        sem_init(semaphore_, 1, 1);
+    void use_own(uint32_t count) {
+        map(-1, MAP_SHARED | MAP_ANONYMOUS, count);
+        for (uint32_t i = 0; i < count; ++i) sem_init(first_ + i, 1, 1);
     }
 
-    sem_t* get() const { return semaphore_; }
+    sem_t* get(uint32_t i) const { return first_ + i; }
 
   private:
     // Of something other than the file: then nothing is known of it.
     static bool is_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
 
-    void map(int fd, int flags) {
-        void* at = mmap(nullptr, sizeof(sem_t), PROT_READ | PROT_WRITE, flags, fd, 0);
+    void map(int fd, int flags, uint32_t count) {
+        void* at = mmap(nullptr, count * sizeof(sem_t), PROT_READ | PROT_WRITE, flags, fd, 0);
         if (at == MAP_FAILED) system_failure("Mapping a semaphore", errno);
-        semaphore_ = static_cast<sem_t*>(at);
+        first_ = static_cast<sem_t*>(at);
+        count_ = count;
     }
 
-    sem_t* semaphore_ = nullptr;
+    sem_t* first_ = nullptr;
+    uint32_t count_ = 0;
 };
 
 }  // namespace shmacc

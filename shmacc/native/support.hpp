@@ -25,23 +25,33 @@ enum class Failure {
     kPermissionDenied,
     kOutOfRange,
     kDataLoss,
+    kAlreadyExists,
+    kWorkerDied,
 };
 
 class Error : public std::exception {
   public:
-    // Attributes of the class in shmacc.errors.
+    // Attributes of the class in shmacc.errors: numbers, and tuples of numbers.
     using Fields = std::vector<std::pair<const char*, int64_t>>;
+    using Lists = std::vector<std::pair<const char*, std::vector<int64_t>>>;
 
-    Error(Failure failure, std::string message, Fields fields = {})
-        : failure_(failure), message_(std::move(message)), fields_(std::move(fields)) {}
+    Error(Failure failure, std::string message, Fields fields = {}, Lists lists = {})
+        : failure_(failure), message_(std::move(message)), fields_(std::move(fields)),
+          lists_(std::move(lists)) {}
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
     const Fields& fields() const { return fields_; }
+    const Lists& lists() const { return lists_; }
+    // The same error, of a member of a group.
+    Error of_member(const std::string& name) const {
+        return Error(failure_, "Member '" + name + "': " + message_, fields_, lists_);
+    }
 
   private:
     Failure failure_;
     std::string message_;
     Fields fields_;
+    Lists lists_;
 };
 
 [[noreturn]] inline void data_loss(const std::string& what) {

@@ -24,40 +24,54 @@ class TakenRound {
     bool seals() const { return seal_; }
 
     // For the take's commit.
-    std::optional<Taken>& place(const Config& config) {
-        form_ = {config.kind, config.sum, config.components,
-                 config.declared_rank != kUnknownRank && config.declared_rank > 0 ? config.declared_dims[0]
-                                                                                  : -1};
+    std::optional<Taken>& place(const std::shared_ptr<const MemberSpecs>& specs) {
+        specs_ = specs;
         return taken_;
     }
 
     int64_t count() const { return taken().count; }
+    int64_t weight() const { return taken().weight; }
     int64_t step() const { return taken().step; }
     // Of the round that it opened; 0: none.
     uint64_t serial() const { return taken_ ? taken_->serial : 0; }
-    const nb::object& indices() {
-        return once(arrays_.indices, [&](Taken& taken) { return row_numbers(taken.indices); });
+    const nb::object& contributors() {
+        taken();
+        if (!contributors_.is_valid())
+            contributors_ = array_of<int64_t>(taken_->contributors,
+                                              {static_cast<int64_t>(taken_->contributor_count)});
+        return contributors_;
     }
-    const nb::object& row_counts() {
-        return once(arrays_.row_counts, [&](Taken& taken) { return row_numbers(taken.contributions); });
+
+    // (number, count, weight) of each member that was touched. The other functions take a place in this list.
+    std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
+        std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
+        for (const TakenMember& member : taken().members)
+            members.emplace_back(member.number, member.count, member.weight);
+        return members;
     }
-    // In the type of sums; None if nothing was accumulated.
-    const nb::object& values() {
-        return once(arrays_.values, [&](Taken& taken) -> nb::object {
-            if (!taken.dims) return nb::none();
-            Dims dims = *taken.dims;
-            if (form_.kind == kSparse) dims.insert(dims.begin(), static_cast<int64_t>(taken.rows));
-            return with_sum_type(form_.sum, [&](auto zero) {
-                return array_of<decltype(zero)>(taken.values, dims, form_.components);
+    const nb::object& indices(uint32_t i) {
+        return once(i, &Arrays::indices, [&](TakenMember& member) { return row_numbers(member.indices, member); });
+    }
+    const nb::object& row_counts(uint32_t i) {
+        return once(i, &Arrays::row_counts,
+                    [&](TakenMember& member) { return row_numbers(member.contributions, member); });
+    }
+    // In the type of sums.
+    const nb::object& values(uint32_t i) {
+        return once(i, &Arrays::values, [&](TakenMember& member) {
+            const MemberSpec& spec = (*specs_)[member.number];
+            Dims dims = member.dims;
+            if (spec.kind == kSparse) dims.insert(dims.begin(), static_cast<int64_t>(member.rows));
+            return with_sum_type(spec.sum, [&](auto zero) {
+                return array_of<decltype(zero)>(member.values, dims, spec.components);
             });
         });
     }
-    // Sparse: the declared first dimension, -1 if there is none, then those of a row; None if nothing was accumulated.
-    const nb::object& shape() {
-        return once(arrays_.shape, [&](Taken& taken) -> nb::object {
-            if (!taken.dims) return nb::none();
-            Dims dims = *taken.dims;
-            dims.insert(dims.begin(), form_.first_dim);
+    // Sparse: the declared first dimension, -1 if there is none, then those of a row.
+    const nb::object& shape(uint32_t i) {
+        return once(i, &Arrays::shape, [&](TakenMember& member) {
+            Dims dims = member.dims;
+            dims.insert(dims.begin(), (*specs_)[member.number].declared_rows());
             Output numbers(dims.size() * sizeof(int64_t));
             std::copy(dims.begin(), dims.end(), static_cast<int64_t*>(numbers.get()));
             return array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
@@ -67,10 +81,6 @@ class TakenRound {
   private:
     friend class KeptRounds;
 
-    struct Form {
-        uint32_t kind, sum, components;
-        int64_t first_dim;
-    };
     struct Arrays {
         nb::object indices, values, shape, row_counts;
     };
@@ -80,20 +90,24 @@ class TakenRound {
         return *taken_;
     }
     template <class Make>
-    const nb::object& once(nb::object& made, Make make) {
-        taken();
-        if (!made.is_valid()) made = make(*taken_);
+    const nb::object& once(uint32_t i, nb::object Arrays::* which, Make make) {
+        if (i >= taken().members.size())
+            throw Error(Failure::kInvalidArgument, "Nothing was taken of such a member");
+        if (arrays_.size() < taken_->members.size()) arrays_.resize(taken_->members.size());
+        nb::object& made = arrays_[i].*which;
+        if (!made.is_valid()) made = make(taken_->members[i]);
         return made;
     }
-    nb::object row_numbers(Output& numbers) {
-        return array_of<int64_t>(numbers, {static_cast<int64_t>(taken_->rows)});
+    static nb::object row_numbers(Output& numbers, const TakenMember& member) {
+        return array_of<int64_t>(numbers, {static_cast<int64_t>(member.rows)});
     }
 
     const bool advance_, seal_;
     const Origin origin_;  // a forked child has a copy of what its parent has
-    Form form_{};
+    std::shared_ptr<const MemberSpecs> specs_;
     std::optional<Taken> taken_;
-    Arrays arrays_;
+    std::vector<Arrays> arrays_;
+    nb::object contributors_;
     bool was_kept_ = false;
     nb::object next_;
 };
@@ -124,9 +138,10 @@ class KeptRounds {
             const nb::object out = std::move(*at);
             *at = std::move(kept.next_);
             if (!own) continue;
-            to.form_ = kept.form_;
+            to.specs_ = std::move(kept.specs_);
             to.taken_ = std::move(kept.taken_);
             to.arrays_ = std::move(kept.arrays_);
+            to.contributors_ = std::move(kept.contributors_);
             to.was_kept_ = true;
             return true;
         }

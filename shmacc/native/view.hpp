@@ -14,18 +14,44 @@ namespace shmacc {
 
 class SegmentView {
   public:
-    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config)
-        : file_(std::move(file)), config_(config) {}
+    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
+        : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
 
     void close() { file_.reset(); }
 
-    nb::dict config() const { return describe(config_); }
+    nb::dict config() const { return describe(config_, specs_); }
+    // The committed state of everything, as it was at some instant during the call. "lanes": of each lane its record,
+    // and "members": the state of each member that has something of the round, then that of the contributors.
     nb::dict state() const {
         const Snapshot seen = snapshot();
-        nb::dict out = describe(seen.state);
-        // An operation runs, or died: rows may differ from the committed ones.
-        out["in_operation"] = seen.in_operation;
-        out["round_shape"] = seen.round ? nb::cast(*seen.round) : nb::none();
+        nb::dict out = describe(seen.totals);
+        out["lanes"] = nb::list();
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            const SeenLane& lane = seen.lanes[i];
+            nb::dict item = describe(lane.state);
+            // An operation runs, or died: rows may differ from the committed ones.
+            item["in_operation"] = lane.in_operation;
+            nb::list members;
+            for (uint32_t j = 0; j < specs_.size(); ++j) {
+                const MemberState& state = lane.members[j];
+                nb::dict member = describe(state);
+                member["lane"] = i;
+                member["member"] = j;
+                member["in_round"] = state.round == seen.totals.round.round && state.count > 0;
+                member["in_operation"] = lane.in_operation;
+                member["shape"] = lane.shapes[j] ? nb::cast(*lane.shapes[j]) : nb::none();
+                members.append(member);
+            }
+            item["members"] = members;
+            nb::borrow<nb::list>(out["lanes"]).append(item);
+        }
+        return out;
+    }
+    nb::list events() const {
+        const auto header = whole_header();
+        nb::list out;
+        for (const Event& event : header->events)
+            if (event.serial != 0) out.append(describe(event));
         return out;
     }
     nb::list participants() const {
@@ -53,8 +79,8 @@ class SegmentView {
         }
         return out;
     }
-    // (held by another process, its pid or 0): the lock, and the name lock.
-    nb::tuple lock_state() const { return held_by(kLockByte); }
+    // (held by another process, its pid or 0): a lane's lock, and the name lock.
+    nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
     nb::tuple name_lock_state() const { return held_by(kNameByte); }
     // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
     static std::optional<int> semaphore_value(const std::string& path) {
@@ -69,7 +95,7 @@ class SegmentView {
     }
     // Bytes of a region as they stand now.
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
-        if (region >= kRegions || offset > kRegionSpan || count > kRegionSpan - offset)
+        if (region >= first_region(config_, config_.lanes) || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
         check_occupied(count);
         nb::bytes out(nullptr, count);
@@ -88,10 +114,15 @@ class SegmentView {
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
-    struct Snapshot {
-        State state;
+    struct SeenLane {
+        LaneState state;
         bool in_operation;
-        std::optional<Dims> round;
+        std::vector<MemberState> members;
+        std::vector<std::optional<Dims>> shapes;
+    };
+    struct Snapshot {
+        Totals totals;
+        std::vector<SeenLane> lanes;
     };
 
     nb::tuple held_by(int64_t byte) const {
@@ -105,23 +136,84 @@ class SegmentView {
         return *file_;
     }
 
-    // The committed state, and the records that belong to it, as they were at some instant during the call.
-    Snapshot snapshot() const {
+    std::unique_ptr<Header> whole_header() const {
         auto seen = std::make_unique<Header>();
+        read_exactly(0, seen.get(), sizeof(Header));
+        return seen;
+    }
+    Snapshot snapshot() const {
+        check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
-            const auto generation = header<uint64_t>(offsetof(Header, generation));
-            read_exactly(0, seen.get(), sizeof(Header));
-            // The copy is overwritten only on the way to generation + 2.
-            if (header<uint64_t>(offsetof(Header, generation)) != generation && attempt < kAttempts) continue;
-            Snapshot out{seen->state[generation & 1], seen->journal.generation == generation + 1, {}};
-            Committed::verify(out.state, generation, config_);
-            uint64_t claimed = 0;
-            for (uint64_t bytes : out.state.reserved) claimed += bytes;
-            check_occupied(claimed);
-            if (out.state.count > 0)
-                out.round = round_dims(seen->shapes[out.state.shape], config_, out.state);
-            return out;
+            const auto before = generations();
+            const auto header = whole_header();
+            std::vector<unsigned char> states(bytes_of_states(config_));
+            read_exactly(region_offset(kStatesRegion), states.data(), states.size());
+            std::optional<Snapshot> seen;
+            try {
+                seen = interpret(*header, before, states);
+            } catch (const Error&) {
+                if (generations() == before || attempt == kAttempts) throw;
+                continue;
+            }
+            // Copies are overwritten only on the way to the generation after the next one.
+            if (generations() == before || attempt == kAttempts) return std::move(*seen);
         }
+    }
+    // Of the round, then of each lane.
+    std::vector<uint64_t> generations() const {
+        std::vector<uint64_t> all{header<uint64_t>(offsetof(Header, generation))};
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            uint64_t generation = 0;
+            read_exactly(lane_offset(i) + offsetof(LaneHeader, generation), &generation, sizeof generation);
+            all.push_back(generation);
+        }
+        return all;
+    }
+    uint64_t lane_offset(uint32_t lane) const {
+        return region_offset(kStatesRegion) + lane * bytes_of_lane(config_);
+    }
+    Snapshot interpret(const Header& header, const std::vector<uint64_t>& generations,
+                       const std::vector<unsigned char>& states) const {
+        Snapshot out{};
+        Totals& sum = out.totals;
+        sum.round = header.state[generations[0] & 1];
+        Committed<RoundState>::verify(sum.round, generations[0]);
+        uint64_t claimed = 0;
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            const auto* lane = reinterpret_cast<const LaneHeader*>(&states[i * bytes_of_lane(config_)]);
+            const auto* members = reinterpret_cast<const MemberStates*>(lane + 1);
+            const uint64_t generation = generations[i + 1];
+            SeenLane& seen = out.lanes.emplace_back();
+            seen.state = lane->state[generation & 1];
+            Committed<LaneState>::verify(seen.state, generation);
+            seen.in_operation = lane->journal.generation == generation + 1;
+            for (uint64_t bytes : seen.state.reserved) claimed += bytes;
+            for (uint32_t j = 0; j < specs_.size(); ++j) {
+                const MemberState& state = members[j].copies[current_copy(members[j], generation)];
+                verify(state, generation, specs_[j]);
+                for (uint64_t bytes : state.reserved) claimed += bytes;
+                const bool in_round = state.round == sum.round.round && state.count > 0;
+                if (in_round && j + 1 < specs_.size()) sum.rows += state.rows;
+                seen.members.push_back(state);
+                seen.shapes.push_back(in_round ? std::optional(shape(i, j, state)) : std::nullopt);
+            }
+            sum.count += count_of(seen.state, sum.round);
+            sum.weight += weight_of(seen.state, sum.round);
+            sum.applied += seen.state.applied;
+            sum.dropped += seen.state.dropped;
+            sum.applied_bytes += seen.state.applied_bytes;
+            sum.recoveries += seen.state.recoveries;
+        }
+        check_occupied(claimed);
+        return out;
+    }
+    Dims shape(uint32_t lane, uint32_t member, const MemberState& state) const {
+        Shape stored{};
+        if (state.shape != kDeclaredShape)
+            read_exactly(region_offset(first_region(config_, lane) + kShapes) +
+                             (member * uint64_t{2} + state.shape) * sizeof(Shape),
+                         &stored, sizeof stored);
+        return round_dims(&stored, specs_[member], state);
     }
 
     std::vector<Participant> participants_table() const {
@@ -170,6 +262,7 @@ class SegmentView {
 
     std::shared_ptr<SegmentFile> file_;
     Config config_;
+    MemberSpecs specs_;
 };
 
 }  // namespace shmacc

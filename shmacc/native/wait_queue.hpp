@@ -21,8 +21,8 @@
 //   death   a take or an apply that finds an entry in front of it whose process is proved dead sweeps it,
 //           under the lock.
 //
-// Entries from `top` on are free. `top` is raised by `join` and lowered by `known_head`, both under the lock,
-// where no ticket appears but the owner's own: so an entry with a ticket is always below it. A reader without
+// Entries from `top` on are free. `top` is raised by `join`, with all lanes' locks, and lowered by `known_head`,
+// with one of them: so no ticket appears meanwhile, and an entry with a ticket is always below it. A reader without
 // the lock may load it just before it changes. If it is lowered, the entries above it are free; if it is
 // raised, the take that joins there checks the round and the cancels once more afterwards, as always after
 // joining (Operations::take). Each change is one store; a death before it leaves `top` too high, which costs
@@ -54,6 +54,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 
+#include "events.hpp"
 #include "presence.hpp"
 
 namespace shmacc {
@@ -78,11 +79,11 @@ class WaitQueue {
   public:
     static constexpr uint32_t kNobody = UINT32_MAX;
 
-    WaitQueue(Mapping& mapping, Header* header, Presence& presence)
-        : head_(header->wait_queue), presence_(presence),
-          table_(mapping, kWaitersRegion, kMaxWaiters, header->wait_queue.top) {}
+    WaitQueue(Mapping& mapping, Header& header, Presence& presence, Events& events)
+        : head_(header.wait_queue), presence_(presence), events_(events),
+          table_(mapping, kWaitersRegion, kMaxWaiters, header.wait_queue.top) {}
 
-    // Under the lock. The entry's index.
+    // With all lanes' locks. The entry's index.
     uint32_t join(int64_t num_required) {
         for (uint32_t i = 0; i < kMaxWaiters; ++i) {
             Waiter& entry = table_.first_use(i);
@@ -126,18 +127,25 @@ class WaitQueue {
     bool alive(uint32_t i) {
         return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
-    // Under the lock: the living head; dead entries in front of it are removed.
-    uint32_t living_head() {
+    // What a scan has found: the head and its ticket.
+    struct Known {
+        uint32_t head = kNobody;
+        uint64_t ticket = UINT64_MAX;
+    };
+    // With a lane's lock: the living head; dead entries in front of it are removed. known: by the last such call of
+    // this process in this lane.
+    uint32_t living_head(Known& known) {
         for (;;) {
-            uint32_t i = known_head();
+            uint32_t i = known_head(known);
             if (i == kNobody || alive(i)) return i;
             sweep();
             leave(i);
         }
     }
-    // Under the lock: frees what the dead hold, here and among the participants.
+    // With a lane's lock: frees what the dead hold, here and among the participants.
     void sweep() {
         presence_.sweep([this](uint32_t participant, uint64_t token) {
+            events_.died(presence_.table()[participant]);
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
                 if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
                     load(table_[i].participant_token) == token)
@@ -195,23 +203,23 @@ class WaitQueue {
         }
         return found;
     }
-    // Under the lock: `head`, without a scan each time. The last result is valid until the head has left; if
-    // no take waited, until a ticket is given. For tickets only grow, and are given under the lock.
-    uint32_t known_head() {
-        const uint64_t ticket = known_.head == kNobody ? load(head_.next_ticket)
-                                                       : load(table_[known_.head].ticket);
-        if (ticket == known_.ticket && (known_.head == kNobody || !is_cancelled(ticket))) return known_.head;
-        known_ = scan();
-        if (known_.top < load(head_.top)) store(head_.top, known_.top);
-        if (known_.head == kNobody) known_.ticket = load(head_.next_ticket);
-        return known_.head;
+    // With a lane's lock: `head`, without a scan each time. The last result is valid until the head has left; if
+    // no take waited, until a ticket is given. For tickets only grow, and are given with all lanes' locks.
+    uint32_t known_head(Known& known) {
+        const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
+                                                      : load(table_[known.head].ticket);
+        if (ticket == known.ticket && (known.head == kNobody || !is_cancelled(ticket))) return known.head;
+        const Scan found = scan();
+        if (found.top < load(head_.top)) store(head_.top, found.top);
+        known = {found.head, found.head == kNobody ? load(head_.next_ticket) : found.ticket};
+        return known.head;
     }
     bool is_cancelled(uint64_t ticket) const { return ticket <= load(head_.cancelled_through); }
 
     QueueHead& head_;
     Presence& presence_;
+    Events& events_;
     Table<Waiter> table_;
-    Scan known_{kNobody, UINT64_MAX, 0};
 };
 
 }  // namespace shmacc

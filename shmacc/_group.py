@@ -1,0 +1,364 @@
+"""A group: the gradients of many tensors, accumulated as one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmacc import _arguments as arguments
+from shmacc import _arrays as arrays
+from shmacc import _core
+from shmacc import _gradients as gradients
+from shmacc import _layout as layout
+from shmacc import _results as results
+from shmacc import _taking as taking
+from shmacc._accumulator import Accumulator
+from shmacc._core import TakenRound
+from shmacc._records import GroupPartial, GroupTaken
+from shmacc._segment import Owners
+from shmacc._spec import MemberSpec, TensorSpec
+from shmacc._taking import Round
+from shmacc.errors import InvalidArgumentError, ShmaccError
+
+_LONGEST_NAME = 200
+
+_Part = tuple[Any, ...]
+"""What the extension takes of a member: its number, count, weight, indices or None, values,
+row_counts or None, the dims of a row or of the array, whether the indices ascend."""
+
+
+class AccumulatorGroup(Accumulator):
+    """Accumulates the gradients of many tensors as one: a step, a count, a commit for all of them.
+
+    A gradient of all members is in the round wholly or not at all, whatever dies when.
+    """
+
+    _KIND = "group"
+    _DEFAULT_NAME = "accumulator_group"
+
+    def __init__(
+        self,
+        members: Mapping[str, TensorSpec],
+        shared_name: str | None = None,
+        name: str | None = None,
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        """Create the group, or attach to the one that has this shared_name.
+
+        Args:
+            members: From name (1 to 200 printable characters) to `TensorSpec` (dense) or
+                `IndexedSlicesSpec` (sparse); 1 to 4,096 of them. Their order does not matter.
+            shared_name: As for an accumulator, as are all the others.
+            name: A label.
+            reduction_type: Of members that have none of their own. MEAN divides a dense member by
+                the gradients that had it, and each row of a sparse one by those that touched it;
+                CMEAN divides by all gradients of the round.
+            mode: Permission bits.
+            owners: Whose group may be attached.
+            if_exists: What to do with an existing one.
+            unlink_on_close: Whether its creator removes the name.
+            lanes: How many applies go on at the same time.
+            capacity: How many gradients may be pending.
+
+        Raises:
+            InvalidArgumentError: A bad argument, or the existing group of this name disagrees (the
+                message names the first member that differs, and both values).
+            Everything else as for an accumulator.
+        """
+        reduction = arguments.reduction(reduction_type)
+        self._open(
+            _member_specs(members, reduction),
+            shared_name,
+            name,
+            reduction,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
+        )
+
+    def _adopted(self) -> None:
+        self._members = {
+            spec.name: _Member(number, spec) for number, spec in enumerate(self._spec.members)
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} of {len(self._members)} members "
+            f"{self._spec.reduction}{' closed' if self._handle.closed else ''}>"
+        )
+
+    @property
+    def members(self) -> dict[str, TensorSpec]:
+        """The specs of the members, by name."""
+        return {name: member.tensor_spec() for name, member in self._members.items()}
+
+    def apply(
+        self,
+        gradient: Mapping[str, Any],
+        local_step: int,
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
+    ) -> bool:
+        """Add a gradient of some members or all, unless it is stale.
+
+        Args:
+            gradient: From member to its gradient: an array for a dense one; ``(indices, values)``
+                or an object with ``.indices``, ``.values`` and ``.dense_shape`` for a sparse one.
+                A member left out contributes nothing to that member. An empty mapping is a gradient
+                that touches nothing; it counts.
+            local_step: The step that the gradient was computed at.
+            contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
+                of the same contributor adds nothing.
+            weight: How often the values count, in the sum and in the divisor; a quorum counts the
+                gradient once.
+            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+                open round, for room (``capacity``); None: for ever.
+
+        Returns:
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the group's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: An unknown member, or a member's gradient is malformed or does not
+                fit (the message names the member). Nothing was added to any member.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
+        """
+        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
+        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
+        if not isinstance(gradient, Mapping):
+            raise InvalidArgumentError(
+                "A gradient of a group is a mapping from member to its gradient, but was a "
+                f"{type(gradient).__name__}"
+            )
+        parts = []
+        for name, value in gradient.items():
+            member = self._member(name)
+            try:
+                parts.append(member.part(value, times))
+            except ShmaccError as error:
+                raise error.of_member(name) from error.__cause__
+        return self._handle.apply_group(parts, step, 1, times, who, seconds)
+
+    def apply_partial(
+        self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
+        """Add a partial from another group's `take_partial`.
+
+        It counts as ``partial.count`` gradients of ``partial.weight``, each member as its own
+        counts say, and it brings its contributors.
+
+        Returns:
+            As for `apply`.
+
+        Raises:
+            As for `apply`; also AlreadyExistsError if one of its contributors is in the round
+            already.
+        """
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        if type(partial) is GroupTaken:
+            raise InvalidArgumentError(
+                "A partial was expected, but this GroupTaken is the result of a take, which is "
+                "reduced already; take_partial hands out sums"
+            )
+        gradients.check_has(partial, "A partial of a group", "items", "count")
+        who = gradients.partial_contributors(partial)
+        count, weight = gradients.count_and_weight(partial)
+        parts = []
+        for name, sums in partial.items():
+            member = self._member(name)
+            try:
+                parts.append(member.partial(sums, count, weight))
+            except ShmaccError as error:
+                raise error.of_member(name) from error.__cause__
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        return self._handle.apply_group(parts, step, count, weight, who, seconds)
+
+    def take(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> GroupTaken:
+        """Wait for gradients and take the reduction of each member.
+
+        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
+        empties the group and adds 1 to its step. Arguments, errors and what an exception leaves as
+        for ``SparseConditionalAccumulator.take``.
+
+        Returns:
+            A mapping from member to `SparseTaken` or `DenseTaken`; a member that no gradient had is
+            absent.
+        """
+        return taking.take(self._handle, self._taken, num_required, timeout, on_death)
+
+    def round(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> Round[GroupTaken]:
+        """Take gradients for the length of a ``with`` block, and consume them at its end.
+
+        Everything else as `SparseConditionalAccumulator.round`.
+        """
+        return Round(self._handle, self._taken, num_required, timeout, on_death)
+
+    def take_partial(
+        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
+    ) -> GroupPartial:
+        """Take the sums of each member, not divided; the step stays.
+
+        Arguments and errors as for `SparseConditionalAccumulator.take_partial`.
+        """
+        return taking.take(
+            self._handle,
+            self._partial,
+            num_required,
+            timeout,
+            partial=True,
+            seal=bool(seal),
+        )
+
+    def snapshot(self) -> GroupTaken:
+        """Return what a take would give now; consumes nothing, and waits for no number.
+
+        In an open round it shows the round.
+        """
+        return taking.look(self._handle, self._taken, partial=False)
+
+    def _member(self, name: object) -> "_Member":
+        member = self._members.get(name) if isinstance(name, str) else None
+        if member is None:
+            known = ", ".join(map(repr, list(self._members)[:8]))
+            more = f" and {len(self._members) - 8} more" if len(self._members) > 8 else ""  # noqa: PLR2004
+            raise InvalidArgumentError(f"The group has no member {name!r}; it has {known}{more}")
+        return member
+
+    def _taken(self, place: TakenRound) -> GroupTaken:
+        return results.group_taken(place, self._spec.members)
+
+    def _partial(self, place: TakenRound) -> GroupPartial:
+        return results.group_partial(place, self._spec.members)
+
+
+class _Member:
+    """One member's checks: from what a user gives to what the extension takes."""
+
+    __slots__ = ("_dtype", "_number", "_plain_type", "_shape", "_sparse", "_spec")
+
+    def __init__(self, number: int, spec: MemberSpec) -> None:
+        self._number = number
+        self._spec = spec
+        self._sparse = spec.kind == "sparse"
+        self._dtype = spec.dtype
+        self._plain_type = spec.dtype.plain_type
+        self._shape = spec.shape
+
+    def tensor_spec(self) -> TensorSpec:
+        return self._spec.tensor_spec()
+
+    def part(self, value: Any, weight: int) -> _Part:
+        """Return a gradient of this member, checked."""
+        if self._sparse:
+            return self._rows(value, weight)
+        # A model has many dense members: those that need no conversion are not looked at twice.
+        if not (_core.is_plain(value, self._plain_type) and value.shape == self._shape):
+            value = arrays.values_array(value, self._dtype, "The gradient")
+            gradients.check_dense(value.shape, self._shape)
+        if weight != 1:
+            value = arrays.weighted(value, weight, "The gradient's values")
+        return self._number, 1, weight, None, value, None, value.shape, False
+
+    def _rows(self, value: Any, weight: int) -> _Part:
+        if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
+            grad_indices, grad_values = value
+            given = None
+        else:
+            gradients.check_has(
+                value, "(indices, values), or something like IndexedSlices,", "indices", "values"
+            )
+            grad_indices, grad_values = value.indices, value.values
+            given = gradients.given_shape(getattr(value, "dense_shape", None))
+        values = arrays.values_array(grad_values, self._dtype, "values")
+        indices = arrays.index_array(grad_indices, "indices")
+        ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
+        values = arrays.weighted(values, weight, "values")
+        return self._number, 1, weight, indices, values, None, values.shape[1:], ascending
+
+    def partial(self, partial: Any, count: int, weight: int) -> _Part:
+        """Return a partial's part of this member; the whole partial has `count` and `weight`."""
+        if self._sparse:
+            sums = gradients.sparse_sums(partial, self._dtype)
+            values = sums.values
+            ascending = gradients.check_rows(
+                sums.indices, values, sums.given, self._shape, repeats=False
+            )
+            dims = values.shape[1:]
+        else:
+            sums = gradients.dense_sums(partial, self._dtype)
+            values, ascending, dims = sums.values, False, sums.values.shape
+            gradients.check_dense(values.shape, self._shape)
+        if not (1 <= sums.count <= count and sums.weight <= weight):
+            raise InvalidArgumentError(
+                f"its count {sums.count} and weight {sums.weight} must be at least 1 and at most "
+                f"the partial's, {count} and {weight}"
+            )
+        return (
+            self._number,
+            sums.count,
+            sums.weight,
+            sums.indices,
+            values,
+            sums.row_counts,
+            dims,
+            ascending,
+        )
+
+
+def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
+    if not isinstance(members, Mapping):
+        raise InvalidArgumentError(
+            "The members of a group are a mapping from name to TensorSpec or IndexedSlicesSpec, "
+            f"but were a {type(members).__name__}"
+        )
+    if not 1 <= len(members) <= layout.MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"A group has 1 to {layout.MAX_MEMBERS} members, but {len(members)} were given"
+        )
+    specs = []
+    for name, spec in members.items():
+        check_member_name(name)
+        if not isinstance(spec, TensorSpec):
+            raise InvalidArgumentError(
+                f"Member {name!r} must be a TensorSpec or an IndexedSlicesSpec, but was a "
+                f"{type(spec).__name__}"
+            )
+        specs.append(spec.member(name, reduction))
+    return tuple(specs)
+
+
+def check_member_name(name: object) -> None:
+    """Refuse what cannot be the name of a member.
+
+    Raises:
+        InvalidArgumentError: It is no string of 1 to 200 printable characters.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidArgumentError(
+            f"A member's name is 1 to {_LONGEST_NAME} printable characters, but was {name!r}"
+        )
