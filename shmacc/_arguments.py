@@ -146,8 +146,6 @@ def weight(value: object) -> int:
     Raises:
         InvalidArgumentError: It is not 1 to 2**48.
     """
-    if value == 1 and type(value) is int:
-        return value
     count = int64(value, "weight")
     if not 1 <= count <= MOST_GRADIENTS:
         raise InvalidArgumentError(f"weight must be 1 to 2**48, but was {count}")
@@ -166,6 +164,13 @@ def contributor(value: object) -> int | None:
     if number < 0:
         raise InvalidArgumentError(f"contributor must not be negative, but was {number}")
     return number
+
+
+def of_apply(
+    who: object, times: object, seconds: object
+) -> tuple[int | None, int, float | None]:
+    """Return an apply's contributor, weight and timeout; errors as for each of them."""
+    return contributor(who), weight(times), timeout(seconds)
 
 
 def limit(value: object, what: str, most: int) -> int | None:

@@ -83,12 +83,16 @@ class ConditionalAccumulator(SingleAccumulator):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
-        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
+        step = arguments.int64(local_step, "local_step")
+        if contributor is not None or timeout is not None or weight != 1:
+            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
         value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)
-        value = arrays.weighted(value, times, "grad")
-        return self._handle.apply_dense(value, value.shape, step, 1, times, who, seconds)
+        if weight != 1:
+            value = arrays.weighted(value, weight, "grad")
+        return self._handle.apply_dense(
+            value, value.shape, step, 1, weight, contributor, timeout
+        )
 
     def apply_partial(
         self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None

@@ -135,8 +135,9 @@ class AccumulatorGroup(Accumulator):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
-        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
+        step = arguments.int64(local_step, "local_step")
+        if contributor is not None or timeout is not None or weight != 1:
+            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
         if not isinstance(gradient, Mapping):
             raise InvalidArgumentError(
                 "A gradient of a group is a mapping from member to its gradient, but was a "
@@ -146,10 +147,10 @@ class AccumulatorGroup(Accumulator):
         for name, value in gradient.items():
             member = self._member(name)
             try:
-                parts.append(member.part(value, times))
+                parts.append(member.part(value, weight))
             except ShmaccError as error:
                 raise error.of_member(name) from error.__cause__
-        return self._handle.apply_group(parts, step, 1, times, who, seconds)
+        return self._handle.apply_group(parts, step, 1, weight, contributor, timeout)
 
     def apply_partial(
         self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
@@ -297,7 +298,8 @@ class _Member:
         values = arrays.values_array(grad_values, self._dtype, "values")
         indices = arrays.index_array(grad_indices, "indices")
         ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
-        values = arrays.weighted(values, weight, "values")
+        if weight != 1:
+            values = arrays.weighted(values, weight, "values")
         return self._number, 1, weight, indices, values, None, values.shape[1:], ascending
 
     def partial(self, partial: Any, count: int, weight: int) -> _Part:

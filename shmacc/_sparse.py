@@ -106,13 +106,15 @@ class SparseConditionalAccumulator(SingleAccumulator):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        step, times = arguments.int64(local_step, "local_step"), arguments.weight(weight)
-        who, seconds = arguments.contributor(contributor), arguments.timeout(timeout)
+        step = arguments.int64(local_step, "local_step")
+        if contributor is not None or timeout is not None or weight != 1:
+            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
         values = arrays.values_array(grad_values, self._dtype, "grad_values")
         indices = arrays.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
-        values = arrays.weighted(values, times, "grad_values")
-        return self._add(indices, values, given, None, step, 1, times, who, seconds)
+        if weight != 1:
+            values = arrays.weighted(values, weight, "grad_values")
+        return self._add(indices, values, given, None, step, 1, weight, contributor, timeout)
 
     def apply_indexed_slices_grad(
         self,

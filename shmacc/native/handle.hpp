@@ -114,7 +114,8 @@ class Handle {
         return with_sum_type(spec.sum, [&](auto zero) {
             IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), count, weight, indices, values, counts,
                                               ascending);
-            return apply(*segment, {&rows.part()}, local_step, count, weight, contributors, timeout);
+            Part* const part = &rows.part();
+            return apply(*segment, &part, 1, local_step, count, weight, contributors, timeout);
         });
     }
 
@@ -124,7 +125,8 @@ class Handle {
         const MemberSpec& spec = only(*segment, kDense);
         return with_sum_type(spec.sum, [&](auto zero) {
             IncomingArray<decltype(zero)> array(0, spec, std::move(dims), count, weight, values);
-            return apply(*segment, {&array.part()}, local_step, count, weight, contributors, timeout);
+            Part* const part = &array.part();
+            return apply(*segment, &part, 1, local_step, count, weight, contributors, timeout);
         });
     }
 
@@ -140,7 +142,7 @@ class Handle {
             members.push_back(incoming(*segment->specs(), nb::borrow<nb::tuple>(part)));
             pointers.push_back(&members.back()->part());
         }
-        return apply(*segment, std::move(pointers), local_step, count, weight, contributors, timeout);
+        return apply(*segment, pointers.data(), pointers.size(), local_step, count, weight, contributors, timeout);
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
@@ -312,9 +314,9 @@ class Handle {
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
         return segment.specs()->front();
     }
-    bool apply(OpenSegment& segment, std::vector<Part*> parts, int64_t local_step, int64_t count, int64_t weight,
-               nb::handle contributors, std::optional<double> timeout) {
-        ApplyRequest request{local_step, count, weight, std::move(parts), {}, false, deadline_after(timeout)};
+    bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, int64_t local_step, int64_t count,
+               int64_t weight, nb::handle contributors, std::optional<double> timeout) {
+        ApplyRequest request{local_step, count, weight, parts, part_count, {}, false, deadline_after(timeout)};
         if (PyLong_Check(contributors.ptr())) {
             request.contributors.push_back(nb::cast<int64_t>(contributors));
         } else if (!contributors.is_none()) {
@@ -323,7 +325,7 @@ class Handle {
             request.partial = true;
         }
         WithoutGil released;
-        for (Part* part : request.parts) part->sort();
+        for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
         return run_in(segment, released, [&](Operations& operations) { return operations.apply(request); });
     }
 

@@ -39,7 +39,8 @@ struct ApplyRequest {
     int64_t local_step;
     int64_t count;
     int64_t weight;
-    std::vector<Part*> parts;
+    Part* const* parts;
+    size_t part_count;
     std::vector<int64_t> contributors;  // ascending
     bool partial;  // a contributor that is in the round already is an error; else there is nothing to add
     int64_t deadline;
@@ -373,44 +374,46 @@ class Operations {
         entry.contributor = contributor_of(request).value_or(-1);
     }
     void add_parts(ApplySession& session, const ApplyRequest& request) {
-        const MemberSpecs& specs = *segment_.specs();
-        SparsePart<float> contributors(static_cast<uint32_t>(specs.size()) - 1, Dims{0}, request.count,
-                                       request.weight, request.contributors.data(), nullptr, nullptr,
-                                       static_cast<uint32_t>(request.contributors.size()), 0, true);
-        std::vector<Part*> parts = request.parts;
-        if (!request.contributors.empty()) {
-            contributors.sort();
-            parts.push_back(&contributors);
-        }
-        session.expect(parts.size());
+        const size_t count = request.part_count + !request.contributors.empty();
+        session.expect(count);
         Part::Need need;
-        of_each(parts, specs, [&](Part& part) {
-            Member& member = session.member(part.member());
-            check_shape(member, part.dims());
-            if (member.state.count == 0) start_round(member, part.dims());
-            member.state.count += part.count();  // at most the lane's, as is the weight
-            member.state.weight += part.weight();
-            const Part::Need more = part.prepare(member);
-            need.new_rows += more.new_rows;
-            need.undo_rows += more.undo_rows;
-            need.undo_bytes += more.undo_bytes + kUndoAlign;
-            session.state.applied_bytes += part.bytes();
-        });
+        of_each(request, [&](Part& part) { prepare(session, part, need); });
+        std::optional<SparsePart<float>> contributors;
+        if (!request.contributors.empty()) {
+            contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
+                                 request.weight, request.contributors.data(), nullptr, nullptr,
+                                 static_cast<uint32_t>(request.contributors.size()), 0, true);
+            contributors->sort();
+            prepare(session, *contributors, need);
+        }
         if (need.undo_rows > 0)
             session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
         session.lane().begin(session.state, need.new_rows);
         Undo undo(session.lane(), session.state, need.undo_bytes);
         auto member = session.members().begin();
-        of_each(parts, specs, [&](Part& part) { part.add(*member++, undo); });
+        of_each(request, [&](Part& part) { part.add(*member++, undo); });
+        if (contributors) contributors->add(*member, undo);
+    }
+    static void prepare(ApplySession& session, Part& part, Part::Need& need) {
+        Member& member = session.member(part.member());
+        check_shape(member, part.dims());
+        if (member.state.count == 0) start_round(member, part.dims());
+        member.state.count += part.count();  // at most the lane's, as is the weight
+        member.state.weight += part.weight();
+        const Part::Need more = part.prepare(member);
+        need.new_rows += more.new_rows;
+        need.undo_rows += more.undo_rows;
+        need.undo_bytes += more.undo_bytes + kUndoAlign;
+        session.state.applied_bytes += part.bytes();
     }
     // An error of a group's member names it.
     template <class Act>
-    static void of_each(const std::vector<Part*>& parts, const MemberSpecs& specs, Act act) {
-        for (Part* part : parts) {
+    void of_each(const ApplyRequest& request, Act act) {
+        for (size_t i = 0; i < request.part_count; ++i) {
             try {
-                act(*part);
+                act(*request.parts[i]);
             } catch (const Error& error) {
-                const std::string& name = specs[part->member()].name;
+                const std::string& name = (*segment_.specs())[request.parts[i]->member()].name;
                 if (name.empty()) throw;
                 throw error.of_member(name);
             }
