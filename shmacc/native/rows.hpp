@@ -31,7 +31,8 @@ class Rows {
     // All rows in ascending order, reduced. False: a result does not fit the dtype.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         bool fits = true;
-        with_width(state_.row_elements, [&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
+        with_width(state_.row_elements,
+                   [&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
         return fits;
     }
 
