@@ -16,7 +16,7 @@ IMPORTING = ("shmacc", "tf-local", "torch", "numpy-fancy", "manager")
 SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
 TABLES = ("shmacc", "torch-1", "numpy-fancy")  # where a new row is not a new message to a server
 SLOW_TO_START = ("tf-local", "tf-server")  # each further process imports TensorFlow: not if quick
-ROUNDING = ("shmacc", "torch", "torch-1", "numpy-add-at")
+ROUNDING = ("shmacc", "torch", "torch-1")
 WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
 
 
