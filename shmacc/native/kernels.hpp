@@ -110,7 +110,7 @@ void with_width(uint64_t width, Loop loop) {
     }
 }
 
-// Fetches a row that is going to be changed. The rest of a long one the hardware fetches, once its start is read.
+// Fetches a row that is going to be changed; of a long one the start, the hardware follows.
 template <class T>
 void prefetch_row(const T* row, uint64_t width) {
     const auto* at = reinterpret_cast<const char*>(row);
