@@ -100,6 +100,7 @@ class Gradient {
 
   private:
     static constexpr uint32_t kAhead = 16;
+    static constexpr uint64_t kNearBytes = 256 << 10;  // stay in the second-level cache, fetched or not
 
     uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
 
@@ -146,10 +147,12 @@ class Gradient {
     template <uint64_t kWidth>
     bool sum(const std::vector<uint32_t>& places, uint32_t distinct) {
         const uint64_t width = kWidth ? kWidth : width_;
+        const bool near = distinct * width * sizeof(T) <= kNearBytes;
+        const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
         std::vector<bool> begun(distinct);
         bool fits = true;
         for (uint32_t i = 0; i < count_; ++i) {
-            if (count_ - i > kAhead) prefetch_row(merged_.get() + places[i + kAhead] * width, width);
+            if (i < fetching) prefetch_row(merged_.get() + places[i + kAhead] * width, width);
             T* row = merged_.get() + places[i] * width;
             const T* value = values_ + i * width;
             if (begun[places[i]]) {
