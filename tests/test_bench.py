@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shmacc_bench import results
-from shmacc_bench.cases import Case, all_cases, is_like, quick_cases
+from shmacc_bench.cases import ORDERS, Case, all_cases, is_like, quick_cases
 from shmacc_bench.cli import app
 from shmacc_bench.fleet import Fleet, PeerFailedError, known_peers
 from shmacc_bench.instructions import Count, cost_by_object, heavier
@@ -69,6 +69,9 @@ def test_gradients_are_what_their_workload_says() -> None:
     for row, total in zip(distinct, sums, strict=True):
         assert np.array_equal(total, zipf.values[zipf.indices == row].sum(axis=0))
     assert zipf.occurrences().sum() == zipf.indices.size
+    ascending = make_gradient(Workload("sparse", 500, 2, table_rows=1000, order="zipf-sorted"))
+    assert np.array_equal(ascending.indices, np.sort(zipf.indices))
+    assert not ascending.unique
     filled = np.concatenate([gradient.indices for gradient in make_filling(TINY, chunk=30)])
     assert sorted(filled) == list(range(100))
 
@@ -130,6 +133,19 @@ def test_targets_are_judged_against_the_fastest_peer() -> None:
     assert not found["round", "tf-server"].met
     assert found["round", "torch"].met
     assert found["wake-up after the last apply's return", ""].met
+
+
+def test_ids_with_repeats_are_judged_by_the_clock() -> None:
+    measured = {"shmacc": Measured(answer="right", turns=[[2_900_000.0, 3_100_000.0]])}
+    cases = [
+        results.case_record(Case("orders", operation, workload), measured)
+        for operation in (Operation.APPLY, Operation.ROUND)
+        for workload in ORDERS
+    ]
+    [verdict] = verdicts({"cases": cases, "scenarios": {}})
+    assert (verdict.what, verdict.unit) == ("apply, 50,000 x 64 zipf", "ms")
+    assert verdict.measured == pytest.approx(3.0)
+    assert verdict.met
 
 
 def test_ratios_need_shmacc() -> None:
@@ -216,6 +232,20 @@ def test_growth_is_measured_with_several_processes(fleet: Fleet) -> None:
         "100,000 x 64, 1 process",
         "100,000 x 64, 2 processes",
     ]
+
+
+def test_whole_rounds_are_measured_with_several_processes(fleet: Fleet) -> None:
+    plans = {"whole_rounds": Plan(("shmacc", "numpy-add-at", "np.add"), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
+    for peer in ("shmacc", "numpy-add-at"):
+        lines = found["whole_rounds"][peer]["measured"]
+        assert [line["processes"] for line in lines] == [1, 2]
+        assert all(line["round"]["count"] == 3 and line["round"]["p10"] > 0 for line in lines)
+    assert found["whole_rounds"]["np.add"] == {"problem": "not shared between processes"}
+    table = next(
+        t for t in all_tables(fake_results() | {"scenarios": found}) if "hole rounds" in t.title
+    )
+    assert [row[0] for row in table.rows] == ["1 process", "2 processes"]
 
 
 def test_a_dead_peer_is_a_result_and_is_started_again() -> None:

@@ -9,6 +9,7 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -90,6 +91,31 @@ bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count
 template <class T>
 void copy_numbers(T* __restrict__ to, const T* __restrict__ from, uint64_t count) {
     for (uint64_t j = 0; j < count; ++j) to[j] = from[j];
+}
+
+// Calls the loop with the width as a constant if it is a common one, else with 0: a loop of unknown length costs
+// as much as the rest of the work on a row.
+template <class Loop>
+void with_width(uint64_t width, Loop loop) {
+    switch (width) {
+        case 1: return loop(std::integral_constant<uint64_t, 1>());
+        case 2: return loop(std::integral_constant<uint64_t, 2>());
+        case 4: return loop(std::integral_constant<uint64_t, 4>());
+        case 8: return loop(std::integral_constant<uint64_t, 8>());
+        case 16: return loop(std::integral_constant<uint64_t, 16>());
+        case 32: return loop(std::integral_constant<uint64_t, 32>());
+        case 64: return loop(std::integral_constant<uint64_t, 64>());
+        case 128: return loop(std::integral_constant<uint64_t, 128>());
+        default: return loop(std::integral_constant<uint64_t, 0>());
+    }
+}
+
+// Fetches a row that is going to be changed; of a long one the start, the hardware follows.
+template <class T>
+void prefetch_row(const T* row, uint64_t width) {
+    const auto* at = reinterpret_cast<const char*>(row);
+    const uint64_t bytes = std::min<uint64_t>(width * sizeof(T), 1024);
+    for (uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 1);
 }
 
 // From this many bytes on it pays to bypass the caches: about the size of a second-level cache.

@@ -32,7 +32,7 @@ class Rows {
     }
     // Adds the gradient's rows, between begin and commit.
     void add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
-        with_width([&](auto width) { add_rows<width.value>(gradient, found, undo); });
+        with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
         state_.index_filled += found.fresh;
     }
     // Whether the table has one of these rows; in ascending order.
@@ -45,7 +45,8 @@ class Rows {
     // All rows in ascending order, reduced. False: a result does not fit the dtype.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         bool fits = true;
-        with_width([&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
+        with_width(state_.row_elements,
+                   [&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
         return fits;
     }
 
@@ -64,22 +65,6 @@ class Rows {
         const Run* first_;
         uint32_t count_;
     };
-
-    // Common widths are compiled in: a loop of unknown length costs as much as the rest.
-    template <class Loop>
-    void with_width(Loop loop) const {
-        switch (state_.row_elements) {
-            case 1: return loop(std::integral_constant<uint64_t, 1>());
-            case 2: return loop(std::integral_constant<uint64_t, 2>());
-            case 4: return loop(std::integral_constant<uint64_t, 4>());
-            case 8: return loop(std::integral_constant<uint64_t, 8>());
-            case 16: return loop(std::integral_constant<uint64_t, 16>());
-            case 32: return loop(std::integral_constant<uint64_t, 32>());
-            case 64: return loop(std::integral_constant<uint64_t, 64>());
-            case 128: return loop(std::integral_constant<uint64_t, 128>());
-            default: return loop(std::integral_constant<uint64_t, 0>());
-        }
-    }
 
     template <uint64_t kWidth>
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
@@ -226,12 +211,6 @@ class Rows {
         Inserts inserts(current_index(), 0);
         for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
         inserts.finish();
-    }
-
-    static void prefetch_row(const T* row, uint64_t width) {
-        const auto* at = reinterpret_cast<const char*>(row);
-        const uint64_t bytes = std::min<uint64_t>(width * sizeof(T), 1024);
-        for (uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 1);
     }
 
     Member& member_;

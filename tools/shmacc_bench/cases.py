@@ -12,6 +12,16 @@ MAIN_ROWS = ((10, 64), (1_000, 64), (10_000, 64), (50_000, 64), (50_000, 8), (10
 GROWTH_ROWS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 MILLION = 1_000_000
 
+IDS = Workload("sparse", 50_000, 64, order="zipf")
+"""A batch of ids as real ones are: they repeat, and are not sorted."""
+
+ORDERS = (
+    Workload("sparse", 10_000, 64, order="shuffled"),
+    Workload("sparse", 10_000, 64, order="zipf"),
+    IDS,
+    dataclasses.replace(IDS, order="zipf-sorted"),
+)
+
 SHARED_MEMORY = ("shmacc", "torch", "torch-1", "numpy-fancy", "numpy-add-at", "mpi")
 """The peers whose memory can be new; a server's is only ever reused."""
 
@@ -51,8 +61,7 @@ def all_cases() -> list[Case]:
                 Case("dtypes", operation, workload)
                 for operation in (Operation.APPLY, Operation.ROUND)
             ]
-    for order in ("shuffled", "zipf"):
-        workload = Workload("sparse", 10_000, 64, order=order)
+    for workload in ORDERS:
         cases += [
             Case("orders", operation, workload) for operation in (Operation.APPLY, Operation.ROUND)
         ]
@@ -75,6 +84,7 @@ def quick_cases() -> list[Case]:
         case
         for case in all_cases()
         if (case.family == "rows" and case.operation in wanted)
+        or (case.workload == IDS and case.operation is Operation.APPLY)
         or (case.family == "growth" and case.workload.table_rows <= MILLION // 10)
     ]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Kind = Literal["sparse", "dense"]
-Order = Literal["sorted", "shuffled", "zipf"]
+Order = Literal["sorted", "shuffled", "zipf", "zipf-sorted"]
 
 ZIPF_EXPONENT = 1.2  # word frequencies; most rows of such a gradient are repeats of a few
 USUAL_TABLE_ROWS = 1_000_000
@@ -51,6 +51,11 @@ class Workload:
         usual = self.kind == "dense" or self.table_rows == USUAL_TABLE_ROWS
         table = "" if usual else f" into {self.table_rows:,}"
         return size + dtype + order + table
+
+    @property
+    def repeats(self) -> bool:
+        """Whether indices occur more than once."""
+        return self.order in {"zipf", "zipf-sorted"}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,18 +107,21 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
     if workload.kind == "dense":
         none = np.empty(0, np.int64)
         return Gradient(none, make_values((workload.rows,), workload.dtype, rng), unique=True)
-    if workload.order == "zipf":
+    if workload.repeats:
         ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
         weights = np.cumsum(ranks**-ZIPF_EXPONENT)
         drawn = np.searchsorted(weights, rng.random(workload.rows) * weights[-1])
-        # A rank is not an index: frequent rows lie anywhere in a real table.
-        indices = rng.permutation(workload.table_rows)[drawn].astype(np.int64)
+        # A rank is not an index: frequent rows lie anywhere in a real table, always the same ones.
+        places = np.random.default_rng(workload.table_rows).permutation(workload.table_rows)
+        indices = places[drawn].astype(np.int64)
+        if workload.order == "zipf-sorted":
+            indices.sort()
     else:
         indices = rng.choice(workload.table_rows, workload.rows, replace=False).astype(np.int64)
         if workload.order == "sorted":
             indices.sort()
     values = make_values((workload.rows, workload.width), workload.dtype, rng)
-    return Gradient(indices, values, unique=workload.order != "zipf")
+    return Gradient(indices, values, unique=not workload.repeats)
 
 
 def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:

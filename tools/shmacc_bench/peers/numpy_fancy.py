@@ -21,7 +21,7 @@ class NumpyFancyPeer(NumpySharedPeer):
 
     def open(self, workload: Workload) -> None:
         """Refuse repeats, which `+=` with an index array would lose."""
-        if workload.order == "zipf":
+        if workload.repeats:
             raise UnsupportedError("loses repeated indices")
         super().open(workload)
 

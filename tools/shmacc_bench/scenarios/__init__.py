@@ -16,6 +16,7 @@ IMPORTING = ("shmacc", "tf-local", "torch", "numpy-fancy", "manager")
 SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
 TABLES = ("shmacc", "torch-1", "numpy-fancy")  # where a new row is not a new message to a server
 SLOW_TO_START = ("tf-local", "tf-server")  # each further process imports TensorFlow: not if quick
+ROUNDING = ("shmacc", "torch", "torch-1")
 WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
 
 
@@ -31,6 +32,7 @@ class Plan:
 PLANS: Mapping[str, Plan] = {
     "wakeup": Plan(WAITING, steps=10, quick_steps=3),
     "throughput": Plan(SHARING, steps=3, quick_steps=1),
+    "whole_rounds": Plan(ROUNDING, steps=3, quick_steps=1),
     "growing": Plan(TABLES, steps=3, quick_steps=1),
     "contention": Plan(SHARING, steps=3, quick_steps=1),
     "recovery": Plan(SHARING, steps=1, quick_steps=1),
