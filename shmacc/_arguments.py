@@ -166,11 +166,17 @@ def contributor(value: object) -> int | None:
     return number
 
 
-def of_apply(
-    who: object, times: object, seconds: object
-) -> tuple[int | None, int, float | None]:
-    """Return an apply's contributor, weight and timeout; errors as for each of them."""
-    return contributor(who), weight(times), timeout(seconds)
+def terms(
+    contributed_by: object, times: object, seconds: object
+) -> tuple[int, int, int | None, float | None] | None:
+    """Return what the extension must know of a gradient; None: that it counts once, and no more.
+
+    Raises:
+        InvalidArgumentError: As for `contributor`, `weight` and `timeout`.
+    """
+    if contributed_by is None and seconds is None and type(times) is int and times == 1:
+        return None
+    return 1, weight(times), contributor(contributed_by), timeout(seconds)
 
 
 def limit(value: object, what: str, most: int) -> int | None:

@@ -11,8 +11,6 @@ MAX_RANK: int
 MAX_MEMBERS: int
 MAX_LANES: int
 REGIONS: dict[str, int]
-LANE_REGIONS: dict[str, int]
-MEMBER_REGIONS: dict[str, int]
 EVENTS: dict[str, int]
 KINDS: dict[str, int]
 REDUCTIONS: dict[str, int]
@@ -28,6 +26,9 @@ BUCKET_BYTES: int
 BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
+
+Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
+"""Of an apply: count, weight, contributors (one, or a partial's), timeout in seconds."""
 
 class TakenRound:
     def __init__(self, advance: bool, seal: bool) -> None: ...
@@ -59,29 +60,17 @@ class Handle:
         dims: tuple[int, ...] | list[int],
         ascending: bool,
         local_step: int,
-        count: int,
-        weight: int,
-        contributors: int | npt.NDArray[np.int64] | None,
-        timeout: float | None,
+        terms: Terms | None,
     ) -> bool: ...
     def apply_dense(
         self,
         values: Any,
         dims: tuple[int, ...] | list[int],
         local_step: int,
-        count: int,
-        weight: int,
-        contributors: int | npt.NDArray[np.int64] | None,
-        timeout: float | None,
+        terms: Terms | None,
     ) -> bool: ...
     def apply_group(
-        self,
-        parts: list[tuple[Any, ...]],
-        local_step: int,
-        count: int,
-        weight: int,
-        contributors: int | npt.NDArray[np.int64] | None,
-        timeout: float | None,
+        self, parts: list[tuple[Any, ...]], local_step: int, terms: Terms | None
     ) -> bool: ...
     def drop_if_stale(self, local_step: int, gradients: int) -> bool: ...
     def take(
@@ -115,6 +104,7 @@ class Handle:
 
 class View:
     def close(self) -> None: ...
+    def table(self, lane: int, member: int) -> View: ...
     def config(self) -> dict[str, Any]: ...
     def state(self) -> dict[str, Any]: ...
     def participants(self) -> list[dict[str, Any]]: ...

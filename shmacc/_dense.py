@@ -84,15 +84,12 @@ class ConditionalAccumulator(SingleAccumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        if contributor is not None or timeout is not None or weight != 1:
-            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
+        terms = arguments.terms(contributor, weight, timeout)
         value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)
-        if weight != 1:
-            value = arrays.weighted(value, weight, "grad")
-        return self._handle.apply_dense(
-            value, value.shape, step, 1, weight, contributor, timeout
-        )
+        if terms is not None:
+            value = arrays.weighted(value, terms[1], "grad")
+        return self._handle.apply_dense(value, value.shape, step, terms)
 
     def apply_partial(
         self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None
@@ -114,9 +111,8 @@ class ConditionalAccumulator(SingleAccumulator):
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
         gradients.check_dense(sums.values.shape, self._shape)
-        return self._handle.apply_dense(
-            sums.values, sums.values.shape, step, sums.count, sums.weight, who, seconds
-        )
+        terms = sums.count, sums.weight, who, seconds
+        return self._handle.apply_dense(sums.values, sums.values.shape, step, terms)
 
     def take_grad(
         self,

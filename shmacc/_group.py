@@ -136,8 +136,8 @@ class AccumulatorGroup(Accumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        if contributor is not None or timeout is not None or weight != 1:
-            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
+        terms = arguments.terms(contributor, weight, timeout)
+        times = 1 if terms is None else terms[1]
         if not isinstance(gradient, Mapping):
             raise InvalidArgumentError(
                 "A gradient of a group is a mapping from member to its gradient, but was a "
@@ -147,10 +147,10 @@ class AccumulatorGroup(Accumulator):
         for name, value in gradient.items():
             member = self._member(name)
             try:
-                parts.append(member.part(value, weight))
+                parts.append(member.part(value, times))
             except ShmaccError as error:
                 raise error.of_member(name) from error.__cause__
-        return self._handle.apply_group(parts, step, 1, weight, contributor, timeout)
+        return self._handle.apply_group(parts, step, terms)
 
     def apply_partial(
         self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
@@ -185,7 +185,7 @@ class AccumulatorGroup(Accumulator):
                 raise error.of_member(name) from error.__cause__
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        return self._handle.apply_group(parts, step, count, weight, who, seconds)
+        return self._handle.apply_group(parts, step, (count, weight, who, seconds))
 
     def take(
         self,

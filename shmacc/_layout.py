@@ -22,10 +22,8 @@ SUM_BYTES = {SUMS[name]: size for name, size in _core.SUM_BYTES.items()}
 """The size of a sum, by the type's number."""
 
 REGIONS = _core.REGIONS
-"""The fixed regions. After them come, for each lane, `LANE_REGIONS`, and `MEMBER_REGIONS` for each
-member and for the set of contributors."""
-LANE_REGIONS = _core.LANE_REGIONS
-MEMBER_REGIONS = _core.MEMBER_REGIONS
+"""Regions as a view of one table counts them: those that all tables have in common, those of its
+lane, those of its member. They are the first of the file if it is the first table."""
 EVENT_NAMES = {number: name for name, number in _core.EVENTS.items()}
 REGION_SPAN = _core.REGION_SPAN
 """Region ``number`` begins at byte ``number * REGION_SPAN`` of the file."""
@@ -39,14 +37,3 @@ SLOT_BYTES = _core.SLOT_BYTES
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
 """The size of the semaphore's file; to open a shorter one is to die of a bus error."""
 
-
-def lane_region(members: int, lane: int, name: str) -> int:
-    """Return the number of a lane's region, in a segment of so many members."""
-    of_lane = len(LANE_REGIONS) + (members + 1) * len(MEMBER_REGIONS)
-    return len(REGIONS) + lane * of_lane + LANE_REGIONS[name]
-
-
-def member_region(members: int, lane: int, member: int, name: str) -> int:
-    """Return the number of a member's region in a lane; the last member is the contributors."""
-    first = lane_region(members, lane, "undo log") + len(LANE_REGIONS)
-    return first + member * len(MEMBER_REGIONS) + MEMBER_REGIONS[name]

@@ -1,6 +1,6 @@
 """The sparse accumulator; ``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
@@ -20,6 +20,9 @@ from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
 from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from shmacc._core import Terms  # in the stub alone
 
 __all__ = ["SparseConditionalAccumulator"]
 
@@ -107,14 +110,13 @@ class SparseConditionalAccumulator(SingleAccumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        if contributor is not None or timeout is not None or weight != 1:
-            contributor, weight, timeout = arguments.of_apply(contributor, weight, timeout)
+        terms = arguments.terms(contributor, weight, timeout)
         values = arrays.values_array(grad_values, self._dtype, "grad_values")
         indices = arrays.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
-        if weight != 1:
-            values = arrays.weighted(values, weight, "grad_values")
-        return self._add(indices, values, given, None, step, 1, weight, contributor, timeout)
+        if terms is not None:
+            values = arrays.weighted(values, terms[1], "grad_values")
+        return self._add(indices, values, given, None, step, terms)
 
     def apply_indexed_slices_grad(
         self,
@@ -162,17 +164,8 @@ class SparseConditionalAccumulator(SingleAccumulator):
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        return self._add(
-            sums.indices,
-            sums.values,
-            sums.given,
-            sums.row_counts,
-            step,
-            sums.count,
-            sums.weight,
-            who,
-            seconds,
-        )
+        terms = sums.count, sums.weight, who, seconds
+        return self._add(sums.indices, sums.values, sums.given, sums.row_counts, step, terms)
 
     def _add(
         self,
@@ -181,33 +174,23 @@ class SparseConditionalAccumulator(SingleAccumulator):
         given: tuple[int, ...] | None,
         counts: IndexArray | None,
         step: int,
-        count: int,
-        weight: int,
-        contributors: int | IndexArray | None,
-        timeout: float | None,
+        terms: "Terms | None",
     ) -> bool:
         ascending = gradients.check_sparse(indices, values, given, self._shape)
         refusal = gradients.own_refusal(
             indices, values, given, ascending=ascending, repeats=counts is None
         )
         conflict = gradients.declared_conflict(values.shape, self._shape)
-        if conflict is not None and refusal is None and self._handle.drop_if_stale(step, count):
+        if conflict is not None and refusal is None and self._handle.drop_if_stale(
+            step, 1 if terms is None else terms[0]
+        ):
             return False
         if conflict is not None and (refusal is None or step >= self._handle.step):
             raise InvalidArgumentError(conflict)
         if refusal is not None:
             raise InvalidArgumentError(refusal)
         return self._handle.apply_sparse(
-            indices,
-            values,
-            counts,
-            values.shape[1:],
-            ascending,
-            step,
-            count,
-            weight,
-            contributors,
-            timeout,
+            indices, values, counts, values.shape[1:], ascending, step, terms
         )
 
     def take_grad(

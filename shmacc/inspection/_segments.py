@@ -153,7 +153,7 @@ def is_semaphore(status: os.stat_result) -> bool:
 
 
 def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:
-    held, pid = look.view.lock_state()
+    held, pid = look.view.lock_state(0)
     owner = next((entry for entry in attached if entry.alive and entry.pid == pid), None)
     return LockState(
         held=held,

@@ -62,31 +62,17 @@ inline nb::dict describe(const Totals& now) {
     return out;
 }
 
-inline nb::dict describe(const LaneState& lane) {
-    nb::dict out;
-    out["generation"] = lane.generation;
-    out["applied"] = lane.applied;
-    out["dropped"] = lane.dropped;
-    out["recoveries"] = lane.recoveries;
-    out["leftovers"] = lane.leftovers;
-    out["reserved"] = nb::cast(std::vector<uint64_t>(lane.reserved, std::end(lane.reserved)));
-    return out;
-}
-
-inline nb::dict describe(const MemberState& member) {
-    nb::dict out;
-    out["count"] = member.count;
-    out["weight"] = member.weight;
-    out["rows"] = member.rows;
-    out["row_elements"] = member.row_elements;
-    out["buffer"] = member.buffer;
-    out["index"] = member.index;
-    out["index_buckets"] = member.index_buckets;
-    out["index_stamp"] = member.index_stamp;
-    out["index_filled"] = member.index_filled;
-    out["leftovers_before"] = member.leftovers_before;
-    out["reserved"] = nb::cast(std::vector<uint64_t>(member.reserved, std::end(member.reserved)));
-    return out;
+// What a lane has of a member. in_round: whether it is of the open round; else there is nothing.
+inline void describe_table(nb::dict& out, const MemberState& table, bool in_round) {
+    out["member_count"] = in_round ? table.count : 0;
+    out["member_weight"] = in_round ? table.weight : 0;
+    out["rows"] = in_round ? table.rows : 0;
+    out["row_elements"] = table.row_elements;
+    out["buffer"] = table.buffer;
+    out["index"] = table.index;
+    out["index_buckets"] = table.index_buckets;
+    out["index_stamp"] = table.index_stamp;
+    out["index_filled"] = in_round ? table.index_filled : 0;
 }
 
 inline nb::dict describe(const Participant& entry) {

@@ -105,35 +105,35 @@ class Handle {
         return use;
     }
 
-    // contributors: None, one (of a gradient), or an array of them (of a partial), ascending.
+    // terms: as `of_terms` has them.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, Dims dims, bool ascending,
-                      int64_t local_step, int64_t count, int64_t weight, nb::handle contributors,
-                      std::optional<double> timeout) {
+                      int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         const MemberSpec& spec = only(*segment, kSparse);
+        ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), count, weight, indices, values, counts,
-                                              ascending);
+            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), request.count, request.weight, indices,
+                                              values, counts, ascending);
             Part* const part = &rows.part();
-            return apply(*segment, &part, 1, local_step, count, weight, contributors, timeout);
+            return apply(*segment, &part, 1, request);
         });
     }
 
-    bool apply_dense(nb::handle values, Dims dims, int64_t local_step, int64_t count, int64_t weight,
-                     nb::handle contributors, std::optional<double> timeout) {
+    bool apply_dense(nb::handle values, Dims dims, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         const MemberSpec& spec = only(*segment, kDense);
+        ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), count, weight, values);
+            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), request.count, request.weight, values);
             Part* const part = &array.part();
-            return apply(*segment, &part, 1, local_step, count, weight, contributors, timeout);
+            return apply(*segment, &part, 1, request);
         });
     }
 
     // parts: as `incoming` has them.
-    bool apply_group(const nb::list& parts, int64_t local_step, int64_t count, int64_t weight,
-                     nb::handle contributors, std::optional<double> timeout) {
+    bool apply_group(const nb::list& parts, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
+        ApplyRequest request = of_terms(local_step, terms);
         std::vector<std::unique_ptr<Incoming>> members;
         std::vector<Part*> pointers;
         members.reserve(parts.size());
@@ -142,7 +142,7 @@ class Handle {
             members.push_back(incoming(*segment->specs(), nb::borrow<nb::tuple>(part)));
             pointers.push_back(&members.back()->part());
         }
-        return apply(*segment, pointers.data(), pointers.size(), local_step, count, weight, contributors, timeout);
+        return apply(*segment, pointers.data(), pointers.size(), request);
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
@@ -314,16 +314,9 @@ class Handle {
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
         return segment.specs()->front();
     }
-    bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, int64_t local_step, int64_t count,
-               int64_t weight, nb::handle contributors, std::optional<double> timeout) {
-        ApplyRequest request{local_step, count, weight, parts, part_count, {}, false, deadline_after(timeout)};
-        if (PyLong_Check(contributors.ptr())) {
-            request.contributors.push_back(nb::cast<int64_t>(contributors));
-        } else if (!contributors.is_none()) {
-            const View<int64_t> all(contributors, 1);
-            request.contributors.assign(all.data(), all.data() + all.size());
-            request.partial = true;
-        }
+    bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request) {
+        request.parts = parts;
+        request.part_count = part_count;
         WithoutGil released;
         for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
         return run_in(segment, released, [&](Operations& operations) { return operations.apply(request); });

@@ -54,6 +54,27 @@ class IncomingArray : public Incoming {
     std::optional<DensePart<T>> part_;
 };
 
+// terms: None for a gradient that counts once, from nobody in particular, and waits for ever; else (count, weight,
+// contributors, timeout), contributors being None, one (of a gradient), or an array of them (of a partial),
+// ascending.
+inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
+    ApplyRequest request{local_step, 1, 1, nullptr, 0, {}, false, kForever};
+    if (terms.is_none()) return request;
+    const auto given = nb::borrow<nb::tuple>(terms);
+    request.count = nb::cast<int64_t>(given[0]);
+    request.weight = nb::cast<int64_t>(given[1]);
+    const nb::handle contributors = given[2];
+    if (PyLong_Check(contributors.ptr())) {
+        request.contributors.push_back(nb::cast<int64_t>(contributors));
+    } else if (!contributors.is_none()) {
+        const View<int64_t> all(contributors, 1);
+        request.contributors.assign(all.data(), all.data() + all.size());
+        request.partial = true;
+    }
+    request.deadline = deadline_after(nb::cast<std::optional<double>>(given[3]));
+    return request;
+}
+
 // (member, count, weight, indices or None, values, counts or None, dims, ascending), as _gradients.py makes it.
 inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& part) {
     const auto member = nb::cast<uint32_t>(part[0]);

@@ -56,22 +56,30 @@ enum Region : uint32_t {
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
 enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
 
+// Of a view of one table (view.hpp): the fixed regions, those of its lane, those of its member.
+constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
+
 // Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.
 struct Named {
     uint32_t number;
     const char* name;
 };
 constexpr Named kRegionNames[] = {
-    {kHeaderRegion, "header"},   {kDirectoryRegion, "directory"}, {kParticipantsRegion, "participants"},
-    {kWaitersRegion, "waiters"}, {kStatesRegion, "states"},
+    {kHeaderRegion, "header"},
+    {kDirectoryRegion, "directory"},
+    {kParticipantsRegion, "participants"},
+    {kWaitersRegion, "waiters"},
+    {kStatesRegion, "states"},
+    {kFixedRegions + kUndoLog, "undo log"},
+    {kFixedRegions + kUndoRows, "undo rows"},
+    {kFixedRegions + kShapes, "shapes"},
+    {kFixedRegions + kLaneRegions + kIndex0, "index 0"},
+    {kFixedRegions + kLaneRegions + kIndex1, "index 1"},
+    {kFixedRegions + kLaneRegions + kSlots, "slots"},
+    {kFixedRegions + kLaneRegions + kRows0, "rows 0"},
+    {kFixedRegions + kLaneRegions + kRows1, "rows 1"},
 };
-constexpr Named kLaneRegionNames[] = {{kUndoLog, "undo log"}, {kUndoRows, "undo rows"}, {kShapes, "shapes"}};
-constexpr Named kMemberRegionNames[] = {
-    {kIndex0, "index 0"}, {kIndex1, "index 1"}, {kSlots, "slots"}, {kRows0, "rows 0"}, {kRows1, "rows 1"},
-};
-static_assert(std::size(kRegionNames) == kFixedRegions && std::size(kLaneRegionNames) == kLaneRegions &&
-                  std::size(kMemberRegionNames) == kMemberRegions,
-              "every region has a name");
+static_assert(std::size(kRegionNames) == kViewedRegions, "every region has a name");
 
 constexpr uint32_t kMaxMembers = 4096;
 constexpr uint32_t kMaxLanes = 32;

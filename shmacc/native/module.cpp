@@ -121,8 +121,6 @@ void export_layout(nb::module_& m) {
     m.attr("MAX_MEMBERS") = kMaxMembers;
     m.attr("MAX_LANES") = kMaxLanes;
     m.attr("REGIONS") = by_name(kRegionNames);
-    m.attr("LANE_REGIONS") = by_name(kLaneRegionNames);
-    m.attr("MEMBER_REGIONS") = by_name(kMemberRegionNames);
     m.attr("EVENTS") = by_name(kEventNames);
     m.attr("KINDS") = by_name(kKindNames);
     m.attr("REDUCTIONS") = by_name(kReductionNames);
@@ -211,11 +209,11 @@ NB_MODULE(_core, m) {
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
              nb::arg("counts").none(), nb::arg("dims"), nb::arg("ascending"), nb::arg("local_step"),
-             nb::arg("count"), nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
+             nb::arg("terms").none())
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"), nb::arg("local_step"),
-             nb::arg("count"), nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
-        .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"), nb::arg("count"),
-             nb::arg("weight"), nb::arg("contributors").none(), nb::arg("timeout").none())
+             nb::arg("terms").none())
+        .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"),
+             nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
              nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
@@ -242,6 +240,7 @@ NB_MODULE(_core, m) {
 
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
+        .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
         .def("config", &SegmentView::config)
         .def("state", &SegmentView::state)
         .def("participants", &SegmentView::participants)

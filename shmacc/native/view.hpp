@@ -16,35 +16,46 @@ class SegmentView {
   public:
     SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
         : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
+    // A view of the same segment that reports on one table: what a lane has of a member. (A view that was opened
+    // reports on the first lane's first member.) The last member is the set of contributors.
+    SegmentView table(uint32_t lane, uint32_t member) const {
+        if (lane >= config_.lanes || member >= specs_.size())
+            throw Error(Failure::kInvalidArgument, "The segment has no such lane or member");
+        SegmentView view = *this;
+        view.lane_ = lane;
+        view.member_ = member;
+        return view;
+    }
 
     void close() { file_.reset(); }
 
-    nb::dict config() const { return describe(config_, specs_); }
-    // The committed state of everything, as it was at some instant during the call. "lanes": of each lane its record,
-    // and "members": the state of each member that has something of the round, then that of the contributors.
+    // Of the segment, and of the table's member.
+    nb::dict config() const {
+        nb::dict out = describe(config_, specs_);
+        const nb::dict member = describe(specs_[member_]);
+        for (const char* key : {"dtype", "sum", "components", "reduction", "declared"}) out[key] = member[key];
+        out["member_kind"] = member["kind"];
+        out["member"] = member["name"];
+        return out;
+    }
+    // The committed state of the segment and of the table, as they were at some instant during the call.
     nb::dict state() const {
         const Snapshot seen = snapshot();
         nb::dict out = describe(seen.totals);
-        out["lanes"] = nb::list();
-        for (uint32_t i = 0; i < config_.lanes; ++i) {
-            const SeenLane& lane = seen.lanes[i];
-            nb::dict item = describe(lane.state);
-            // An operation runs, or died: rows may differ from the committed ones.
-            item["in_operation"] = lane.in_operation;
-            nb::list members;
-            for (uint32_t j = 0; j < specs_.size(); ++j) {
-                const MemberState& state = lane.members[j];
-                nb::dict member = describe(state);
-                member["lane"] = i;
-                member["member"] = j;
-                member["in_round"] = state.round == seen.totals.round.round && state.count > 0;
-                member["in_operation"] = lane.in_operation;
-                member["shape"] = lane.shapes[j] ? nb::cast(*lane.shapes[j]) : nb::none();
-                members.append(member);
-            }
-            item["members"] = members;
-            nb::borrow<nb::list>(out["lanes"]).append(item);
-        }
+        const MemberState& table = seen.table;
+        const bool in_round = table.round == seen.totals.round.round && table.count > 0;
+        describe_table(out, table, in_round);
+        out["generation"] = seen.generation;
+        out["leftovers"] = seen.lane.leftovers - table.leftovers_before;
+        // An operation runs, or died: rows may differ from the committed ones.
+        out["in_operation"] = seen.in_operation;
+        out["round_shape"] = in_round ? nb::cast(shape(table)) : nb::none();
+        std::vector<uint64_t> reserved(kFixedRegions);
+        reserved.insert(reserved.end(), seen.lane.reserved, std::end(seen.lane.reserved));
+        reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
+        out["reserved"] = nb::cast(reserved);
+        out["all_rows"] = seen.totals.rows;
+        out["all_reserved"] = seen.reserved;
         return out;
     }
     nb::list events() const {
@@ -71,7 +82,7 @@ class SegmentView {
         const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +
                                                     offsetof(QueueHead, cancelled_through));
         const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
-        for (const Waiter& entry : table<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
+        for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
             if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
             nb::dict item = describe(entry);
             item["alive"] = alive(entry.participant, entry.participant_token);
@@ -93,13 +104,13 @@ class SegmentView {
         sem_getvalue(&semaphore, &value);
         return value;
     }
-    // Bytes of a region as they stand now.
+    // Bytes of a region as they stand now: one that all have, or the table's (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
-        if (region >= first_region(config_, config_.lanes) || offset > kRegionSpan || count > kRegionSpan - offset)
+        if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
         check_occupied(count);
         nb::bytes out(nullptr, count);
-        read_exactly(region_offset(region) + offset, const_cast<char*>(out.c_str()), count);
+        read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
     }
 
@@ -114,15 +125,13 @@ class SegmentView {
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
-    struct SeenLane {
-        LaneState state;
-        bool in_operation;
-        std::vector<MemberState> members;
-        std::vector<std::optional<Dims>> shapes;
-    };
     struct Snapshot {
         Totals totals;
-        std::vector<SeenLane> lanes;
+        uint64_t generation;  // grows with every commit, of the round and of the table's lane
+        uint64_t reserved;  // by all lanes and members
+        LaneState lane;  // the table's
+        bool in_operation;
+        MemberState table;
     };
 
     nb::tuple held_by(int64_t byte) const {
@@ -148,15 +157,13 @@ class SegmentView {
             const auto header = whole_header();
             std::vector<unsigned char> states(bytes_of_states(config_));
             read_exactly(region_offset(kStatesRegion), states.data(), states.size());
-            std::optional<Snapshot> seen;
             try {
-                seen = interpret(*header, before, states);
+                const Snapshot seen = interpret(*header, before, states);
+                // Copies are overwritten only on the way to the generation after the next one.
+                if (generations() == before || attempt == kAttempts) return seen;
             } catch (const Error&) {
                 if (generations() == before || attempt == kAttempts) throw;
-                continue;
             }
-            // Copies are overwritten only on the way to the generation after the next one.
-            if (generations() == before || attempt == kAttempts) return std::move(*seen);
         }
     }
     // Of the round, then of each lane.
@@ -178,50 +185,56 @@ class SegmentView {
         Totals& sum = out.totals;
         sum.round = header.state[generations[0] & 1];
         Committed<RoundState>::verify(sum.round, generations[0]);
-        uint64_t claimed = 0;
         for (uint32_t i = 0; i < config_.lanes; ++i) {
             const auto* lane = reinterpret_cast<const LaneHeader*>(&states[i * bytes_of_lane(config_)]);
             const auto* members = reinterpret_cast<const MemberStates*>(lane + 1);
             const uint64_t generation = generations[i + 1];
-            SeenLane& seen = out.lanes.emplace_back();
-            seen.state = lane->state[generation & 1];
-            Committed<LaneState>::verify(seen.state, generation);
-            seen.in_operation = lane->journal.generation == generation + 1;
-            for (uint64_t bytes : seen.state.reserved) claimed += bytes;
+            const LaneState& state = lane->state[generation & 1];
+            Committed<LaneState>::verify(state, generation);
+            for (uint64_t bytes : state.reserved) out.reserved += bytes;
             for (uint32_t j = 0; j < specs_.size(); ++j) {
-                const MemberState& state = members[j].copies[current_copy(members[j], generation)];
-                verify(state, generation, specs_[j]);
-                for (uint64_t bytes : state.reserved) claimed += bytes;
-                const bool in_round = state.round == sum.round.round && state.count > 0;
-                if (in_round && j + 1 < specs_.size()) sum.rows += state.rows;
-                seen.members.push_back(state);
-                seen.shapes.push_back(in_round ? std::optional(shape(i, j, state)) : std::nullopt);
+                const MemberState& member = members[j].copies[current_copy(members[j], generation)];
+                verify(member, generation, specs_[j]);
+                for (uint64_t bytes : member.reserved) out.reserved += bytes;
+                if (member.round == sum.round.round && j + 1 < specs_.size()) sum.rows += member.rows;
+                if (i == lane_ && j == member_) out.table = member;
             }
-            sum.count += count_of(seen.state, sum.round);
-            sum.weight += weight_of(seen.state, sum.round);
-            sum.applied += seen.state.applied;
-            sum.dropped += seen.state.dropped;
-            sum.applied_bytes += seen.state.applied_bytes;
-            sum.recoveries += seen.state.recoveries;
+            if (i == lane_) {
+                out.lane = state;
+                out.generation = generations[0] + generation;
+                out.in_operation = lane->journal.generation == generation + 1;
+            }
+            sum.count += count_of(state, sum.round);
+            sum.weight += weight_of(state, sum.round);
+            sum.applied += state.applied;
+            sum.dropped += state.dropped;
+            sum.applied_bytes += state.applied_bytes;
+            sum.recoveries += state.recoveries;
         }
-        check_occupied(claimed);
+        check_occupied(out.reserved);
         return out;
     }
-    Dims shape(uint32_t lane, uint32_t member, const MemberState& state) const {
+    Dims shape(const MemberState& table) const {
         Shape stored{};
-        if (state.shape != kDeclaredShape)
-            read_exactly(region_offset(first_region(config_, lane) + kShapes) +
-                             (member * uint64_t{2} + state.shape) * sizeof(Shape),
+        if (table.shape != kDeclaredShape)
+            read_exactly(offset_of(kFixedRegions + kShapes) + (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);
-        return round_dims(&stored, specs_[member], state);
+        return round_dims(&stored, specs_[member_], table);
+    }
+    // Of a region as `read` counts them.
+    uint64_t offset_of(uint32_t region) const {
+        const uint32_t of_lane = kFixedRegions + kLaneRegions;
+        if (region >= kFixedRegions) region += lane_ * regions_of_lane(config_);
+        if (region >= of_lane + lane_ * regions_of_lane(config_)) region += member_ * kMemberRegions;
+        return region_offset(region);
     }
 
     std::vector<Participant> participants_table() const {
         const uint32_t top = header<uint32_t>(offsetof(Header, participants_top));
-        return table<Participant>(kParticipantsRegion, std::min(top, kMaxParticipants));
+        return entries_of<Participant>(kParticipantsRegion, std::min(top, kMaxParticipants));
     }
     template <class Entry>
-    std::vector<Entry> table(uint32_t region, uint32_t count) const {
+    std::vector<Entry> entries_of(uint32_t region, uint32_t count) const {
         std::vector<Entry> entries(count);
         read_exactly(region_offset(region), entries.data(), count * sizeof(Entry));
         return entries;
@@ -263,6 +276,8 @@ class SegmentView {
     std::shared_ptr<SegmentFile> file_;
     Config config_;
     MemberSpecs specs_;
+    uint32_t lane_ = 0;
+    uint32_t member_ = 0;
 };
 
 }  // namespace shmacc
