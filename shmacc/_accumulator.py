@@ -7,12 +7,11 @@ extension does the work under the lock, and its results become NumPy arrays (_re
 """
 
 import logging
-import threading
-import weakref
 from typing import Any, ClassVar, Self
 
 from shmacc import _arguments as arguments
 from shmacc import _core
+from shmacc import _exits as exits
 from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _segment as segment
@@ -30,20 +29,6 @@ NEVER_STALE: int = 2**63 - 1
 _logger = logging.getLogger("shmacc")
 
 
-def _finish(handle: _core.Handle) -> None:
-    if _daemons_outlive_the_interpreter():
-        handle.unlink_own_names()
-    else:
-        handle.close()
-
-
-def _daemons_outlive_the_interpreter() -> bool:
-    # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
-    # may crash on its traceback by then. The kernel is about to release everything anyway.
-    main = threading.main_thread()
-    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
-
-
 class AccumulatorRef:
     """The ``handle`` that raw ops take; keeps its accumulator open."""
 
@@ -56,7 +41,7 @@ class AccumulatorRef:
         return f"AccumulatorRef({self.accumulator!r})"
 
 
-class Accumulator:
+class Accumulator(exits.Owner):
     """The common base of accumulators, single ones and groups.
 
     Use as a context manager to close at the end of the block. Handles pickle: another process that
@@ -178,7 +163,7 @@ class Accumulator:
         self._segment_name = segment_name
         self._label = label
         self._owners = owners
-        self._finalizer = weakref.finalize(self, _finish, handle)
+        self._finalizer = exits.close_with(self, handle)
         config = handle.config()
         spec = Spec.of_config(config, handle.mode)
         if spec is None:
@@ -327,7 +312,7 @@ class Accumulator:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
         # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
         # be called again.
-        _finish(self._handle)
+        exits.finish(self._handle)
         self._finalizer.detach()
 
     def unlink(self) -> None:

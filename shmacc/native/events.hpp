@@ -22,7 +22,7 @@ class Events {
         for (const Event& event : header_.events)  // a sweep that died itself may have recorded it
             if (load(event.serial) != 0 && event.kind == kDied && event.token == token) return;
         const RoundState round = round_.snapshot();
-        write(kDied, process, round.step, round.takes, load_relaxed(process.applied) > 0);
+        write(kDied, process, round.step, round.takes, load_relaxed(process.applied_ns) != 0);
     }
 
     // With all lanes' locks: the deaths since the last take that no take has ended with; not again after this.

@@ -354,6 +354,8 @@ class Handle {
             segment.check_file();
             segment.now_attached();
         });
+        // After that: it runs Python.
+        if (!finalizing()) nb::module_::import_("shmacc._exits").attr("attached_in_child")(nb::find(this));
     }
     void claim(OpenSegment& segment) {
         const auto claimed = segment.claim();

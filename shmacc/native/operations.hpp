@@ -75,7 +75,10 @@ class Operations {
                     everywhere = true;
                     continue;
                 }
-                if (has_contributor(session, request, everywhere)) return true;
+                if (has_contributor(session, request, everywhere)) {
+                    note_applied(session, activity.entry(), request);
+                    return true;
+                }
                 const int64_t pending = session.pending();
                 const uint32_t head = segment_.living_head(session.lane_number());
                 const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
@@ -367,8 +370,10 @@ class Operations {
             throw;
         }
         session.commit();
-        Participant& entry = activity.entry();
-        entry.applied += static_cast<uint64_t>(request.count);
+        activity.entry().applied += static_cast<uint64_t>(request.count);
+        note_applied(session, activity.entry(), request);
+    }
+    static void note_applied(const ApplySession& session, Participant& entry, const ApplyRequest& request) {
         entry.applied_ns = wall_ns();
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
@@ -432,7 +437,7 @@ class Operations {
     }
 
     bool may_raise(const RoundState& round) {
-        const auto applied = [](const Participant& entry) { return load_relaxed(entry.applied) > 0; };
+        const auto applied = [](const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; };
         return segment_.events().has_deaths(round) || segment_.presence().any_dead(applied);
     }
     // A process that had applied was found dead since the last take: the wait of a take ends with that, once.
