@@ -7,6 +7,7 @@ extension does the work under the lock, and its results become NumPy arrays (_re
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from shmacc import _arguments as arguments
@@ -14,10 +15,11 @@ from shmacc import _core
 from shmacc import _exits as exits
 from shmacc import _layout as layout
 from shmacc import _names as names
+from shmacc import _saving as saving
 from shmacc import _segment as segment
 from shmacc import _taking as taking
 from shmacc._names import SegmentName
-from shmacc._records import IndexArray
+from shmacc._records import IndexArray, ValueArray
 from shmacc._segment import Owners
 from shmacc._spec import MemberSpec, Spec
 from shmacc._stats import Stats
@@ -295,6 +297,33 @@ class Accumulator(exits.Owner):
             self._handle, lambda place: place.contributors, partial=True
         )
         return contributors
+
+    def state(self) -> dict[str, ValueArray]:
+        """Return everything that is accumulated, and the step, as a dict of arrays for ``np.savez``.
+
+        Consumes nothing. In an open round it is that of the round.
+        """
+        members = self._spec.members
+        return taking.look(
+            self._handle, lambda place: saving.to_arrays(place, members), partial=True
+        )
+
+    def restore(self, state: Mapping[str, ValueArray]) -> None:
+        """Replace everything by what `state` returned, here or of an equal accumulator.
+
+        One commit, whoever is attached: sums, counts, contributors and step. What was accumulated
+        before is dropped, the step is open, and a round that is open ends. Counters go on counting.
+
+        Args:
+            state: The dict, or what ``np.load`` made of it.
+
+        Raises:
+            InvalidArgumentError: It is no state, or that of an accumulator with other members,
+                dtypes, shapes or reductions. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full. Nothing was changed.
+        """
+        parts, step, terms = saving.from_arrays(state, self._spec.members)
+        self._handle.restore(parts, step, terms)
 
     def unseal(self) -> None:
         """Accept gradients again after ``take_partial(seal=True)``, at the same step."""

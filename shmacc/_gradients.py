@@ -80,14 +80,22 @@ def partial_contributors(partial: Any) -> IndexArray | None:
     Raises:
         InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``.
     """
-    given = getattr(partial, "contributors", None)
+    return distinct(getattr(partial, "contributors", None), "partial.contributors")
+
+
+def distinct(given: Any, what: str) -> IndexArray | None:
+    """Return contributors in ascending order; None: there are none.
+
+    Raises:
+        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``.
+    """
     if given is None:
         return None
-    who = np.sort(index_array(given, "partial.contributors"), axis=None)
+    who = np.sort(index_array(given, what), axis=None)
     if not who.size:
         return None
     if int(who[0]) < 0 or np.any(who[1:] == who[:-1]):
-        raise InvalidArgumentError("partial.contributors must be distinct and not negative")
+        raise InvalidArgumentError(f"{what} must be distinct and not negative")
     return who
 
 

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmacc import _arguments as arguments
-from shmacc import _arrays as arrays
-from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc import _layout as layout
 from shmacc import _results as results
 from shmacc import _taking as taking
 from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
+from shmacc._member import Member
 from shmacc._records import GroupPartial, GroupTaken
 from shmacc._segment import Owners
 from shmacc._spec import MemberSpec, TensorSpec
@@ -19,10 +18,6 @@ from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 _LONGEST_NAME = 200
-
-_Part = tuple[Any, ...]
-"""What the extension takes of a member: its number, count, weight, indices or None, values,
-row_counts or None, the dims of a row or of the array, whether the indices ascend."""
 
 
 class AccumulatorGroup(Accumulator):
@@ -86,7 +81,7 @@ class AccumulatorGroup(Accumulator):
 
     def _adopted(self) -> None:
         self._members = {
-            spec.name: _Member(number, spec) for number, spec in enumerate(self._spec.members)
+            spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
         }
 
     def __repr__(self) -> str:
@@ -242,7 +237,7 @@ class AccumulatorGroup(Accumulator):
         """
         return taking.look(self._handle, self._taken, partial=False)
 
-    def _member(self, name: object) -> "_Member":
+    def _member(self, name: object) -> Member:
         member = self._members.get(name) if isinstance(name, str) else None
         if member is None:
             known = ", ".join(map(repr, list(self._members)[:8]))
@@ -255,81 +250,6 @@ class AccumulatorGroup(Accumulator):
 
     def _partial(self, place: TakenRound) -> GroupPartial:
         return results.group_partial(place, self._spec.members)
-
-
-class _Member:
-    """One member's checks: from what a user gives to what the extension takes."""
-
-    __slots__ = ("_dtype", "_number", "_plain_type", "_shape", "_sparse", "_spec")
-
-    def __init__(self, number: int, spec: MemberSpec) -> None:
-        self._number = number
-        self._spec = spec
-        self._sparse = spec.kind == "sparse"
-        self._dtype = spec.dtype
-        self._plain_type = spec.dtype.plain_type
-        self._shape = spec.shape
-
-    def tensor_spec(self) -> TensorSpec:
-        return self._spec.tensor_spec()
-
-    def part(self, value: Any, weight: int) -> _Part:
-        """Return a gradient of this member, checked."""
-        if self._sparse:
-            return self._rows(value, weight)
-        # A model has many dense members: those that need no conversion are not looked at twice.
-        if not (_core.is_plain(value, self._plain_type) and value.shape == self._shape):
-            value = arrays.values_array(value, self._dtype, "The gradient")
-            gradients.check_dense(value.shape, self._shape)
-        if weight != 1:
-            value = arrays.weighted(value, weight, "The gradient's values")
-        return self._number, 1, weight, None, value, None, value.shape, False
-
-    def _rows(self, value: Any, weight: int) -> _Part:
-        if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
-            grad_indices, grad_values = value
-            given = None
-        else:
-            gradients.check_has(
-                value, "(indices, values), or something like IndexedSlices,", "indices", "values"
-            )
-            grad_indices, grad_values = value.indices, value.values
-            given = gradients.given_shape(getattr(value, "dense_shape", None))
-        values = arrays.values_array(grad_values, self._dtype, "values")
-        indices = arrays.index_array(grad_indices, "indices")
-        ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
-        if weight != 1:
-            values = arrays.weighted(values, weight, "values")
-        return self._number, 1, weight, indices, values, None, values.shape[1:], ascending
-
-    def partial(self, partial: Any, count: int, weight: int) -> _Part:
-        """Return a partial's part of this member; the whole partial has `count` and `weight`."""
-        if self._sparse:
-            sums = gradients.sparse_sums(partial, self._dtype)
-            values = sums.values
-            ascending = gradients.check_rows(
-                sums.indices, values, sums.given, self._shape, repeats=False
-            )
-            dims = values.shape[1:]
-        else:
-            sums = gradients.dense_sums(partial, self._dtype)
-            values, ascending, dims = sums.values, False, sums.values.shape
-            gradients.check_dense(values.shape, self._shape)
-        if not (1 <= sums.count <= count and sums.weight <= weight):
-            raise InvalidArgumentError(
-                f"its count {sums.count} and weight {sums.weight} must be at least 1 and at most "
-                f"the partial's, {count} and {weight}"
-            )
-        return (
-            self._number,
-            sums.count,
-            sums.weight,
-            sums.indices,
-            values,
-            sums.row_counts,
-            dims,
-            ascending,
-        )
 
 
 def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:

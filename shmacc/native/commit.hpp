@@ -17,6 +17,11 @@
 //   Invariant: the current copy of a member is the one with the larger generation among those with at most the
 //              lane's. A copy with a greater generation is that of an operation that has not committed.
 //
+// One operation changes both: `restore` puts contents into the first lane, of a round that begins with them.
+// It holds all locks, and stores the RoundState first; that names the generation that the lane will have
+// (RoundState::needs). Until the lane's commit, which is the commit of both, the RoundState before it counts. If
+// the process dies in between, `settle` takes the generation back, before the lane may reach that number.
+//
 // Members' copies are written between `begin` and the commit only, over the ones that are not current. If the
 // operation dies there, its copies would become valid when the lane reaches their generation: `recover`, which
 // is the next to commit in the lane, clears them first.
@@ -102,7 +107,16 @@ namespace shmacc {
 template <class Record>
 class Committed {
   public:
-    Committed(uint64_t& generation, Record (&copies)[2]) : generation_(generation), copies_(copies) {}
+    // needed: the generation that a record may need (RoundState::needs).
+    Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
+        : generation_(generation), copies_(copies), needed_(needed) {}
+
+    // With one of the locks at least, before anything is committed: forgets a record that did not become valid.
+    // Who would commit the next one needs all locks, so several may do this at a time.
+    void settle() {
+        const uint64_t generation = load(generation_);
+        if (!is_valid(copies_[generation & 1])) store(generation_, generation - 1);
+    }
 
     // The committed record, for the owner of its lock (or locks).
     Record current() const {
@@ -115,11 +129,14 @@ class Committed {
     // The committed record without the lock, as it was at some instant during the call.
     Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
-            const uint64_t generation = load(generation_);
+            const uint64_t latest = load(generation_);
+            // Stays what it is as long as the latest generation does, but for `settle`.
+            const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();
             // The copy is overwritten only on the way to generation + 2.
-            if (load(generation_) == generation || attempt == kSnapshotAttempts) {
+            const uint64_t now = load(generation_);
+            if (now == latest || now == generation || attempt == kSnapshotAttempts) {
                 verify(record, generation);
                 return record;
             }
@@ -146,6 +163,13 @@ class Committed {
   private:
     static constexpr int kSnapshotAttempts = 1000000;
 
+    bool is_valid(const Record& record) const {
+        if constexpr (std::is_same_v<Record, RoundState>)
+            return load_relaxed(record.needs) <= load(*needed_);
+        else
+            return true;
+    }
+
     static bool in_range(const RoundState& state) { return state.sealed <= 1; }
     static bool in_range(const LaneState& state) {
         bool fits = state.count >= 0 && state.weight >= 0;
@@ -155,6 +179,7 @@ class Committed {
 
     uint64_t& generation_;
     Record (&copies_)[2];
+    const uint64_t* const needed_;
 };
 
 // Which of a member's copies is current at this generation of its lane.

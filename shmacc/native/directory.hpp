@@ -65,8 +65,8 @@ struct DirectoryEntry {
 };
 static_assert(sizeof(DirectoryEntry) % 8 == 0, "entries are whole words");
 
-constexpr uint64_t kMaxDirectory =
-    kMaxMembers * (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName);
+constexpr uint64_t kMaxDirectory = kMaxMembers *
+                                   (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName);
 
 inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     std::vector<uint64_t> words;
@@ -112,8 +112,9 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + entry.name_words)
             data_loss("its directory of members is out of range");
-        MemberSpec member{entry.kind,  entry.dtype,  entry.sum, entry.components, entry.reduction, {},
-                          entry.lowest, entry.highest, {}, {}};
+        MemberSpec member{
+            entry.kind,    entry.dtype, entry.sum, entry.components, entry.reduction, {}, entry.lowest,
+            entry.highest, {},          {}};
         if (known) {
             member.declared.emplace(rank);
             if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);

@@ -14,7 +14,9 @@ class Events {
   public:
     Events(Header& header, const Committed<RoundState>& round) : header_(header), round_(round) {}
 
-    void add(EventKind kind, const Participant& process, int64_t step) { write(kind, process, step, 0, false); }
+    void add(EventKind kind, const Participant& process, int64_t step) {
+        write(kind, process, step, 0, false);
+    }
 
     // A process was found dead. If it had applied, the takes that want to know are told once.
     void died(const Participant& process) {

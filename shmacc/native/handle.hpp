@@ -112,8 +112,8 @@ class Handle {
         const MemberSpec& spec = only(*segment, kSparse);
         ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), request.count, request.weight, indices,
-                                              values, counts, ascending);
+            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), request.count, request.weight,
+                                              indices, values, counts, ascending);
             Part* const part = &rows.part();
             return apply(*segment, &part, 1, request);
         });
@@ -124,7 +124,8 @@ class Handle {
         const MemberSpec& spec = only(*segment, kDense);
         ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), request.count, request.weight, values);
+            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), request.count, request.weight,
+                                                values);
             Part* const part = &array.part();
             return apply(*segment, &part, 1, request);
         });
@@ -134,15 +135,17 @@ class Handle {
     bool apply_group(const nb::list& parts, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
-        std::vector<std::unique_ptr<Incoming>> members;
-        std::vector<Part*> pointers;
-        members.reserve(parts.size());
-        pointers.reserve(parts.size());
-        for (const nb::handle part : parts) {
-            members.push_back(incoming(*segment->specs(), nb::borrow<nb::tuple>(part)));
-            pointers.push_back(&members.back()->part());
-        }
-        return apply(*segment, pointers.data(), pointers.size(), request);
+        return with_parts(*segment, parts, request,
+                          [&](Operations& operations) { return operations.apply(request); });
+    }
+    // parts, and terms, of all that is to be there.
+    void restore(const nb::list& parts, int64_t step, nb::handle terms) {
+        const OpenSegment::Use segment = attached();
+        ApplyRequest request = of_terms(step, terms);
+        with_parts(*segment, parts, request, [&](Operations& operations) {
+            operations.restore(request, step);
+            return true;
+        });
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
@@ -315,11 +318,29 @@ class Handle {
         return segment.specs()->front();
     }
     bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request) {
+        return with_parts(segment, parts, part_count, request,
+                          [&](Operations& operations) { return operations.apply(request); });
+    }
+    template <class Call>
+    bool with_parts(OpenSegment& segment, const nb::list& parts, ApplyRequest& request, Call call) {
+        std::vector<std::unique_ptr<Incoming>> members;
+        std::vector<Part*> pointers;
+        members.reserve(parts.size());
+        pointers.reserve(parts.size());
+        for (const nb::handle part : parts) {
+            members.push_back(incoming(*segment.specs(), nb::borrow<nb::tuple>(part)));
+            pointers.push_back(&members.back()->part());
+        }
+        return with_parts(segment, pointers.data(), pointers.size(), request, call);
+    }
+    template <class Call>
+    bool with_parts(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request,
+                    Call call) {
         request.parts = parts;
         request.part_count = part_count;
         WithoutGil released;
         for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
-        return run_in(segment, released, [&](Operations& operations) { return operations.apply(request); });
+        return run_in(segment, released, call);
     }
 
     OpenSegment::Use begin_take(int64_t num_required) {
@@ -334,8 +355,13 @@ class Handle {
     }
     void take(OpenSegment& segment, TakenRound& place, int64_t num_required, std::optional<double> timeout,
               bool hold, bool raise_deaths) {
-        const TakeRequest request{num_required,  deadline_after(timeout), !place.advances(), place.advances(),
-                                  place.seals(), hold, raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
+        const TakeRequest request{num_required,
+                                  deadline_after(timeout),
+                                  !place.advances(),
+                                  place.advances(),
+                                  place.seals(),
+                                  hold,
+                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
         run([&](Operations& operations) { operations.take(request, place.place(segment.specs())); });
     }
 

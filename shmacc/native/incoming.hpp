@@ -26,7 +26,8 @@ class IncomingRows : public Incoming {
             (counts_ && counts_->size() != keys_.size()))
             throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
         part_.emplace(member, std::move(dims), count, weight, keys_.data(), numbers_.data(),
-                      counts_ ? counts_->data() : nullptr, static_cast<uint32_t>(keys_.size()), width, ascending);
+                      counts_ ? counts_->data() : nullptr, static_cast<uint32_t>(keys_.size()), width,
+                      ascending);
     }
     Part& part() override { return *part_; }
 
@@ -89,8 +90,8 @@ inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tu
     return with_sum_type(spec.sum, [&](auto zero) -> std::unique_ptr<Incoming> {
         using T = decltype(zero);
         if (sparse)
-            return std::make_unique<IncomingRows<T>>(member, spec, std::move(dims), count, weight, part[3], part[4],
-                                                     part[5], nb::cast<bool>(part[7]));
+            return std::make_unique<IncomingRows<T>>(member, spec, std::move(dims), count, weight, part[3],
+                                                     part[4], part[5], nb::cast<bool>(part[7]));
         return std::make_unique<IncomingArray<T>>(member, spec, std::move(dims), count, weight, part[4]);
     });
 }

@@ -20,7 +20,8 @@ class Lane {
     // states: its part of the States region.
     Lane(std::shared_ptr<SegmentFile> file, const Config& config, const MemberSpecs& specs, uint32_t number,
          unsigned char* states)
-        : number_(number), specs_(specs), header_(*reinterpret_cast<LaneHeader*>(states)),
+        : number_(number), alone_(config.lanes == 1), specs_(specs),
+          header_(*reinterpret_cast<LaneHeader*>(states)),
           members_(reinterpret_cast<MemberStates*>(states + sizeof(LaneHeader))),
           mapping_(std::move(file), first_region(config, number), regions_of_lane(config)),
           hash_key_(config.hash_key), committed_(header_.generation, header_.state) {}
@@ -28,6 +29,7 @@ class Lane {
     void use(sem_t* semaphore) {
         lock_ = std::make_unique<Lock>(mapping_.file(), lane_byte(number_), semaphore, header_.fairness);
     }
+    bool is_the_only_one() const { return alone_; }
     bool lockable() const { return lock_ != nullptr; }
     Lock& lock() { return *lock_; }
     void after_fork_in_child() {
@@ -109,7 +111,8 @@ class Lane {
     // The lane has nothing of this round yet.
     void begin_round(LaneState& state, uint64_t round) {
         bool small = false;
-        for (uint32_t region : {kUndoLog, kUndoRows}) small |= is_large(state.reserved[region], state.needed[region]);
+        for (uint32_t region : {kUndoLog, kUndoRows})
+            small |= is_large(state.reserved[region], state.needed[region]);
         state.small_rounds = small ? state.small_rounds + round - state.round : 0;
         if (state.small_rounds >= kSmallRounds) {
             for (uint32_t region : {kUndoLog, kUndoRows})
@@ -154,6 +157,7 @@ class Lane {
     inline void put_back(LaneState& state, uint64_t records);
 
     const uint32_t number_;
+    const bool alone_;
     const MemberSpecs& specs_;
     LaneHeader& header_;
     MemberStates* const members_;
@@ -168,7 +172,8 @@ class Member {
   public:
     // As committed at `lane_state`, which outlives this.
     Member(Lane& lane, uint32_t number, LaneState& lane_state)
-        : lane_(&lane), lane_state_(&lane_state), number_(number), copy_(current_copy(lane.states(number), lane_state.generation)),
+        : lane_(&lane), lane_state_(&lane_state), number_(number),
+          copy_(current_copy(lane.states(number), lane_state.generation)),
           state(lane.states(number).copies[copy_]) {
         verify(state, lane_state.generation, spec());
         for (uint32_t region = 0; region < kMemberRegions; ++region)
@@ -316,8 +321,8 @@ inline void Lane::put_back(LaneState& state, uint64_t records) {
         const uint64_t bytes = record.slots * row_bytes;
         if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
         for (uint32_t j = 0; j < record.slots; ++j)
-            std::memcpy(&table[record.first_slot + j].contributions, log + sizeof record + j * sizeof(int64_t),
-                        sizeof(int64_t));
+            std::memcpy(&table[record.first_slot + j].contributions,
+                        log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
         std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
         log += log_bytes;
         log_left -= log_bytes;

@@ -99,7 +99,10 @@ constexpr uint32_t kMaxWaiters = 4096;
 
 // Of a segment; a member is sparse or dense.
 enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4 };
-constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"}, {kGroup, "group"}, {kArrays, "arrays"}};
+constexpr Named kKindNames[] = {{kSparse, "sparse"},
+                                {kDense, "dense"},
+                                {kGroup, "group"},
+                                {kArrays, "arrays"}};
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // The types of sums. Half types sum in float, integers in 64 bits, complex ones as pairs.
@@ -205,6 +208,7 @@ struct RoundState {
     uint64_t takes;  // takes that returned a result, ever
     uint64_t opened;  // rounds that were opened, ever
     uint64_t spread;  // in this round contributors may be in other lanes than their own
+    uint64_t needs;  // the record is valid from this generation of the first lane on
     RoundHolder holder;
     uint64_t checksum;
 };
@@ -278,7 +282,8 @@ struct Fairness {
 // What happened that somebody may ask about later. The last kEvents are kept.
 enum EventKind : uint32_t { kNoEvent, kDied, kRecovered, kCancelled, kSealed, kEventKinds };
 constexpr Named kEventNames[] = {
-    {kNoEvent, ""}, {kDied, "died"}, {kRecovered, "recovered"}, {kCancelled, "cancelled"}, {kSealed, "sealed"},
+    {kNoEvent, ""},      {kDied, "died"}, {kRecovered, "recovered"}, {kCancelled, "cancelled"},
+    {kSealed, "sealed"},
 };
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
 struct Event {

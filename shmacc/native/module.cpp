@@ -16,16 +16,11 @@ nb::object give_to_python(std::unique_ptr<T> made) {
 
 // (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as _segment.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
-    MemberSpec spec{nb::cast<uint32_t>(given[1]),
-                    nb::cast<uint32_t>(given[2]),
-                    nb::cast<uint32_t>(given[3]),
-                    nb::cast<uint32_t>(given[4]),
-                    nb::cast<uint32_t>(given[5]),
-                    nb::cast<std::optional<Dims>>(given[6]),
-                    nb::cast<int64_t>(given[7]),
-                    nb::cast<uint64_t>(given[8]),
-                    nb::cast<std::string>(given[0]),
-                    {}};
+    MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
+                    nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
+                    nb::cast<uint32_t>(given[5]),    nb::cast<std::optional<Dims>>(given[6]),
+                    nb::cast<int64_t>(given[7]),     nb::cast<uint64_t>(given[8]),
+                    nb::cast<std::string>(given[0]), {}};
     if (spec.name.size() > kMaxMemberName)
         throw Error(Failure::kInvalidArgument, "A member's name is too long");
     if (spec.declared && spec.declared->size() > kMaxRank)
@@ -97,13 +92,15 @@ nb::tuple open_found(const std::string& path, SegmentFile::Access access, const 
 
 nb::tuple open_segment(const std::string& path, const Owners& owners) {
     return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
-        return give_to_python(std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
+        return give_to_python(
+            std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
     });
 }
 
 nb::tuple view_segment(const std::string& path) {
     return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
-        return give_to_python(std::make_unique<SegmentView>(std::move(opened.file), opened.config, std::move(opened.specs)));
+        return give_to_python(
+            std::make_unique<SegmentView>(std::move(opened.file), opened.config, std::move(opened.specs)));
     });
 }
 
@@ -143,10 +140,9 @@ void export_layout(nb::module_& m) {
 // In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
 // Python code.
 constexpr const char* kErrorNames[] = {
-    "InvalidArgumentError",  "DeadlineExceededError",   "CancelledError",
-    "NotFoundError",         "FailedPreconditionError", "ResourceExhaustedError",
-    "PermissionDeniedError", "OutOfRangeError",         "DataLossError",
-    "AlreadyExistsError",    "WorkerDiedError",
+    "InvalidArgumentError",    "DeadlineExceededError",  "CancelledError",        "NotFoundError",
+    "FailedPreconditionError", "ResourceExhaustedError", "PermissionDeniedError", "OutOfRangeError",
+    "DataLossError",           "AlreadyExistsError",     "WorkerDiedError",
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
@@ -214,6 +210,7 @@ NB_MODULE(_core, m) {
              nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"),
              nb::arg("terms").none())
+        .def("restore", &Handle::restore, nb::arg("parts"), nb::arg("step"), nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
              nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
@@ -259,8 +256,8 @@ NB_MODULE(_core, m) {
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
-          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
-          nb::arg("hash_key"), nb::arg("mode"));
+          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"), nb::arg("hash_key"),
+          nb::arg("mode"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();

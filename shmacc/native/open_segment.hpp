@@ -42,11 +42,13 @@ class OpenSegment {
         : config_(config), specs_(std::make_shared<const MemberSpecs>(std::move(specs))),
           mapping_(std::make_unique<Mapping>(file, 0, kFixedRegions)),
           header_(*reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
-          round_(header_.generation, header_.state), events_(header_, round_), presence_(*mapping_, header_),
+          states_(mapping_->at_least(kStatesRegion, bytes_of_states(config_))),
+          round_(header_.generation, header_.state, &reinterpret_cast<LaneHeader*>(states_)->generation),
+          events_(header_, round_), presence_(*mapping_, header_),
           wait_queue_(*mapping_, header_, presence_, events_), known_heads_(config.lanes) {
-        unsigned char* states = mapping_->at_least(kStatesRegion, bytes_of_states(config_));
         for (uint32_t i = 0; i < config_.lanes; ++i)
-            lanes_.push_back(std::make_unique<Lane>(file, config_, *specs_, i, states + i * bytes_of_lane(config_)));
+            lanes_.push_back(
+                std::make_unique<Lane>(file, config_, *specs_, i, states_ + i * bytes_of_lane(config_)));
     }
 
     OpenSegment(const OpenSegment&) = delete;
@@ -203,6 +205,7 @@ class OpenSegment {
     const std::shared_ptr<const MemberSpecs> specs_;
     std::unique_ptr<Mapping> mapping_;
     Header& header_;
+    unsigned char* const states_;
     Committed<RoundState> round_;
     Events events_;
     Presence presence_;

@@ -61,10 +61,9 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
     if (config.version != kVersion) return Found::kOtherVersion;
     if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
-    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes ||
-        config.kind < kSparse || config.kind > kArrays || config.mode > 0777 || config.reduction < kMean ||
-        config.reduction > kCmean || config.capacity < 1 || config.directory_bytes > kMaxDirectory ||
-        config.directory_bytes % 8 != 0)
+    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes || config.kind < kSparse ||
+        config.kind > kArrays || config.mode > 0777 || config.reduction < kMean || config.reduction > kCmean ||
+        config.capacity < 1 || config.directory_bytes > kMaxDirectory || config.directory_bytes % 8 != 0)
         data_loss("its configuration is out of range");
     if (size != file_size(config)) data_loss("its file was truncated");
     bool name = config.name_length >= 1 && config.name_length <= kMaxName;
@@ -153,7 +152,8 @@ inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, cons
     reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
     if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
 
-    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode, file->status().st_uid);
+    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode,
+                                                       file->status().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
     bool named = false;
     try {

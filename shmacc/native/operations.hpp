@@ -57,8 +57,8 @@ class Operations {
         HeadGrace grace;
         for (bool everywhere = contributors_everywhere(request);;) {
             activity.now(kWaitsForLock);
-            ApplySession session(segment_, contributor_of(request), everywhere, lock_deadline(request.deadline),
-                                 interruption_);
+            ApplySession session(segment_, contributor_of(request), everywhere,
+                                 lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded();
             activity.now(kApplies);
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
@@ -71,7 +71,7 @@ class Operations {
             Activity what = kWaitsForRound;
             int64_t until = kForever;
             if (!open) {
-                if (!everywhere && must_look_everywhere(session, request)) {
+                if (!everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request)) {
                     everywhere = true;
                     continue;
                 }
@@ -89,7 +89,11 @@ class Operations {
                     what = kWaitsForHead;
                     until = grace.until();
                 } else {
-                    put_in(session, activity, request, everywhere);
+                    put_in(session, request, [&] {
+                        if (request.partial) spread_contributors(session);
+                    });
+                    activity.entry().applied += static_cast<uint64_t>(request.count);
+                    note_applied(session, activity.entry(), request);
                     wake_head_if_reached(session, head, pending + request.count);
                     return true;
                 }
@@ -233,6 +237,27 @@ class Operations {
         commit(session);
     }
 
+    // Everything that is there is replaced by the request's parts, of a round at this step. If a round is open, this
+    // ends it.
+    void restore(const ApplyRequest& request, int64_t step) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ApplySession session(segment_, std::nullopt, true, kForever, interruption_);
+        activity.now(kApplies);
+        RoundState& round = session.round;
+        round.discarded += static_cast<uint64_t>(session.pending());
+        round.step = step;
+        round.sealed = 0;
+        round.holder = {};
+        round.spread = ++round.round;
+        put_in(session, request, [&] {
+            round.needs = session.state.generation + 1;
+            segment_.round().commit(round);
+        });
+        session.release();
+        segment_.wait_queue().announce_progress();
+        segment_.wait_queue().wake_head();
+    }
+
     // What a take would give now, of all that is there; consumes nothing and waits for nobody but the lock.
     RoundCopy look(bool partial) {
         ActivityScope activity(segment_, kWaitsForLock);
@@ -251,9 +276,9 @@ class Operations {
             if (!dropped_before) dropped_before = totals(segment_).dropped;
             if (past(deadline)) {
                 const Totals now = totals(segment_);
-                deadline_exceeded("The global step is still " + std::to_string(now.round.step) + ", not past " +
-                                      std::to_string(after) + "; " + std::to_string(now.count) +
-                                      " gradients had arrived",
+                deadline_exceeded("The global step is still " + std::to_string(now.round.step) +
+                                      ", not past " + std::to_string(after) + "; " +
+                                      std::to_string(now.count) + " gradients had arrived",
                                   now, dropped_before);
             }
             futex_wait(segment_.wait_queue().progress_word(), seen, deadline, slices.now());
@@ -285,11 +310,11 @@ class Operations {
     }
     [[noreturn]] void apply_deadline_exceeded() {
         const Totals now = totals(segment_);
-        throw Error(Failure::kDeadlineExceeded,
-                    "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
-                        std::to_string(now.count) + " gradients are pending at step " +
-                        std::to_string(now.round.step),
-                    {{"accumulated", now.count}, {"step", now.round.step}});
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
+                std::to_string(now.count) + " gradients are pending at step " + std::to_string(now.round.step),
+            {{"accumulated", now.count}, {"step", now.round.step}});
     }
 
     // Whether a living process has the round open. A process that is proved dead has given it up: the step is open
@@ -326,8 +351,17 @@ class Operations {
         if (request.partial || request.contributors.empty()) return std::nullopt;
         return request.contributors.front();
     }
-    static bool must_look_everywhere(const ApplySession& session, const ApplyRequest& request) {
-        return !request.contributors.empty() && session.round.spread == session.round.round;
+    // Whether another lane may have what this gradient must be compared with: its contributor; or the shape of the
+    // round, if it is the lane's first gradient of a shape that is not the declared one.
+    bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
+        if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
+        for (size_t i = 0; i < request.part_count; ++i) {
+            const Part& part = *request.parts[i];
+            if (part.dims() == (*segment_.specs())[part.member()].round) continue;
+            const MemberState& now = session.lane().current(part.member(), session.state);
+            if (now.round != session.round.round || now.count == 0) return true;
+        }
+        return false;
     }
     bool has_contributor(ApplySession& session, const ApplyRequest& request, bool everywhere) {
         if (request.contributors.empty()) return false;
@@ -351,8 +385,9 @@ class Operations {
         return pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // All of the gradient, or, if this throws, nothing.
-    void put_in(ApplySession& session, ActivityScope& activity, const ApplyRequest& request, bool everywhere) {
+    // All of the gradient, or, if this throws, nothing. before_commit: no exception leaves it.
+    template <class Before>
+    void put_in(ApplySession& session, const ApplyRequest& request, Before before_commit) {
         LaneState& state = session.state;
         session.begin_round();
         if (__builtin_add_overflow(state.count, request.count, &state.count) ||
@@ -361,17 +396,18 @@ class Operations {
             throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
         try {
             add_parts(session, request);
-            if (everywhere && session.round.spread != session.round.round) {
-                session.round.spread = session.round.round;
-                segment_.round().commit(session.round);
-            }
         } catch (...) {
             session.roll_back();
             throw;
         }
+        before_commit();
         session.commit();
-        activity.entry().applied += static_cast<uint64_t>(request.count);
-        note_applied(session, activity.entry(), request);
+    }
+    // From here on this round's contributors are looked for in all lanes. (The gradient itself may not get in.)
+    void spread_contributors(ApplySession& session) {
+        if (session.round.spread == session.round.round) return;
+        session.round.spread = session.round.round;
+        segment_.round().commit(session.round);
     }
     static void note_applied(const ApplySession& session, Participant& entry, const ApplyRequest& request) {
         entry.applied_ns = wall_ns();
@@ -399,9 +435,10 @@ class Operations {
         of_each(request, [&](Part& part) { part.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);
     }
-    static void prepare(ApplySession& session, Part& part, Part::Need& need) {
+    void prepare(ApplySession& session, Part& part, Part::Need& need) {
         Member& member = session.member(part.member());
         check_shape(member, part.dims());
+        if (session.everywhere()) check_other_lanes(session, part);
         if (member.state.count == 0) start_round(member, part.dims());
         member.state.count += part.count();  // at most the lane's, as is the weight
         member.state.weight += part.weight();
@@ -410,6 +447,14 @@ class Operations {
         need.undo_rows += more.undo_rows;
         need.undo_bytes += more.undo_bytes + kUndoAlign;
         session.state.applied_bytes += part.bytes();
+    }
+    void check_other_lanes(const ApplySession& session, const Part& part) {
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
+            if (i == session.lane_number()) continue;
+            LaneState state = segment_.lanes()[i]->recovered();
+            Member other(*segment_.lanes()[i], part.member(), state);
+            if (other.state.round == session.round.round) check_shape(other, part.dims());
+        }
     }
     // An error of a group's member names it.
     template <class Act>

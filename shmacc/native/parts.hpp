@@ -47,8 +47,8 @@ class SparsePart : public Part {
     // counts: as for Gradient. All arrays must outlive this.
     SparsePart(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
                const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
-        : Part(member, std::move(dims), count, weight), keys_(keys), values_(values), counts_(counts), rows_(rows),
-          width_(width), ascending_(ascending) {}
+        : Part(member, std::move(dims), count, weight), keys_(keys), values_(values), counts_(counts),
+          rows_(rows), width_(width), ascending_(ascending) {}
 
     uint64_t bytes() const override { return rows_ * width_ * sizeof(T); }
     void sort() override { gradient_.emplace(keys_, values_, counts_, weight(), rows_, width_, ascending_); }

@@ -91,10 +91,9 @@ inline void check_shape(Member& member, const Dims& dims) {
                                                    std::to_string(dims.size() + 1));
     for (size_t i = 0; i < dims.size(); ++i)
         if (dims[i] != round[i])
-            throw Error(Failure::kInvalidArgument, "Shape mismatch: expected values dim " +
-                                                       std::to_string(i + 1) + " to be " +
-                                                       std::to_string(round[i]) + ", got " +
-                                                       std::to_string(dims[i]));
+            throw Error(Failure::kInvalidArgument,
+                        "Shape mismatch: expected values dim " + std::to_string(i + 1) + " to be " +
+                            std::to_string(round[i]) + ", got " + std::to_string(dims[i]));
 }
 
 // How a take reduces, and the range that results must fit.

@@ -118,7 +118,8 @@ class Tables {
             const Slot* table = part.array<Slot>(kSlots, part.state.rows);
             for (uint64_t i = 0; i < part.state.rows; ++i) keys.push_back(table[i].row);
         }
-        if (total_ > kMaxRows) throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
+        if (total_ > kMaxRows)
+            throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
         order_ = ascending_order(keys.data(), static_cast<uint32_t>(total_));  // of equal rows, in order of lane
         for (uint64_t i = 0; i < total_; ++i) distinct_ += i == 0 || keys[order_[i]] != keys[order_[i - 1]];
     }
@@ -140,8 +141,8 @@ class RoundCopy {
   public:
     // heads: the round is another take's, so this one gets nothing.
     RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
-        : taken{0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads),
-          round_(session.state.round), applied_(session.applied()) {
+        : taken{0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads), round_(session.state.round),
+          applied_(session.applied()) {
         if (heads || session.count() == 0) return;
         taken.count = session.count();
         taken.weight = session.weight();
@@ -186,7 +187,8 @@ class RoundCopy {
         for (const Member& part : parts) {
             count += part.state.count;
             weight += part.state.weight;
-            if (part.state.row_elements != parts[0].state.row_elements) data_loss("its lanes' shapes disagree");
+            if (part.state.row_elements != parts[0].state.row_elements)
+                data_loss("its lanes' shapes disagree");
         }
         if (weight <= 0 || taken.weight < weight) data_loss("its weights disagree");
         const Member& first = parts[0];
@@ -208,9 +210,9 @@ class RoundCopy {
         }
         reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
         const T* sums = Buffer<T>(parts[0]).sums();  // proved before anything is allocated
-        TakenMember& out = taken.members.emplace_back(
-            TakenMember{first.number(), count, weight, round_dims(parts[0]), 0, Output(0),
-                        Output(first.row_bytes()), Output(0)});
+        TakenMember& out = taken.members.emplace_back(TakenMember{first.number(), count, weight,
+                                                                  round_dims(parts[0]), 0, Output(0),
+                                                                  Output(first.row_bytes()), Output(0)});
         auto* values = static_cast<T*>(out.values.get());
         const uint64_t elements = first.state.row_elements;
         if (parts.size() == 1) return reduce_into(values, sums, elements, reduce.divisor, reduce);

@@ -12,8 +12,7 @@ namespace shmacc {
 template <class T>
 class Rows {
   public:
-    explicit Rows(Member& member)
-        : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
+    explicit Rows(Member& member) : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
 
     // The slots that a gradient's rows have.
     struct Found {
@@ -175,8 +174,7 @@ class Rows {
 
     Slot* table(uint64_t rows) { return member_.array<Slot>(kSlots, rows); }
     Index current_index() {
-        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index),
-                                           state_.index_buckets),
+        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index), state_.index_buckets),
                      state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
     }
 

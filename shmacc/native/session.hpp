@@ -122,9 +122,10 @@ class ApplySession {
     // locks.
     ApplySession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                  Interruption& interruption)
-        : segment_(segment), locks_(segment) {
+        : segment_(segment), locks_(segment), everywhere_(everywhere) {
         if (!acquire(contributor, everywhere, deadline, interruption)) return;
         try {
+            segment.round().settle();  // before the lane's generation may move on
             round = segment.round().current();
             state = before = lane().recovered();
         } catch (...) {
@@ -134,6 +135,7 @@ class ApplySession {
     }
 
     bool held() const { return locks_.held(); }
+    bool everywhere() const { return everywhere_; }
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
@@ -178,10 +180,9 @@ class ApplySession {
     bool acquire(std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                  Interruption& interruption) {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
+        if (contributor) lane_ = static_cast<uint32_t>(*contributor % lanes);
         if (everywhere) return locks_.acquire_all(deadline, interruption);
-        if (contributor) {
-            lane_ = static_cast<uint32_t>(*contributor % lanes);
-        } else if (lanes > 1) {
+        if (!contributor && lanes > 1) {
             lane_ = segment_.last_lane();
             for (uint32_t i = 0; i < lanes; ++i) {
                 const uint32_t lane = (lane_ + i) % lanes;
@@ -195,6 +196,7 @@ class ApplySession {
 
     OpenSegment& segment_;
     HeldLocks locks_;
+    const bool everywhere_;
     uint32_t lane_ = 0;
     std::vector<Member> members_;
 };
@@ -214,6 +216,7 @@ class RoundSession {
         : segment_(segment), locks_(segment) {
         if (!locks_.acquire_all(deadline, interruption)) return;
         try {
+            segment.round().settle();
             state = segment.round().current();
             lanes_.reserve(segment.lanes().size());
             for (const auto& lane : segment.lanes()) lanes_.push_back(lane->recovered());
@@ -224,18 +227,27 @@ class RoundSession {
     }
 
     bool held() const { return locks_.held(); }
-    int64_t count() const { return sum_of([this](const LaneState& lane) { return count_of(lane, state); }); }
-    int64_t weight() const { return sum_of([this](const LaneState& lane) { return weight_of(lane, state); }); }
+    int64_t count() const {
+        return sum_of([this](const LaneState& lane) { return count_of(lane, state); });
+    }
+    int64_t weight() const {
+        return sum_of([this](const LaneState& lane) { return weight_of(lane, state); });
+    }
     // Ever.
-    uint64_t applied() const { return sum_of([](const LaneState& lane) { return lane.applied; }); }
-    uint64_t dropped() const { return sum_of([](const LaneState& lane) { return lane.dropped; }); }
+    uint64_t applied() const {
+        return sum_of([](const LaneState& lane) { return lane.applied; });
+    }
+    uint64_t dropped() const {
+        return sum_of([](const LaneState& lane) { return lane.dropped; });
+    }
 
     // What the lanes have of a member in this round, in order of lane.
     std::vector<Member> parts(uint32_t number) {
         std::vector<Member> parts;
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Member member(*segment_.lanes()[i], number, lanes_[i]);
-            if (member.state.round == state.round && member.state.count > 0) parts.push_back(std::move(member));
+            if (member.state.round == state.round && member.state.count > 0)
+                parts.push_back(std::move(member));
         }
         return parts;
     }

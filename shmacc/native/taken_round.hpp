@@ -50,7 +50,8 @@ class TakenRound {
         return members;
     }
     const nb::object& indices(uint32_t i) {
-        return once(i, &Arrays::indices, [&](TakenMember& member) { return row_numbers(member.indices, member); });
+        return once(i, &Arrays::indices,
+                    [&](TakenMember& member) { return row_numbers(member.indices, member); });
     }
     const nb::object& row_counts(uint32_t i) {
         return once(i, &Arrays::row_counts,

@@ -33,7 +33,8 @@ class SegmentView {
     nb::dict config() const {
         nb::dict out = describe(config_, specs_);
         const nb::dict member = describe(specs_[member_]);
-        for (const char* key : {"dtype", "sum", "components", "reduction", "declared"}) out[key] = member[key];
+        for (const char* key : {"dtype", "sum", "components", "reduction", "declared"})
+            out[key] = member[key];
         out["member_kind"] = member["kind"];
         out["member"] = member["name"];
         return out;
@@ -184,7 +185,12 @@ class SegmentView {
         Snapshot out{};
         Totals& sum = out.totals;
         sum.round = header.state[generations[0] & 1];
-        Committed<RoundState>::verify(sum.round, generations[0]);
+        if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)
+            sum.round = header.state[(generations[0] - 1) & 1];
+            Committed<RoundState>::verify(sum.round, generations[0] - 1);
+        } else {
+            Committed<RoundState>::verify(sum.round, generations[0]);
+        }
         for (uint32_t i = 0; i < config_.lanes; ++i) {
             const auto* lane = reinterpret_cast<const LaneHeader*>(&states[i * bytes_of_lane(config_)]);
             const auto* members = reinterpret_cast<const MemberStates*>(lane + 1);
@@ -217,7 +223,8 @@ class SegmentView {
     Dims shape(const MemberState& table) const {
         Shape stored{};
         if (table.shape != kDeclaredShape)
-            read_exactly(offset_of(kFixedRegions + kShapes) + (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
+            read_exactly(offset_of(kFixedRegions + kShapes) +
+                             (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);
         return round_dims(&stored, specs_[member_], table);
     }
