@@ -299,7 +299,7 @@ class Accumulator(exits.Owner):
         return contributors
 
     def state(self) -> dict[str, ValueArray]:
-        """Return everything that is accumulated, and the step, as a dict of arrays for ``np.savez``.
+        """Return everything accumulated, and the step, as a dict of arrays for ``np.savez``.
 
         Consumes nothing. In an open round it is that of the round.
         """

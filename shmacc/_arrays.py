@@ -80,11 +80,12 @@ def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
                 raise OutOfRangeError(
                     f"{what} times their weight, {weight}, do not fit 64 bits; nothing was added"
                 )
-            return values * values.dtype.type(weight)
-        if weight <= _EXACT_IN_FLOAT32:
-            return values * values.dtype.type(weight)
-        wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
-        return (wide * wide.dtype.type(weight)).astype(values.dtype)  # rounded once
+        if values.dtype.kind in "fc" and weight > _EXACT_IN_FLOAT32:  # rounded once
+            wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
+            product: ValueArray = np.multiply(wide, weight).astype(values.dtype)
+        else:
+            product = np.multiply(values, values.dtype.type(weight))
+        return product
     except MemoryError as error:
         raise _too_large(values, what) from error
 

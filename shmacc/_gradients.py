@@ -31,6 +31,11 @@ class Sums:
     row_counts: IndexArray | None = None
     given: tuple[int, ...] | None = None
 
+    def rows(self) -> IndexArray:
+        """Return the indices of a sparse member's."""
+        assert self.indices is not None  # noqa: S101
+        return self.indices
+
 
 def sparse_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a sparse member's partial.

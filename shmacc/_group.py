@@ -163,7 +163,7 @@ class AccumulatorGroup(Accumulator):
             already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
-        if type(partial) is GroupTaken:
+        if isinstance(partial, GroupTaken):
             raise InvalidArgumentError(
                 "A partial was expected, but this GroupTaken is the result of a take, which is "
                 "reduced already; take_partial hands out sums"

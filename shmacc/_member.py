@@ -1,4 +1,4 @@
-"""A member's gradients, and its part of partials and saved states, on their way to the extension."""
+"""A member's part of gradients, partials and saved states, on its way to the extension."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ class Member:
             sums = gradients.sparse_sums(partial, self._dtype)
             values = sums.values
             ascending = gradients.check_rows(
-                sums.indices, values, sums.given, self._shape, repeats=False
+                sums.rows(), values, sums.given, self._shape, repeats=False
             )
             dims = values.shape[1:]
         else:

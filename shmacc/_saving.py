@@ -1,7 +1,7 @@
 """An accumulator's whole content as a plain dict of arrays, for ``np.savez``, and back.
 
-``members`` and ``specs`` say what it is of; ``step``, ``count``, ``weight`` and ``contributors`` are
-the round's; and for the member of number i that gradients have touched, ``i.values`` (sums),
+``members`` and ``specs`` say what it is of; ``step``, ``count``, ``weight`` and ``contributors``
+are the round's; and for the member of number i that gradients have touched, ``i.values`` (sums),
 ``i.count``, ``i.weight``, and of a sparse one ``i.indices``, ``i.row_counts``, ``i.shape``.
 """
 

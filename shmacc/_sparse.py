@@ -165,7 +165,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
         terms = sums.count, sums.weight, who, seconds
-        return self._add(sums.indices, sums.values, sums.given, sums.row_counts, step, terms)
+        return self._add(sums.rows(), sums.values, sums.given, sums.row_counts, step, terms)
 
     def _add(
         self,

@@ -14,6 +14,7 @@ from shmacc import _lookup as lookup
 from shmacc import sparse
 from shmacc._accumulator import Accumulator, AccumulatorRef
 from shmacc._records import SparseGradient, ValueArray
+from shmacc._single import SingleAccumulator
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [
@@ -57,7 +58,7 @@ def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> A
     return accumulator.take_grad(num_required)
 
 
-def _check_dtype(accumulator: Accumulator, dtype: Any) -> None:
+def _check_dtype(accumulator: SingleAccumulator, dtype: Any) -> None:
     asked = dtypes.resolve(dtype).numpy
     if asked != accumulator.dtype:
         raise InvalidArgumentError(

@@ -58,7 +58,7 @@ class LockView:
 
     def held(self) -> bool:
         """At this instant."""
-        return bool(self._view.lock_state()[0])
+        return bool(self._view.lock_state(0)[0])
 
     def close(self) -> None:
         """Look no more."""
