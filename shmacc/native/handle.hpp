@@ -31,17 +31,18 @@ class Handle {
         const Handle& handle_;
     };
 
-    template <class Call>
+    // Act: Apply, Take or Step.
+    template <class Act, class Call>
     auto run(Call call) {
         const OpenSegment::Use segment = attached();
         WithoutGil released;
-        return run_in(*segment, released, call);
+        return run_in<Act>(*segment, released, call);
     }
-    template <class Call>
+    template <class Act, class Call>
     auto run_in(OpenSegment& segment, WithoutGil& released, Call call) {
         Waiting waiting(released, *this);
-        Operations operations(segment, waiting);
-        return call(operations);
+        Act act(segment, waiting);
+        return call(act);
     }
 
   public:
@@ -135,21 +136,20 @@ class Handle {
     bool apply_group(const nb::list& parts, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
-        return with_parts(*segment, parts, request,
-                          [&](Operations& operations) { return operations.apply(request); });
+        return with_parts(*segment, parts, request, [&](Apply& act) { return act.apply(request); });
     }
     // parts, and terms, of all that is to be there.
     void restore(const nb::list& parts, int64_t step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(step, terms);
-        with_parts(*segment, parts, request, [&](Operations& operations) {
-            operations.restore(request, step);
+        with_parts(*segment, parts, request, [&](Apply& act) {
+            act.restore(request, step);
             return true;
         });
     }
 
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
-        return run([&](Operations& operations) { return operations.drop_if_stale(local_step, gradients); });
+        return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients); });
     }
 
     // What was taken is in `place`. For what a function returns is lost if a signal handler raises right after the
@@ -183,34 +183,33 @@ class Handle {
     void look(TakenRound& place) {
         const OpenSegment::Use segment = attached();
         need_numpy();
-        run([&](Operations& operations) {
-            place.place(segment->specs()) = std::move(operations.look(!place.advances()).taken);
-        });
+        run<Take>(
+            [&](Take& act) { place.place(segment->specs()) = std::move(act.look(!place.advances()).taken); });
     }
     // Whether the round was still open. An error leaves it so: it can be tried again.
     bool close_round(uint64_t serial, bool consume) {
         segment();
         if (!rounds_.has(serial)) return false;
-        const bool ended = run([&](Operations& operations) { return operations.close_round(serial, consume); });
+        const bool ended = run<Take>([&](Take& act) { return act.close_round(serial, consume); });
         rounds_.remove(serial);
         return ended;
     }
 
     int64_t set_step(int64_t step) {
-        return run([&](Operations& operations) { return operations.set_step(step); });
+        return run<Step>([&](Step& act) { return act.set_step(step); });
     }
     int64_t advance_step(int64_t step) {
-        return run([&](Operations& operations) { return operations.advance_step(step); });
+        return run<Step>([&](Step& act) { return act.advance_step(step); });
     }
     void unseal() {
-        run([&](Operations& operations) {
-            operations.unseal();
+        run<Step>([&](Step& act) {
+            act.unseal();
             return true;
         });
     }
     int64_t wait_step(int64_t after, std::optional<double> timeout) {
         int64_t deadline = deadline_after(timeout);
-        return run([&](Operations& operations) { return operations.wait_step(after, deadline); });
+        return run<Step>([&](Step& act) { return act.wait_step(after, deadline); });
     }
     // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
     void cancel() {
@@ -318,8 +317,7 @@ class Handle {
         return segment.specs()->front();
     }
     bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request) {
-        return with_parts(segment, parts, part_count, request,
-                          [&](Operations& operations) { return operations.apply(request); });
+        return with_parts(segment, parts, part_count, request, [&](Apply& act) { return act.apply(request); });
     }
     template <class Call>
     bool with_parts(OpenSegment& segment, const nb::list& parts, ApplyRequest& request, Call call) {
@@ -340,7 +338,7 @@ class Handle {
         request.part_count = part_count;
         WithoutGil released;
         for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
-        return run_in(segment, released, call);
+        return run_in<Apply>(segment, released, call);
     }
 
     OpenSegment::Use begin_take(int64_t num_required) {
@@ -362,7 +360,7 @@ class Handle {
                                   place.seals(),
                                   hold,
                                   raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
-        run([&](Operations& operations) { operations.take(request, place.place(segment.specs())); });
+        run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); });
     }
 
     // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
@@ -370,7 +368,7 @@ class Handle {
         while (const uint64_t serial = rounds_.pop()) {
             WithoutGil released;
             Uninterrupted uninterrupted;
-            Operations(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
+            Take(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
         }
     }
     // A forked child's first operation; see opening.hpp.

@@ -189,7 +189,7 @@ static_assert(kRegionSpan * (kFixedRegions + kMaxLanes * (kLaneRegions + (kMaxMe
                   static_cast<uint64_t>(kNameByte),
               "the locks' bytes lie past the end of every file");
 
-// The process that has the round open (Operations::open_round).
+// The process that has the round open (Take::open_round).
 struct RoundHolder {
     uint64_t serial;  // 0: no round is open
     uint64_t participant;

@@ -10,8 +10,10 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "apply.hpp"
 #include "halves.hpp"
-#include "operations.hpp"
+#include "step.hpp"
+#include "take.hpp"
 
 namespace nb = nanobind;
 

@@ -25,7 +25,7 @@
 // with one of them: so no ticket appears meanwhile, and an entry with a ticket is always below it. A reader without
 // the lock may load it just before it changes. If it is lowered, the entries above it are free; if it is
 // raised, the take that joins there checks the round and the cancels once more afterwards, as always after
-// joining (Operations::take). Each change is one store; a death before it leaves `top` too high, which costs
+// joining (Take::take). Each change is one store; a death before it leaves `top` too high, which costs
 // a longer scan.
 //
 // A take with num_required 0 (a partial of all that is there) never joins, and does not wait for the head's
