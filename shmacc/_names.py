@@ -83,13 +83,18 @@ def segment_name(shared_name: object) -> SegmentName:
             f"but was {shared_name!r}"
         )
     namespace = current_namespace()
+    return SegmentName(system_name(namespace, shared_name), namespace, shared_name)
+
+
+def system_name(namespace: str | None, shared_name: str) -> str:
+    """Return the name in ``/dev/shm`` that a segment of this name has under a namespace."""
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import
 
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
         stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
-    return SegmentName(PREFIX + stem, namespace, shared_name)
+    return PREFIX + stem
 
 
 def generated_name() -> str:

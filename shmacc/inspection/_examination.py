@@ -1,10 +1,11 @@
-"""Examines a segment's rows and values."""
+"""Examines a segment's rows and values, as they were last committed."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import _core
 from shmacc import _dtypes as dtypes
@@ -14,8 +15,9 @@ from shmacc.errors import DataLossError
 from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still
+from shmacc.inspection._undo import read_undo
 
-_PIECE = 2**24  # bytes of values that are read at once
+_PIECE = 2**20  # bytes of values that are read at once
 
 
 def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
@@ -27,7 +29,7 @@ def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
         PermissionDeniedError: It is not this user's to read.
     """
     with open_view(resolve(name)) as view:
-        (rows, counts), still = look_still(view, lambda state: read_slots(view, state))
+        (rows, counts), still = look_still(view, lambda state: _committed_slots(view, state))
     order = np.lexsort((rows, -counts))[:how_many]
     return tuple(RowCount(int(rows[i]), int(counts[i])) for i in order), still
 
@@ -79,19 +81,61 @@ class _Tally:
 def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
     sparse = view.config()["kind"] == layout.KINDS["sparse"]
     rows = state["rows"] if sparse else min(state["count"], 1)
-    size = rows * state["row_elements"] * dtype.sums.itemsize
-    region = layout.REGIONS["rows 0"] + state["buffer"]
-    if size > view.allocated_bytes:
+    width = state["row_elements"] * dtype.sums.itemsize
+    if rows * width > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
     tally = _Tally()
-    for offset in range(0, size, _PIECE):
-        piece = view.read(region, offset, min(_PIECE, size - offset))
-        tally.add(np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial))
+    if not sparse:  # a dense sum is never changed in place
+        for offset in range(0, rows * width, _PIECE):
+            size = min(_PIECE, rows * width - offset)
+            piece = view.read(layout.REGIONS["rows 0"] + state["buffer"], offset, size)
+            tally.add(_numbers(piece, dtype))
+        return tally
+    undo = read_undo(view, state)
+    changed = np.zeros(rows, np.bool_)
+    changed[undo.slots] = True
+    # Rows that an uncommitted apply has changed are counted as they were saved, and only so.
+    _add_rows(tally, view, layout.REGIONS["rows 0"], width, ~changed, dtype)
+    saved = np.ones(undo.slots.size, np.bool_)
+    _add_rows(tally, view, layout.REGIONS["undo rows"], width, saved, dtype)
     return tally
 
 
+def _add_rows(
+    tally: _Tally,
+    view: _core.View,
+    region: int,
+    width: int,
+    wanted: npt.NDArray[np.bool_],
+    dtype: dtypes.DType,
+) -> None:
+    """Add the wanted ones of a region's first rows, each of so many bytes."""
+    if not width:
+        return
+    step = max(1, _PIECE // width)
+    for first in range(0, wanted.size, step):
+        of_piece = wanted[first : first + step]
+        piece = view.read(region, first * width, of_piece.size * width)
+        tally.add(_numbers(piece, dtype).reshape(of_piece.size, -1)[of_piece])
+
+
+def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
+    numbers: ValueArray = np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial)
+    return numbers
+
+
 def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
-    """Return the table's rows in order of first touch, and how many gradients touched each."""
+    """Return the table's rows in order of first touch, and their contributions as they stand."""
     raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
+
+
+def _committed_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+    rows, contributions = read_slots(view, state)
+    undo = read_undo(view, state)
+    if not undo.slots.size:
+        return rows, contributions
+    committed = contributions.copy()
+    committed[undo.slots] = undo.contributions
+    return rows, committed

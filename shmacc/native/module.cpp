@@ -204,6 +204,7 @@ NB_MODULE(_core, m) {
         .def("config", &SegmentView::config)
         .def("state", &SegmentView::state)
         .def("participants", &SegmentView::participants)
+        .def("last_used_ns", &SegmentView::last_used_ns)
         .def("waiters", &SegmentView::waiters)
         .def("lock_state", &SegmentView::lock_state)
         .def("name_lock_state", &SegmentView::name_lock_state)

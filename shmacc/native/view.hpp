@@ -6,6 +6,8 @@
 // with the space that the file occupies before memory is allocated for it.
 #pragma once
 
+#include <array>
+
 #include "description.hpp"
 #include "handle.hpp"
 #include "opening.hpp"
@@ -25,6 +27,8 @@ class SegmentView {
         nb::dict out = describe(seen.state);
         // An operation runs, or died: rows may differ from the committed ones.
         out["in_operation"] = seen.in_operation;
+        // How many of its undo records are complete (commit.hpp).
+        out["undo_records"] = seen.undo_records;
         out["round_shape"] = seen.round ? nb::cast(*seen.round) : nb::none();
         return out;
     }
@@ -35,10 +39,32 @@ class SegmentView {
             if (table[i].token == 0) continue;
             nb::dict item = describe(table[i]);
             item["entry"] = i;
-            item["alive"] = alive(i, table[i].token);
+            int pid = 0;
+            item["alive"] = alive(i, table[i].token, &pid);
+            // The pid of a living process in this process's pid namespace, as the kernel has it; 0: it has none.
+            item["pid_here"] = pid;
             out.append(item);
         }
         return out;
+    }
+    // When a process last began an operation or attached, and when a gradient was last accepted (0: never), as far
+    // as the table still has it: a process that has left keeps what it wrote until another one gets its entry.
+    // Entries are given from the front, so a page without anything is the end.
+    nb::tuple last_used_ns() const {
+        constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
+        int64_t seen = config_.created_ns, applied = 0;
+        std::array<Participant, kStep> page;
+        for (uint32_t first = 0; first < kMaxParticipants; first += kStep) {
+            read_exactly(region_offset(kParticipantsRegion) + first * sizeof(Participant), page.data(), kPage);
+            bool empty = true;
+            for (const Participant& entry : page) {
+                seen = std::max(seen, entry.seen_ns);
+                applied = std::max(applied, entry.applied_ns);
+                empty = empty && entry.attached_ns == 0;
+            }
+            if (empty) break;
+        }
+        return nb::make_tuple(seen, applied);
     }
     nb::list waiters() const {
         nb::list out;
@@ -91,6 +117,7 @@ class SegmentView {
     struct Snapshot {
         State state;
         bool in_operation;
+        uint64_t undo_records;
         std::optional<Dims> round;
     };
 
@@ -113,7 +140,8 @@ class SegmentView {
             read_exactly(0, seen.get(), sizeof(Header));
             // The copy is overwritten only on the way to generation + 2.
             if (header<uint64_t>(offsetof(Header, generation)) != generation && attempt < kAttempts) continue;
-            Snapshot out{seen->state[generation & 1], seen->journal.generation == generation + 1, {}};
+            const bool in_operation = seen->journal.generation == generation + 1;
+            Snapshot out{seen->state[generation & 1], in_operation, in_operation ? seen->journal.records : 0, {}};
             Committed::verify(out.state, generation, config_);
             uint64_t claimed = 0;
             for (uint64_t bytes : out.state.reserved) claimed += bytes;
@@ -141,12 +169,15 @@ class SegmentView {
         return word;
     }
 
-    bool alive(uint32_t i, uint64_t token) const {
+    // *pid: as others_hold has it.
+    bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
         if (i >= kMaxParticipants) return false;
-        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i)
+        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {
+            if (pid) *pid = static_cast<int>(getpid());
             return token == segment->presence().token();
+        }
         uint64_t now = 0;
-        if (!others_hold(file().fd(), life_byte(i), 1)) return false;
+        if (!others_hold(file().fd(), life_byte(i), 1, pid)) return false;
         read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);
         return now == token;
     }
