@@ -16,6 +16,7 @@ from shmacc import _core
 from shmacc import _names as names
 from shmacc import _segment as segment
 from shmacc._names import SegmentName
+from shmacc._segment import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     NotFoundError,
@@ -56,21 +57,22 @@ def leftovers(
         namespace: Only those under it; None: all.
         private: Only private accumulators' segments.
     """
+    # The semaphores first: later, those of segments that another cleaner removes would be found.
+    semaphores = leftover_semaphores(
+        lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
+    )
     found, look = [], Look()
     for name in segment_names(pattern, namespace=namespace):
         with contextlib.suppress(FileNotFoundError):
             leftover = _judge_segment(name, look)
             if leftover is not None and (leftover.private or not private):
                 found.append(leftover)
-    if not private:
-        judged = {leftover.file_name for leftover in found if not leftover.removable}
-        found += [
-            leftover
-            for leftover in leftover_semaphores(
-                lambda name, file_name: is_meant(name, file_name, pattern, namespace)
-            )
-            if leftover.removable or leftover.name.system_name not in judged
-        ]
+    not_judged = {leftover.file_name for leftover in found if not leftover.removable}
+    found += [
+        leftover
+        for leftover in semaphores
+        if leftover.removable or leftover.name.system_name not in not_judged
+    ]
     return tuple(
         sorted(
             (leftover for leftover in found if leftover.idle >= older_than),
@@ -118,6 +120,8 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
             posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, semaphore[1]))
             return (leftover.file_name,)
         return _clean_segment(name)
+    except UnfinishedError:  # no version since 1.0 makes such a file: it is not ours
+        return ()
     except (FileNotFoundError, posix_ipc.ExistentialError):  # also shmacc's NotFoundError
         return ()
     except posix_ipc.PermissionsError as error:
@@ -206,8 +210,7 @@ def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse
 
 
 def _is_another_link(name: SegmentName, view: _core.View) -> bool:
-    linked = os.stat(name.path, follow_symlinks=False).st_nlink > 1
-    return linked and is_misnamed(name, view.config()["name"])
+    return view.links > 1 and is_misnamed(name, view.config()["name"])
 
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
@@ -300,7 +303,10 @@ def _leftover(
 
 def _obstacle_to_removal(path: str) -> str:
     """Return why this process may not remove a file, as far as the system tells; empty: it may."""
-    owner = os.stat(path, follow_symlinks=False).st_uid
+    try:
+        owner = os.stat(path, follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return ""
     if os.statvfs(names.SHM_DIRECTORY).f_flag & os.ST_RDONLY:
         return f"{names.SHM_DIRECTORY} is mounted read-only"
     # Anybody may make files there, and only their owners remove them (the sticky bit).

@@ -136,11 +136,10 @@ def _nobody_finishes(seen: Description) -> bool:
 def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
     """Check that file, name, owner and semaphore belong together."""
     subject, config = name.system_name, view.config()
-    status = os.stat(name.path, follow_symlinks=False)
     path = f"{names.SHM_DIRECTORY}/{subject}"
     if is_misnamed(name, config["name"]):
         made_as = f"it was made as {config['name']!r}"
-        if status.st_nlink > 1:
+        if view.links > 1:
             yield wrong(
                 subject,
                 "linked",
@@ -155,11 +154,11 @@ def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Itera
                 f"the file was renamed or copied; {made_as}",
                 *_removal(subject),
             )
-    elif status.st_nlink > 1:
+    elif view.links > 1:
         yield note(
             subject,
             "linked",
-            f"its file has {status.st_nlink} names",
+            f"its file has {view.links} names",
             NOTHING + "the others are wrong",
         )
     if view.unlinked:

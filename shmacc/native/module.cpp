@@ -213,6 +213,7 @@ NB_MODULE(_core, m) {
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
         .def_prop_ro("unlinked", &SegmentView::unlinked)
         .def_prop_ro("used", &SegmentView::used)
+        .def_prop_ro("links", &SegmentView::links)
         .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());

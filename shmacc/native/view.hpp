@@ -111,6 +111,8 @@ class SegmentView {
         if (writable != file_) return false;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
+    // How many names the file has, of this library and others; 0: it was removed.
+    uint64_t links() const { return file().status().st_nlink; }
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
