@@ -82,19 +82,18 @@ def segment_name(shared_name: object) -> SegmentName:
             "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
             f"but was {shared_name!r}"
         )
-    namespace = current_namespace()
-    return SegmentName(system_name(namespace, shared_name), namespace, shared_name)
+    return name_under(current_namespace(), shared_name)
 
 
-def system_name(namespace: str | None, shared_name: str) -> str:
-    """Return the name in ``/dev/shm`` that a segment of this name has under a namespace."""
+def name_under(namespace: str | None, shared_name: str) -> SegmentName:
+    """Return the segment's name for an accumulator's name, under that namespace; both are valid."""
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import
 
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
         stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
-    return PREFIX + stem
+    return SegmentName(PREFIX + stem, namespace, shared_name)
 
 
 def generated_name() -> str:

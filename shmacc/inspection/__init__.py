@@ -41,9 +41,9 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         ),
         "shmacc.inspection._segments": (
             "describe",
+            "list_names",
             "list_segments",
             "resolve",
-            "segment_names",
             "shared_memory_space",
             "summarise",
         ),

@@ -23,9 +23,9 @@ from shmacc.inspection._records import (
 )
 from shmacc.inspection._segments import (
     describe,
+    list_names,
     list_segments,
     resolve,
-    segment_names,
     shared_memory_space,
     summarise,
 )
@@ -57,11 +57,11 @@ __all__ = [
     "clean",
     "describe",
     "leftovers",
+    "list_names",
     "list_segments",
     "most_touched",
     "remove",
     "resolve",
-    "segment_names",
     "shared_memory_space",
     "summarise",
     "summarise_values",

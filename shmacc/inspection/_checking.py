@@ -24,8 +24,8 @@ from shmacc.inspection._processes import Look
 from shmacc.inspection._records import Finding, Severity
 from shmacc.inspection._segments import (
     is_meant,
+    list_names,
     resolve,
-    segment_names,
     shared_memory_space,
 )
 from shmacc.inspection._soundness import NOTHING, note, wrong
@@ -62,7 +62,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
         namespace: Only those under it; None: all.
     """
     findings = _settled(
-        segment_names(pattern, namespace=namespace),
+        list_names(pattern, namespace=namespace),
         lambda owner: is_meant(owner, owner.system_name, pattern, namespace),
         Severity.NOTE,
     )

@@ -28,9 +28,9 @@ from shmacc.inspection._records import Leftover, SegmentState
 from shmacc.inspection._segments import (
     is_meant,
     is_misnamed,
+    list_names,
     open_view,
     resolve,
-    segment_names,
     semaphore_file,
     summarise,
 )
@@ -62,7 +62,7 @@ def leftovers(
         lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
     )
     found, look = [], Look()
-    for name in segment_names(pattern, namespace=namespace):
+    for name in list_names(pattern, namespace=namespace):
         with contextlib.suppress(FileNotFoundError):
             leftover = _judge_segment(name, look)
             if leftover is not None and (leftover.private or not private):

@@ -54,17 +54,24 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
         namespace: Only those under it; None: all.
     """
     found, look = [], Look()
-    for name in segment_names(pattern, namespace=namespace):
+    for name in list_names(pattern, namespace=namespace):
         with contextlib.suppress(NotFoundError):  # removed since the directory was read
             found.append(summarise(name, look))
     return tuple(found)
 
 
-def segment_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[SegmentName, ...]:
-    """List the names of segments' files, without a look at them; arguments as `list_segments`."""
+def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[SegmentName, ...]:
+    """List the names of this library's segments, of every user, without looking into them.
+
+    Args:
+        pattern: A glob, as in `list_segments`.
+        namespace: Only those under it; None: all.
+    """
     found = map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY)))
     return tuple(
-        name for name in found if name and is_meant(name, name.system_name, pattern, namespace)
+        name
+        for name in found
+        if name is not None and is_meant(name, name.system_name, pattern, namespace)
     )
 
 
@@ -223,7 +230,7 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
     No two files have the same name, but any number of copies and links the same content. So a
     misnamed one goes by the name of its file.
     """
-    return names.system_name(name.namespace, made_as) != name.system_name
+    return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
 def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:

@@ -147,7 +147,7 @@ class Watch:
         if self._one is None:
             present = {
                 name.system_name: name
-                for name in inspection.segment_names(namespace=self._namespace)
+                for name in inspection.list_names(namespace=self._namespace)
             }
             self.courses = [course for course in self.courses if course.name.system_name in present]
             known = {course.name.system_name for course in self.courses}

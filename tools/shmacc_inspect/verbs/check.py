@@ -57,7 +57,7 @@ def run(
     else:
         pattern, namespace = name or "*", options.namespace(everywhere=everywhere)
         found = inspection.check_all(pattern, namespace=namespace)
-        checked = len(inspection.segment_names(pattern, namespace=namespace))
+        checked = len(inspection.list_names(pattern, namespace=namespace))
     findings = [Finding.of(finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
