@@ -100,10 +100,14 @@ def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Lefto
     return found
 
 
-def clean(leftover: Leftover) -> tuple[str, ...]:
+def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a leftover if it still is one; return the removed names, its semaphore's included.
 
     It is judged again. Two cleaners at once are harmless: the second does not find the name.
+
+    Args:
+        leftover: The leftover.
+        rehearse: Remove nothing; raise what would be raised.
 
     Raises:
         PermissionDeniedError: It is another user's.
@@ -113,16 +117,15 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
     name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
     if name is None:
         return ()
+    if rehearse:
+        _check_removable(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
+        return (leftover.file_name,)
     try:
-        if semaphore is not None:
-            if not _semaphore_is_orphaned(name, semaphore[1]):
-                return ()
-            posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, semaphore[1]))
-            return (leftover.file_name,)
-        return _clean_segment(name)
-    except UnfinishedError:  # no version since 1.0 makes such a file: it is not ours
-        return ()
-    except (FileNotFoundError, posix_ipc.ExistentialError):  # also shmacc's NotFoundError
+        if semaphore is None:
+            return _clean_segment(name)
+        return _clean_semaphore(name, semaphore[1])
+    # The second is shmacc's NotFoundError, too; no version since 1.0 makes what is unfinished.
+    except (posix_ipc.ExistentialError, FileNotFoundError, UnfinishedError):
         return ()
     except posix_ipc.PermissionsError as error:
         raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
@@ -151,9 +154,7 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
     if segment_name.system_name not in before:
         raise segment.not_found(segment_name)
     if rehearse:
-        obstacle = _obstacle_to_removal(segment_name.path)
-        if obstacle:
-            raise PermissionDeniedError(f"{segment_name.system_name}: {obstacle}")
+        _check_removable(segment_name.path)
     try:
         with open_view(segment_name) as view:
             _remove_viewed(segment_name, view, force=force, rehearse=rehearse)
@@ -211,6 +212,13 @@ def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse
 
 def _is_another_link(name: SegmentName, view: _core.View) -> bool:
     return view.links > 1 and is_misnamed(name, view.config()["name"])
+
+
+def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
+    if not _semaphore_is_orphaned(name, token):
+        return ()
+    posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, token))
+    return (names.semaphore_file(name.system_name, token),)
 
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
@@ -287,7 +295,7 @@ def _leftover(
     used: float | None = None,
     private: bool = False,
 ) -> Leftover:
-    obstacle = _obstacle_to_removal(f"{names.SHM_DIRECTORY}/{file_name}") if removable else ""
+    obstacle = _owners_only(status.st_uid) if removable else ""
     now = time.time()
     return Leftover(
         name=name,
@@ -301,18 +309,26 @@ def _leftover(
     )
 
 
-def _obstacle_to_removal(path: str) -> str:
-    """Return why this process may not remove a file, as far as the system tells; empty: it may."""
+def _check_removable(path: str) -> None:
+    """Find out, as far as the system tells, whether this process may remove a file.
+
+    Raises:
+        PermissionDeniedError: It may not.
+    """
     try:
-        owner = os.stat(path, follow_symlinks=False).st_uid
+        obstacle = _owners_only(os.stat(path, follow_symlinks=False).st_uid)
     except FileNotFoundError:
-        return ""
+        return
     if os.statvfs(names.SHM_DIRECTORY).f_flag & os.ST_RDONLY:
-        return f"{names.SHM_DIRECTORY} is mounted read-only"
-    # Anybody may make files there, and only their owners remove them (the sticky bit).
-    if os.geteuid() != owner and not _may_act_as_owner():
-        return f"it belongs to uid {owner}"
-    return ""
+        obstacle = f"{names.SHM_DIRECTORY} is mounted read-only"
+    if obstacle:
+        raise PermissionDeniedError(f"{os.path.basename(path)}: {obstacle}")
+
+
+def _owners_only(owner: int) -> str:
+    """Anybody may make files in /dev/shm, and only their owners remove them (the sticky bit)."""
+    allowed = os.geteuid() == owner or _may_act_as_owner()
+    return "" if allowed else f"it belongs to uid {owner}"
 
 
 def _may_act_as_owner() -> bool:

@@ -5,7 +5,7 @@ commit meanwhile: then the state, the line and the processes belong together.
 
 Pids. A process has a pid in its own pid namespace and in those around it. An entry of the table has
 the first. The kernel gives the one in the namespace of who asks, for the holder of a record lock:
-so each living process has its `pid_here` from the lock that proves its life, and the holder of the
+so each living process has its pid here from the lock that proves its life, and the holder of the
 segment's lock is the living process of the same pid. A process that has no pid here (one of a
 container beside this one, or outside of this one) is shown with its own, and marked.
 """

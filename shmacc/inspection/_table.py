@@ -33,7 +33,7 @@ def problems(view: _core.View, before: dict[str, Any]) -> list[str] | None:
     """Return the problems of the table; None if it cannot be told, since a round ended meanwhile.
 
     Gradients may arrive meanwhile. Within a round a row keeps its slot and its number, and its
-    entry in the index its place, until the index is built anew; so the rows that were there before
+    entry in the index its place, until the index is rebuilt; so the rows that were there before
     can be compared with an index that is read later.
     """
     number = before["rows"]

@@ -146,8 +146,7 @@ class Watch:
         """Look at each; forget removed ones, except one that was asked for by name."""
         if self._one is None:
             present = {
-                name.system_name: name
-                for name in inspection.list_names(namespace=self._namespace)
+                name.system_name: name for name in inspection.list_names(namespace=self._namespace)
             }
             self.courses = [course for course in self.courses if course.name.system_name in present]
             known = {course.name.system_name for course in self.courses}

@@ -99,11 +99,20 @@ def _leftovers(
 
 
 def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
+    from shmacc import inspection
+    from shmacc.errors import ShmaccError
     from shmacc_inspect.output.removals import Cleaning, Leftover
 
-    would = [Leftover.of(leftover) for leftover in removable]
+    would: list[Leftover] = []
+    failed: list[str] = []
+    for leftover in removable:
+        try:
+            inspection.clean(leftover, rehearse=True)
+            would.append(Leftover.of(leftover))
+        except ShmaccError as error:
+            failed.append(str(error))
     return Cleaning(
-        dry_run=True, removed=[], would_remove=would, left=left, failed=[], bytes_freed=0
+        dry_run=True, removed=[], would_remove=would, left=left, failed=failed, bytes_freed=0
     )
 
 
