@@ -39,12 +39,32 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     That is normal after ``unlink()``, and a problem after an ``rm`` or systemd's RemoveIPC:
     processes that attach from now on make a new segment and do not share it with these.
     """
+    if not _some_memory_has_no_name():
+        return ()
     found = {
         use
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
         for use in _unlinked_of(pid)
     }
     return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid, use.inode)))
+
+
+def _some_memory_has_no_name() -> bool:
+    """Whether more of /dev/shm is used than its files occupy.
+
+    That is quickly asked, and mostly answered by no; to look at what every process of the machine
+    has open is neither. The files come first: what grows meanwhile may lead to a look in vain, and
+    nothing is missed.
+    """
+    named = {}
+    with os.scandir(names.SHM_DIRECTORY) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                named[status.st_ino] = status.st_blocks * 512
+    space = os.statvfs(names.SHM_DIRECTORY)
+    used = (space.f_blocks - space.f_bfree) * space.f_frsize
+    return space.f_blocks == 0 or used > sum(named.values())  # no blocks: as many as it likes
 
 
 def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
