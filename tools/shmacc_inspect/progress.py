@@ -116,6 +116,7 @@ class Course:
             lock_holder_pid=seen.lock.pid if seen.lock.held else None,
             lock_holder_pid_is_here=seen.lock.pid_is_here if seen.lock.held else None,
             stalls=[Stall.of(stall) for stall in seen.summary.stalls],
+            shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
             steps_per_second=_rate(old, stats, "global_step", passed),
             gradients_per_second=_rate(old, stats, "applied", passed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
@@ -107,7 +108,9 @@ class Screen:
         return names.index(self._picked) if self._picked in names else 0
 
     def _title(self, terminal: Terminal) -> str:
-        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
+        space = inspection.shared_memory_space()
+        full = formatting.percent(space.total - space.free, space.total)
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  memory {full}"
         right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
         room = max(1, (terminal.width or 0) - len(left) - len(right))
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)

@@ -45,5 +45,6 @@ class Interval:
     lock_holder_pid: int | None = None
     lock_holder_pid_is_here: bool | None = None
     stalls: list[Stall] = field(default_factory=list)
+    shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
