@@ -82,12 +82,14 @@ def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
                 )
         if values.dtype.kind in "fc" and weight > _EXACT_IN_FLOAT32:  # rounded once
             wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
-            product: ValueArray = np.multiply(wide, weight).astype(values.dtype)
-        else:
-            product = np.multiply(values, values.dtype.type(weight))
-        return product
+            return _product(wide, weight).astype(values.dtype)
+        return _product(values, weight)
     except MemoryError as error:
         raise _too_large(values, what) from error
+
+
+def _product(values: ValueArray, weight: int) -> ValueArray:
+    return np.asarray(np.multiply(values, values.dtype.type(weight)))
 
 
 def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:

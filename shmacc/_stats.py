@@ -55,7 +55,7 @@ class Stats:
             taken=state["taken"],
             takes=state["takes"],
             num_accumulated=state["count"],
-            rows=state["rows"],
+            rows=state["all_rows"],
             global_step=state["step"],
             sealed=state["sealed"],
             waiting=state["waiting"],

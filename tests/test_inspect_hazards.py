@@ -125,7 +125,7 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
         assert shown["lock"]["holder_condition"] == "stopped"
         assert "without the lock" in run("show", "table").stdout
         found = ask("check", "table", status=1)["findings"]
-        assert any(f"kill -CONT {pid}" in finding["remedy"] for finding in found)
+        assert any(finding["command"] == f"kill -CONT {pid}" for finding in found)
         assert all("lock" in f["problem"] for f in found if f["severity"] == "wrong")
         [line] = run("watch", "table", "--count", "1", "--interval", "0.1").stdout.splitlines()
         assert f"lock={pid}" in line

@@ -3,6 +3,7 @@ from shmacc._stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
 from shmacc.inspection._examination import most_touched, summarise_values
+from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     AttachedProcess,
     Description,
@@ -14,18 +15,21 @@ from shmacc.inspection._records import (
     SegmentState,
     Severity,
     Space,
+    Stall,
+    StallKind,
     Summary,
     ValueSummary,
     WaitingTake,
 )
 from shmacc.inspection._segments import (
     describe,
+    list_names,
     list_segments,
     resolve,
     shared_memory_space,
     summarise,
 )
-from shmacc.inspection._unlinked import UnlinkedUse, unlinked_uses
+from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses
 
 __all__ = [
     "AttachedProcess",
@@ -33,12 +37,15 @@ __all__ = [
     "Finding",
     "Leftover",
     "LockState",
+    "Look",
     "Region",
     "RowCount",
     "SegmentName",
     "SegmentState",
     "Severity",
     "Space",
+    "Stall",
+    "StallKind",
     "Stats",
     "Summary",
     "UnlinkedUse",
@@ -50,6 +57,7 @@ __all__ = [
     "clean",
     "describe",
     "leftovers",
+    "list_names",
     "list_segments",
     "most_touched",
     "remove",
@@ -57,5 +65,6 @@ __all__ = [
     "shared_memory_space",
     "summarise",
     "summarise_values",
+    "unlinked_memory",
     "unlinked_uses",
 ]

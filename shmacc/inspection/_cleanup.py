@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Callable
 
 import posix_ipc
 
@@ -22,45 +23,91 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
+from shmacc.inspection._processes import Look
 from shmacc.inspection._records import Leftover, SegmentState
-from shmacc.inspection._segments import is_meant, open_view, resolve, semaphore_file, summarise
+from shmacc.inspection._segments import (
+    is_meant,
+    is_misnamed,
+    list_names,
+    open_view,
+    resolve,
+    semaphore_file,
+    summarise,
+)
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_CAP_FOWNER = 3  # linux/capability.h; a root in a container may be without it
 
 
 def leftovers(
-    pattern: str = "*", *, older_than: float = 0.0, namespace: str | None = None
+    pattern: str = "*",
+    *,
+    older_than: float = 0.0,
+    namespace: str | None = None,
+    private: bool = False,
 ) -> tuple[Leftover, ...]:
-    """List segments, semaphores and unfinished files that no process seems to use.
+    """List segments and semaphores that no process seems to use.
 
-    Those that could not be judged are among them, as not removable.
+    Those that could not be judged are among them, as not removable; but not the semaphore of a
+    segment that is.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
-        older_than: Only those made longer ago, in seconds.
+        older_than: Only those that were last used longer ago, in seconds.
         namespace: Only those under it; None: all.
+        private: Only private accumulators' segments.
+    """
+    # The semaphores first: later, those of segments that another cleaner removes would be found.
+    semaphores = leftover_semaphores(
+        lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
+    )
+    found, look = [], Look()
+    for name in list_names(pattern, namespace=namespace):
+        with contextlib.suppress(FileNotFoundError):
+            leftover = _judge_segment(name, look)
+            if leftover is not None and (leftover.private or not private):
+                found.append(leftover)
+    not_judged = {leftover.file_name for leftover in found if not leftover.removable}
+    found += [
+        leftover
+        for leftover in semaphores
+        if leftover.removable or leftover.name.system_name not in not_judged
+    ]
+    return tuple(
+        sorted(
+            (leftover for leftover in found if leftover.idle >= older_than),
+            key=lambda leftover: leftover.file_name,
+        )
+    )
+
+
+def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
+    """List semaphores whose segment is gone, or could not be judged.
+
+    Args:
+        meant: Called with a segment's name and the semaphore's file name: whether it is meant.
     """
     found = []
-    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
+    for file_name in os.listdir(names.SHM_DIRECTORY):
         semaphore = names.parse_semaphore_file(file_name)
-        name = names.parse_segment_file(semaphore[0] if semaphore else file_name)
-        if name is None or not is_meant(name, file_name, pattern, namespace):
+        name = names.parse_segment_file(semaphore[0]) if semaphore else None
+        if semaphore is None or name is None or not meant(name, file_name):
             continue
         with contextlib.suppress(FileNotFoundError):
-            leftover = (
-                _judge_segment(name)
-                if semaphore is None
-                else _judge_semaphore(name, file_name, semaphore[1])
-            )
-            if leftover is not None and leftover.age >= older_than:
+            leftover = _judge_semaphore(name, file_name, semaphore[1])
+            if leftover is not None:
                 found.append(leftover)
-    return tuple(sorted(found, key=lambda leftover: leftover.file_name))
+    return found
 
 
-def clean(leftover: Leftover) -> tuple[str, ...]:
+def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a leftover if it still is one; return the removed names, its semaphore's included.
 
     It is judged again. Two cleaners at once are harmless: the second does not find the name.
+
+    Args:
+        leftover: The leftover.
+        rehearse: Remove nothing; raise what would be raised.
 
     Raises:
         PermissionDeniedError: It is another user's.
@@ -70,17 +117,15 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
     name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
     if name is None:
         return ()
+    if rehearse:
+        _check_removable(f"{names.SHM_DIRECTORY}/{leftover.file_name}")
+        return (leftover.file_name,)
     try:
-        if semaphore is not None:
-            if not _semaphore_is_orphaned(name, semaphore[1]):
-                return ()
-            posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, semaphore[1]))
-            return (leftover.file_name,)
-        try:
+        if semaphore is None:
             return _clean_segment(name)
-        except UnfinishedError:
-            return (name.system_name,) if _core.remove_unfinished(name.path) else ()
-    except (FileNotFoundError, posix_ipc.ExistentialError):  # also shmacc's NotFoundError
+        return _clean_semaphore(name, semaphore[1])
+    # The second is shmacc's NotFoundError, too; no version since 1.0 makes what is unfinished.
+    except (posix_ipc.ExistentialError, FileNotFoundError, UnfinishedError):
         return ()
     except posix_ipc.PermissionsError as error:
         raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
@@ -90,12 +135,13 @@ def clean(leftover: Leftover) -> tuple[str, ...]:
         raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
 
 
-def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
+def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a segment and its semaphore; return the removed names.
 
     Args:
         name: The segment.
         force: Also if living processes have it attached; they go on using it until they close.
+        rehearse: Remove nothing: return what would be removed, or raise what would be raised.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -107,23 +153,30 @@ def remove(name: str, *, force: bool = False) -> tuple[str, ...]:
     before = _files_of(segment_name)
     if segment_name.system_name not in before:
         raise segment.not_found(segment_name)
+    if rehearse:
+        _check_removable(segment_name.path)
     try:
         with open_view(segment_name) as view:
-            removed = segment.unlink_viewed(segment_name, view, if_unused=not force)
-            if not removed and not force:
-                raise segment.in_use(segment_name, segment.users(view))
+            _remove_viewed(segment_name, view, force=force, rehearse=rehearse)
     except DataLossError:
         if not force:
             raise
-        _unlink_files(before)
+        if not rehearse:
+            _unlink_files(before)
+    if rehearse:
+        return before
     after = _files_of(segment_name)
     return tuple(file_name for file_name in before if file_name not in after)
 
 
-def cancel(name: str) -> int:
+def cancel(name: str, *, rehearse: bool = False) -> int:
     """End every take that waits on the segment with CancelledError; return how many.
 
     Needs no lock, so it also works while the lock's owner is stopped.
+
+    Args:
+        name: The segment.
+        rehearse: Cancel nothing: return how many would be, or raise what would be raised.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -132,10 +185,40 @@ def cancel(name: str) -> int:
     """
     from shmacc import _lookup as lookup  # late: see the package
 
-    with lookup.open_by_name(resolve(name), owners="any") as found:
+    segment_name = resolve(name)
+    if rehearse:
+        with open_view(segment_name) as view:
+            waiting = len([waiter for waiter in view.waiters() if waiter["alive"]])
+        # Asked, not tried: to open it for writing is to attach to it.
+        if not os.access(segment_name.path, os.R_OK | os.W_OK, effective_ids=True):
+            raise PermissionDeniedError(
+                f"{segment_name.system_name}: to cancel is to write, which this user may not"
+            )
+        return waiting
+    with lookup.open_by_name(segment_name, owners="any") as found:
         waiting = found.stats().waiting
         found.cancel()
         return waiting
+
+
+def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse: bool) -> None:
+    if _is_another_link(name, view):
+        # To mark the segment as removed would be to remove its own name, too.
+        raise DataLossError("it is a link to another segment").about(name.system_name)
+    used = view.used if rehearse else not segment.unlink_viewed(name, view, if_unused=not force)
+    if used and not force:
+        raise segment.in_use(name, segment.users(view))
+
+
+def _is_another_link(name: SegmentName, view: _core.View) -> bool:
+    return view.links > 1 and is_misnamed(name, view.config()["name"])
+
+
+def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
+    if not _semaphore_is_orphaned(name, token):
+        return ()
+    posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, token))
+    return (names.semaphore_file(name.system_name, token),)
 
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
@@ -172,9 +255,9 @@ def _files_of(name: SegmentName) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _judge_segment(name: SegmentName) -> Leftover | None:
+def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
     status = os.stat(name.path, follow_symlinks=False)
-    summary = summarise(name)
+    summary = summarise(name, look)
     if summary.state is SegmentState.SOUND:
         return None
     return _leftover(
@@ -185,6 +268,8 @@ def _judge_segment(name: SegmentName) -> Leftover | None:
         why=summary.detail,
         # The system's ctime is only when the segment last grew or shrank.
         created=summary.created,
+        used=summary.last_used,
+        private=bool(summary.private),
     )
 
 
@@ -207,17 +292,53 @@ def _leftover(
     removable: bool,
     why: str,
     created: float,
+    used: float | None = None,
+    private: bool = False,
 ) -> Leftover:
-    if removable and os.geteuid() not in {0, status.st_uid}:
-        removable, why = False, f"{why}; but it belongs to uid {status.st_uid}"
+    obstacle = _owners_only(status.st_uid) if removable else ""
+    now = time.time()
     return Leftover(
         name=name,
         file_name=file_name,
-        removable=removable,
-        why=why,
-        age=time.time() - created,
+        removable=removable and not obstacle,
+        why=f"{why}; but {obstacle}" if obstacle else why,
+        age=now - created,
+        idle=now - (created if used is None else used),
+        private=private,
         bytes_reserved=status.st_blocks * 512,
     )
+
+
+def _check_removable(path: str) -> None:
+    """Find out, as far as the system tells, whether this process may remove a file.
+
+    Raises:
+        PermissionDeniedError: It may not.
+    """
+    try:
+        obstacle = _owners_only(os.stat(path, follow_symlinks=False).st_uid)
+    except FileNotFoundError:
+        return
+    if os.statvfs(names.SHM_DIRECTORY).f_flag & os.ST_RDONLY:
+        obstacle = f"{names.SHM_DIRECTORY} is mounted read-only"
+    if obstacle:
+        raise PermissionDeniedError(f"{os.path.basename(path)}: {obstacle}")
+
+
+def _owners_only(owner: int) -> str:
+    """Anybody may make files in /dev/shm, and only their owners remove them (the sticky bit)."""
+    allowed = os.geteuid() == owner or _may_act_as_owner()
+    return "" if allowed else f"it belongs to uid {owner}"
+
+
+def _may_act_as_owner() -> bool:
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_FOWNER & 1)
+    return True
 
 
 def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:

@@ -1,10 +1,12 @@
-"""Examines a segment's rows and values."""
+"""Examines a segment's rows and values, as they were last committed."""
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import _core
 from shmacc import _dtypes as dtypes
@@ -13,13 +15,22 @@ from shmacc._records import IndexArray, ValueArray
 from shmacc.errors import DataLossError
 from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
-from shmacc.inspection._stillness import look_still
+from shmacc.inspection._stillness import look_still, tables
+from shmacc.inspection._undo import read_undo
 
-_PIECE = 2**24  # bytes of values that are read at once
+_NO_ROWS = np.empty(0, np.int64)
+_PIECE = 2**20  # bytes of values that are read at once
 
 
-def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
+def most_touched(
+    name: str, how_many: int, member: str | None = None
+) -> tuple[tuple[RowCount, ...], bool]:
     """Return the rows that most gradients touched, and whether they were stable meanwhile.
+
+    Args:
+        name: The segment.
+        how_many: At most so many.
+        member: Of a group, which one; None: the first sparse one.
 
     Raises:
         NotFoundError: There is no segment of that name.
@@ -27,25 +38,42 @@ def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
         PermissionDeniedError: It is not this user's to read.
     """
     with open_view(resolve(name)) as view:
-        (rows, counts), still = look_still(view, lambda state: read_slots(view, state))
+        config = view.config()
+        if member is None:
+            sparse = layout.KINDS["sparse"]
+            member = next((m["name"] for m in config["members"] if m["kind"] == sparse), None)
+        found, all_still = [(_NO_ROWS, _NO_ROWS)], True
+        for table, of_member in tables(view, config):
+            if of_member["name"] == member and of_member["kind"] == layout.KINDS["sparse"]:
+                slots, still = look_still(table, partial(_committed_slots, table))
+                found.append(slots)
+                all_still &= still
+    # A row that several lanes have is touched by all of their gradients.
+    rows, where = np.unique(np.concatenate([rows for rows, _ in found]), return_inverse=True)
+    counts = np.zeros(rows.size, np.int64)
+    np.add.at(counts, where, np.concatenate([counts for _, counts in found]))
     order = np.lexsort((rows, -counts))[:how_many]
-    return tuple(RowCount(int(rows[i]), int(counts[i])) for i in order), still
+    return tuple(RowCount(int(rows[i]), int(counts[i])) for i in order), all_still
 
 
 def summarise_values(name: str) -> ValueSummary:
     """Summarise the round's sums: norm, largest, NaN, infinite; errors as for `most_touched`."""
+    tally, all_still = _Tally(), True
     with open_view(resolve(name)) as view:
-        dtype = dtypes.by_number(view.config()["dtype"])
-        if dtype is None:
-            raise DataLossError(f"{name}: unknown dtype")
-        tally, still = look_still(view, lambda state: _tally(view, state, dtype))
+        for table, member in tables(view, view.config()):
+            dtype = dtypes.by_number(member["dtype"])
+            if dtype is None:
+                raise DataLossError(f"{name}: unknown dtype")
+            of_table, still = look_still(table, partial(_tally, table, dtype=dtype))
+            tally.join(of_table)
+            all_still &= still
     return ValueSummary(
         numbers=tally.numbers,
         norm=tally.largest * math.sqrt(tally.squares),
         largest=tally.largest,
         nan=tally.nan,
         infinite=tally.infinite,
-        still=still,
+        still=all_still,
     )
 
 
@@ -66,32 +94,86 @@ class _Tally:
         real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
         magnitudes = np.abs(real).astype(np.float64)
         finite = magnitudes[np.isfinite(magnitudes)]
-        largest = float(finite.max(initial=self.largest))
-        if largest > 0:
-            self.squares *= (self.largest / largest) ** 2
-            self.squares += float(np.sum((finite / largest) ** 2))
-        self.largest = largest
+        self._scale_to(float(finite.max(initial=0.0)))
+        if self.largest > 0:
+            self.squares += float(np.sum((finite / self.largest) ** 2))
         self.numbers += numbers.size
         self.nan += int(np.count_nonzero(np.isnan(numbers)))
         self.infinite += int(np.count_nonzero(np.isinf(numbers)))
 
+    def join(self, other: "_Tally") -> None:
+        self._scale_to(other.largest)
+        if self.largest > 0:
+            self.squares += other.squares * (other.largest / self.largest) ** 2
+        self.numbers += other.numbers
+        self.nan += other.nan
+        self.infinite += other.infinite
+
+    def _scale_to(self, largest: float) -> None:
+        if largest > self.largest:
+            self.squares *= (self.largest / largest) ** 2
+            self.largest = largest
+
 
 def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
-    sparse = view.config()["kind"] == layout.KINDS["sparse"]
-    rows = state["rows"] if sparse else min(state["count"], 1)
-    size = rows * state["row_elements"] * dtype.sums.itemsize
-    region = layout.REGIONS["rows 0"] + state["buffer"]
-    if size > view.allocated_bytes:
+    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
+    rows = state["rows"] if sparse else min(state["member_count"], 1)
+    width = state["row_elements"] * dtype.sums.itemsize
+    if rows * width > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
     tally = _Tally()
-    for offset in range(0, size, _PIECE):
-        piece = view.read(region, offset, min(_PIECE, size - offset))
-        tally.add(np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial))
+    if not sparse:  # a dense sum is never changed in place
+        for offset in range(0, rows * width, _PIECE):
+            size = min(_PIECE, rows * width - offset)
+            piece = view.read(layout.REGIONS["rows 0"] + state["buffer"], offset, size)
+            tally.add(_numbers(piece, dtype))
+        return tally
+    undo = read_undo(view, state)
+    changed = np.zeros(rows, np.bool_)
+    changed[undo.slots] = True
+    # Rows that an uncommitted apply has changed are counted as they were saved, and only so.
+    _add_rows(tally, view, layout.REGIONS["rows 0"], width, ~changed, dtype)
+    saved = np.ones(undo.slots.size, np.bool_)
+    _add_rows(tally, view, layout.REGIONS["undo rows"], width, saved, dtype, undo.start)
     return tally
 
 
+def _add_rows(
+    tally: _Tally,
+    view: _core.View,
+    region: int,
+    width: int,
+    wanted: npt.NDArray[np.bool_],
+    dtype: dtypes.DType,
+    start: int = 0,
+) -> None:
+    """Add the wanted ones of a region's rows from `start` on, each of so many bytes."""
+    if not width:
+        return
+    step = max(1, _PIECE // width)
+    for first in range(0, wanted.size, step):
+        of_piece = wanted[first : first + step]
+        piece = view.read(region, start + first * width, of_piece.size * width)
+        tally.add(_numbers(piece, dtype).reshape(of_piece.size, -1)[of_piece])
+
+
+def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
+    numbers: ValueArray = np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial)
+    return numbers
+
+
 def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
-    """Return the table's rows in order of first touch, and how many gradients touched each."""
+    """Return the table's rows in order of first touch, and their contributions as they stand."""
     raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
+
+
+def _committed_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+    rows, contributions = read_slots(view, state)
+    undo = read_undo(view, state)
+    if not undo.slots.size:
+        return rows, contributions
+    committed = contributions.copy()
+    committed[undo.slots] = undo.contributions
+    return rows, committed

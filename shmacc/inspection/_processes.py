@@ -6,7 +6,9 @@ lives (presence.hpp).
 
 import functools
 import os
+from dataclasses import dataclass
 
+HALTED = frozenset({"stopped", "traced"})
 CONDITIONS = {
     "R": "running",
     "S": "sleeping",
@@ -21,25 +23,51 @@ _CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
 
 
-def condition(pid: int) -> str:
-    """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
-    fields = _stat(pid)
-    return CONDITIONS.get(fields[_CONDITION_FIELD], "?") if fields else ""
+@dataclass(frozen=True, slots=True)
+class _Process:
+    condition: str  # empty if it is not visible
+    start_ticks: int
 
 
-def command(pid: int) -> str:
-    """Return its command line; empty if it is not visible."""
+class Look:
+    """One look at many segments: what /proc says of a process is read once, however many it has.
+
+    It is used for a moment, and not kept: processes change.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has been read yet."""
+        self.own_namespace = os.stat("/proc/self/ns/pid").st_ino
+        self._processes: dict[int, _Process] = {}
+        self._commands: dict[int, str] = {}
+
+    def condition(self, pid: int) -> str:
+        """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
+        return self._process(pid).condition
+
+    def is_the_one(self, pid: int, start_ticks: int) -> bool:
+        """Whether the process that has this pid now was started at these ticks."""
+        process = self._process(pid)
+        return bool(process.condition) and process.start_ticks == start_ticks
+
+    def command(self, pid: int) -> str:
+        """Return its command line; empty if it is not visible."""
+        if pid not in self._commands:
+            self._commands[pid] = _command(pid)
+        return self._commands[pid]
+
+    def _process(self, pid: int) -> _Process:
+        if pid not in self._processes:
+            self._processes[pid] = _stat(pid)
+        return self._processes[pid]
+
+
+def _command(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             return cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def is_the_one(pid: int, start_ticks: int) -> bool:
-    """Whether the process that has this pid now was started at these ticks."""
-    fields = _stat(pid)
-    return bool(fields) and int(fields[_START_FIELD]) == start_ticks
 
 
 def started(start_ticks: int) -> float:
@@ -52,12 +80,13 @@ def others_are_visible() -> bool:
     return os.access("/proc/1/stat", os.R_OK)
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int) -> _Process:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()
+            fields = stat.read().rpartition(")")[2].split()
     except OSError:
-        return []
+        return _Process("", 0)
+    return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), int(fields[_START_FIELD]))
 
 
 @functools.cache

@@ -12,10 +12,47 @@ class SegmentState(enum.StrEnum):
 
     SOUND = "sound"
     STARTING = "starting"  # an unfinished file that a living process holds
-    ORPHANED = "orphaned"  # no living process has it attached, or it was never finished
+    ORPHANED = "orphaned"  # no living process has it attached
     DAMAGED = "damaged"
     OTHER_VERSION = "other version"
     UNREADABLE = "not ours to read"
+
+
+class StallKind(enum.StrEnum):
+    """Why a segment stands still."""
+
+    LOCK_HOLDER_STOPPED = "lock_holder_stopped"
+    LOCK_HELD_LONG = "lock_held_long"  # by a process whose condition cannot be seen
+    NAME_HOLDER_STOPPED = "name_holder_stopped"
+    ROUND_HOLDER_STOPPED = "round_holder_stopped"
+    TAKER_STOPPED = "taker_stopped"  # its number is reached
+    TAKER_OVERDUE = "taker_overdue"  # the same, but it is not seen to be stopped
+    APPLIERS_STOPPED = "appliers_stopped"  # all that could send what a take waits for
+    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # no process can send it
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A cause for which a segment stands still, and will until somebody does something.
+
+    Attributes:
+        kind: Which cause it is.
+        problem: The same in words.
+        remedy: What to do, in words.
+        command: The whole command that does it; None where no command does.
+    """
+
+    kind: StallKind
+    problem: str
+    remedy: str
+    command: str | None
+
+
+def _label(pid: int | None, *, is_here: bool) -> str:
+    """Return a pid as messages have it: with a star if it belongs to another pid namespace."""
+    if pid is None:
+        return "?"
+    return str(pid) if is_here else f"{pid}*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +63,13 @@ class Summary:
         name: The parts of its name.
         state: Its state.
         detail: The reason, where the state alone does not explain it; else empty.
-        kind: "sparse" or "dense".
-        dtype: TensorFlow's name of the dtype.
-        shape: The declared shape; None: unknown rank.
-        reduction_type: MEAN, SUM or CMEAN.
+        kind: "sparse", "dense" or "group".
+        dtype: TensorFlow's name of the dtype; None: it has several members.
+        shape: The declared shape; None: unknown rank, or it has several members.
+        reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
+        members: How many tensors it accumulates.
+        lanes: How many applies go on at a time.
+        capacity: How many gradients may be pending; None: any number.
         private: Whether it is removed with its creator.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
@@ -43,6 +83,8 @@ class Summary:
         owner_uid: The owner's uid.
         mode: Permission bits.
         created: Seconds since the epoch.
+        last_used: When a process last attached or began an operation, likewise; None: unknown.
+        stalls: Why it stands still; empty if it is not known to.
     """
 
     name: SegmentName
@@ -57,6 +99,9 @@ class Summary:
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
     reduction_type: str | None = None
+    members: int | None = None
+    lanes: int | None = None
+    capacity: int | None = None
     private: bool | None = None
     global_step: int | None = None
     num_accumulated: int | None = None
@@ -65,6 +110,8 @@ class Summary:
     attached_alive: int | None = None
     attached_dead: int | None = None
     waiting_for: tuple[int, ...] | None = None
+    last_used: float | None = None
+    stalls: tuple[Stall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +120,8 @@ class AttachedProcess:
 
     Attributes:
         entry: Its place in the table.
-        pid: Its pid, in its own pid namespace.
-        same_pid_namespace: Whether that pid means anything here.
+        pid: Its pid in this pid namespace, if it has one here; else in its own.
+        pid_is_here: Whether it is the pid in this pid namespace.
         alive: By proof: it holds its presence lock.
         condition: "running", "sleeping", "stopped", ...; empty where `command` is.
         command: Its command line, if it lives and is visible; else empty.
@@ -92,7 +139,7 @@ class AttachedProcess:
 
     entry: int
     pid: int
-    same_pid_namespace: bool
+    pid_is_here: bool
     alive: bool
     condition: str
     command: str
@@ -106,6 +153,11 @@ class AttachedProcess:
     dropped: int
     taken: int
 
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return _label(self.pid, is_here=self.pid_is_here)
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingTake:
@@ -114,7 +166,8 @@ class WaitingTake:
     Attributes:
         position: 1 for the head of the line.
         entry: The place of its process in the table.
-        pid: Its process; None if unknown.
+        pid: Its process, as in AttachedProcess; None if unknown.
+        pid_is_here: Whether it is the pid in this pid namespace.
         num_required: The number of gradients it waits for.
         since: Seconds since the epoch.
         alive: Whether its process lives, by proof.
@@ -124,10 +177,16 @@ class WaitingTake:
     position: int
     entry: int
     pid: int | None
+    pid_is_here: bool
     num_required: int
     since: float
     alive: bool
     overdue: bool
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return _label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +195,30 @@ class LockState:
 
     Attributes:
         held: Whether another process owns the lock.
-        pid: Which, if it is in this pid namespace; else None.
+        pid: Which, as in AttachedProcess; None if unknown.
+        pid_is_here: Whether it is the pid in this pid namespace.
+        condition: The holder's, as in AttachedProcess.
         since: When that process entered its operation, which may have had to wait for the lock
             first; None if no process holds it or the holder is not known.
         queue: The semaphore's value; None if it does not exist or is not this user's to read.
-        in_operation: Whether an operation runs, or was interrupted and is not yet undone. name_pid:
-        The process that is opening or removing the name, if this pid namespace shows it.
+        in_operation: Whether an operation runs, or was interrupted and is not yet undone.
+        name_pid: The process that is opening or removing the name, if it has a pid in this pid
+            namespace.
     """
 
     held: bool
     pid: int | None
+    pid_is_here: bool
+    condition: str
     since: float | None
     queue: int | None
     in_operation: bool
     name_pid: int | None
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return _label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +229,65 @@ class Region:
     offset: int
     reserved: int
     used: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A member, and what the open round has of it.
+
+    Attributes:
+        name: Its name; empty: it is no group's.
+        kind: "sparse" or "dense".
+        dtype: TensorFlow's name of the dtype.
+        shape: The declared shape; None: unknown rank.
+        reduction_type: MEAN, SUM or CMEAN.
+        count: Gradients that had it.
+        weight: Their weights, added up.
+        rows: Rows that they touch, in all lanes (dense: 0).
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    reduction_type: str
+    count: int
+    weight: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """The lock of a lane.
+
+    Attributes:
+        number: The lane, from 0.
+        held: Whether a process holds the lock.
+        pid: The holder here; 0: none, or it has no pid here.
+    """
+
+    number: int
+    held: bool
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        kind: "died", "recovered", "cancelled" or "sealed".
+        at: Seconds since the epoch.
+        pid: The process, as its own pid namespace knows it.
+        step: The global step then.
+        contributor: Of a process that died: of its last gradient; None: it named none.
+    """
+
+    kind: str
+    at: float
+    pid: int
+    step: int
+    contributor: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +303,12 @@ class Description:
         processes: Those attached, living or dead.
         line: Waiting takes in order.
         lock: The lock.
-        regions: The layout.
+        round_holder: The living process that has a round open; None: no round is open.
+        regions: The layout; of all lanes and members together.
+        members: What it accumulates, and what the round has of it.
+        lanes: The locks of its lanes.
+        contributors: How many named contributors are in the round.
+        events: What happened lately, oldest first.
         index_load: Filled part of the index, 0 to 1; None without one.
     """
 
@@ -187,7 +320,12 @@ class Description:
     processes: tuple[AttachedProcess, ...]
     line: tuple[WaitingTake, ...]
     lock: LockState
+    round_holder: AttachedProcess | None
     regions: tuple[Region, ...]
+    members: tuple[MemberDescription, ...]
+    lanes: tuple[LaneState, ...]
+    contributors: int
+    events: tuple[Event, ...]
     index_load: float | None
 
 
@@ -202,6 +340,8 @@ class Leftover:
             obstacle.
         why: What it is.
         age: Seconds since it was made.
+        idle: Seconds since it was last used, as far as is known.
+        private: Whether it is a private accumulator's, which no process will use again.
         bytes_reserved: Bytes of memory that it occupies.
     """
 
@@ -210,6 +350,8 @@ class Leftover:
     removable: bool
     why: str
     age: float
+    idle: float
+    private: bool
     bytes_reserved: int
 
 
@@ -227,14 +369,18 @@ class Finding:
     Attributes:
         subject: The file or part of it.
         severity: How serious it is.
+        kind: What is wrong, in one word for programs: the same for the same cause.
         problem: What is wrong.
-        remedy: What to do.
+        remedy: What to do, in words.
+        command: The whole command that does it, for this one thing; None where no command does.
     """
 
     subject: str
     severity: Severity
+    kind: str
     problem: str
     remedy: str
+    command: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +414,16 @@ class ValueSummary:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Shared memory of this machine (or container), in bytes."""
+    """Shared memory of this machine (or container), in bytes.
+
+    Attributes:
+        total: All of it.
+        free: What is left.
+        inodes_total: How many files there may be; 0: any number.
+        inodes_free: How many more there may be.
+    """
 
     total: int
     free: int
+    inodes_total: int
+    inodes_free: int

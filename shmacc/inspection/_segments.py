@@ -5,7 +5,6 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,17 +17,19 @@ from shmacc._names import SegmentName
 from shmacc._segment import UnfinishedError
 from shmacc._stats import Stats
 from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
-from shmacc.inspection import _processes as processes
+from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
-    AttachedProcess,
     Description,
-    LockState,
+    Event,
+    LaneState,
+    MemberDescription,
     Region,
     SegmentState,
     Space,
     Summary,
-    WaitingTake,
 )
+from shmacc.inspection._standstill import stalls
 
 
 def resolve(name: str) -> SegmentName:
@@ -61,13 +62,26 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
         pattern: A glob that the shared_name or the system name must match.
         namespace: Only those under it; None: all.
     """
-    found = []
-    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
-        name = names.parse_segment_file(file_name)
-        if name is not None and is_meant(name, file_name, pattern, namespace):
-            with contextlib.suppress(NotFoundError):  # removed since the directory was read
-                found.append(summarise(name))
+    found, look = [], Look()
+    for name in list_names(pattern, namespace=namespace):
+        with contextlib.suppress(NotFoundError):  # removed since the directory was read
+            found.append(summarise(name, look))
     return tuple(found)
+
+
+def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[SegmentName, ...]:
+    """List the names of this library's segments, of every user, without looking into them.
+
+    Args:
+        pattern: A glob, as in `list_segments`.
+        namespace: Only those under it; None: all.
+    """
+    found = map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY)))
+    return tuple(
+        name
+        for name in found
+        if name is not None and is_meant(name, name.system_name, pattern, namespace)
+    )
 
 
 def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
@@ -80,40 +94,20 @@ def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | N
 def shared_memory_space() -> Space:
     """Return how much shared memory there is, and how much of it is free."""
     status = os.statvfs(names.SHM_DIRECTORY)
-    return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
+    return Space(
+        total=status.f_blocks * status.f_frsize,
+        free=status.f_bavail * status.f_frsize,
+        inodes_total=status.f_files,
+        inodes_free=status.f_favail,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The data of one look at a segment."""
-
-    view: _core.View
-    config: dict[str, Any]
-    state: dict[str, Any]
-    participants: list[dict[str, Any]]
-    waiters: list[dict[str, Any]]
-
-    @classmethod
-    def at(cls, view: _core.View) -> "_Look":
-        participants, waiters = view.participants(), view.waiters()
-        state = view.state()
-        state["attached"] = sum(entry["alive"] for entry in participants)
-        state["waiting"] = sum(waiter["alive"] for waiter in waiters)
-        held = state["round"] or {}
-        state["round_pid"] = next(
-            (
-                entry["pid"]
-                for entry in participants
-                if (entry["entry"], entry["token"]) == (held.get("participant"), held.get("token"))
-                and entry["alive"]
-            ),
-            0,
-        )
-        return cls(view, view.config(), state, participants, waiters)
-
-
-def describe(name: str) -> Description:
+def describe(name: str, look: Look | None = None) -> Description:
     """Describe a segment without reading its rows.
+
+    Args:
+        name: The segment.
+        look: The look that this is a part of; None: one of its own.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -122,21 +116,38 @@ def describe(name: str) -> Description:
     """
     segment_name = resolve(name)
     with open_view(segment_name) as view:
-        look = _Look.at(view)
-        state = look.state
-        attached = _processes(look.participants)
+        seen = SegmentLook.at(segment_name, view, look or Look())
+        state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
         round_shape = state["round_shape"]
         return Description(
-            summary=_summary_of(segment_name, look),
-            token=look.config["token"],
+            summary=_summary_of(segment_name, seen),
+            token=seen.config["token"],
             generation=state["generation"],
             round_shape=None if round_shape is None else tuple(round_shape),
             stats=Stats.of(state),
-            processes=attached,
-            line=_line(look.waiters, attached),
-            lock=_lock(segment_name, look, attached),
-            regions=_regions(look.config, state),
+            processes=seen.processes,
+            line=seen.line,
+            lock=seen.lock,
+            round_holder=seen.round_holder,
+            regions=_regions(seen),
+            members=_members(segment_name, seen),
+            lanes=tuple(
+                LaneState(lane, *view.lock_state(lane)) for lane in range(seen.config["lanes"])
+            ),
+            contributors=sum(
+                table["rows"] for table in _tables_of(seen, len(seen.config["members"]))
+            ),
+            events=tuple(
+                Event(
+                    kind=layout.EVENT_NAMES.get(event["kind"], "?"),
+                    at=event["at_ns"] / 1e9,
+                    pid=event["pid"],
+                    step=event["step"],
+                    contributor=event["contributor"] if event["contributor"] >= 0 else None,
+                )
+                for event in sorted(view.events(), key=lambda event: int(event["serial"]))
+            ),
             # Includes every entry that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,
         )
@@ -149,38 +160,30 @@ def semaphore_file(name: SegmentName, token: int) -> str:
 
 def is_semaphore(status: os.stat_result) -> bool:
     """Whether a file can be one: mapping a shorter file would be fatal (SIGBUS)."""
-    return stat.S_ISREG(status.st_mode) and status.st_size == layout.SEMAPHORE_BYTES
+    lanes, rest = divmod(status.st_size, layout.SEMAPHORE_BYTES)
+    return stat.S_ISREG(status.st_mode) and rest == 0 and 1 <= lanes <= layout.MAX_LANES
 
 
-def _lock(name: SegmentName, look: _Look, attached: tuple[AttachedProcess, ...]) -> LockState:
-    held, pid = look.view.lock_state(0)
-    owner = next((entry for entry in attached if entry.alive and entry.pid == pid), None)
-    return LockState(
-        held=held,
-        pid=pid or None,
-        since=owner.last_seen if held and owner else None,
-        queue=_core.View.semaphore_value(
-            names.semaphore_path(name.system_name, look.config["token"])
-        ),
-        in_operation=look.state["in_operation"],
-        name_pid=look.view.name_lock_state()[1] or None,
-    )
-
-
-def summarise(name: SegmentName) -> Summary:
+def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     """Summarise a segment, whatever state it is in.
+
+    Args:
+        name: The segment.
+        look: The look that this is a part of; None: one of its own.
 
     Raises:
         NotFoundError: There is none.
     """
     try:
         with open_view(name) as view:
-            return _summary_of(name, _Look.at(view))
+            return _summary_of(name, SegmentLook.at(name, view, look or Look()))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
-        state = SegmentState.STARTING if error.held else SegmentState.ORPHANED
-        return _bare_summary(name, state, _problem(error))
+        # Not orphaned: no version since 1.0 makes such a file, so it is another program's, whose
+        # processes may have it open or mapped without a lock on it.
+        state = SegmentState.STARTING if error.held else SegmentState.DAMAGED
+        return _bare_summary(name, state, f"{_problem(error)}; shmacc makes no such files")
     except DataLossError as error:
         other = error.version is not None
         state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
@@ -201,8 +204,8 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     except KeyError:
         owner = str(status.st_uid)
     known.setdefault("created", status.st_ctime)
+    known.setdefault("name", name)
     return Summary(
-        name=name,
         state=state,
         detail=detail,
         owner=owner,
@@ -213,98 +216,106 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def _summary_of(name: SegmentName, look: _Look) -> Summary:
-    config, state = look.config, look.state
-    dtype = dtype_names.NAMES.get(config["dtype"])
-    reduction = layout.REDUCTION_NAMES.get(config["reduction"])
-    if dtype is None or reduction is None:
-        raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
-    alive, used = state["attached"], look.view.used
-    declared = config["declared"]
+def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
+    config, state = seen.config, seen.state
+    kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
+    members = _members(name, seen)
+    alive, used = state["attached"], seen.view.used
+    details = [] if used else ["no living process has it attached"]
+    if is_misnamed(name, config["name"]):
+        details.append(f"its file was renamed, copied or linked: it was made as {config['name']!r}")
+    else:  # the file's name may contain a hash instead
+        name = SegmentName(name.system_name, name.namespace, config["name"])
     return _bare_summary(
-        SegmentName(name.system_name, name.namespace, config["name"]),
+        name,
         SegmentState.SOUND if used else SegmentState.ORPHANED,
-        "" if used else "no living process has it attached",
+        "; ".join(details),
         created=config["created_ns"] / 1e9,
-        kind=layout.KIND_NAMES[config["kind"]],
-        dtype=dtype,
-        shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
-        reduction_type=reduction,
+        kind=kind,
+        dtype=members[0].dtype if single else None,
+        shape=members[0].shape if single else None,
+        reduction_type=layout.REDUCTION_NAMES.get(config["reduction"]),
+        members=len(members),
+        lanes=config["lanes"],
+        capacity=config["capacity"],
         private=config["is_private"],
         global_step=state["step"],
         num_accumulated=state["count"],
-        rows=state["rows"],
-        bytes_used=sum(region.used for region in _regions(config, state)),
+        rows=state["all_rows"],
+        bytes_used=sum(region.used for region in _regions(seen)),
         attached_alive=alive,
-        attached_dead=len(look.participants) - alive,
-        waiting_for=tuple(take.num_required for take in _line(look.waiters, ()) if take.alive),
+        attached_dead=len(seen.processes) - alive,
+        waiting_for=tuple(take.num_required for take in seen.line if take.alive),
+        last_used=seen.last_used,
+        stalls=stalls(name.system_name, seen),
     )
 
 
-def _processes(participants: list[dict[str, Any]]) -> tuple[AttachedProcess, ...]:
-    own_namespace = os.stat("/proc/self/ns/pid").st_ino
-    return tuple(_process(entry, own_namespace) for entry in participants)
+def _tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
+    """Return what each lane has of a member; the one after the last is the contributors."""
+    stride = len(seen.config["members"]) + 1
+    return seen.tables[member::stride]
 
 
-def _process(entry: dict[str, Any], own_namespace: int) -> AttachedProcess:
-    pid, ticks = entry["pid"], entry["start_ticks"]
-    same = entry["pid_namespace"] == own_namespace
-    visible = same and entry["alive"] and processes.is_the_one(pid, ticks)
-    applied = entry["applied_ns"] > 0
-    return AttachedProcess(
-        entry=entry["entry"],
-        pid=pid,
-        same_pid_namespace=same,
-        alive=entry["alive"],
-        condition=processes.condition(pid) if visible else "",
-        command=processes.command(pid) if visible else "",
-        activity=layout.ACTIVITY_NAMES.get(entry["activity"], "?"),
-        started=processes.started(ticks) if same else None,
-        attached_at=entry["attached_ns"] / 1e9,
-        last_seen=entry["seen_ns"] / 1e9,
-        last_applied=entry["applied_ns"] / 1e9 if applied else None,
-        last_applied_step=entry["applied_step"] if applied else None,
-        applied=entry["applied"],
-        dropped=entry["dropped"],
-        taken=entry["taken"],
-    )
-
-
-def _line(
-    waiting: list[dict[str, Any]], attached: tuple[AttachedProcess, ...]
-) -> tuple[WaitingTake, ...]:
-    pids = {process.entry: process.pid for process in attached}
-    waiters = sorted(waiting, key=lambda waiter: int(waiter["ticket"]))
-    return tuple(
-        WaitingTake(
-            position=position,
-            entry=waiter["participant"],
-            pid=pids.get(waiter["participant"]),
-            num_required=waiter["num_required"],
-            since=waiter["since_ns"] / 1e9,
-            alive=waiter["alive"],
-            overdue=waiter["overdue"],
+def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
+    found = []
+    for number, member in enumerate(seen.config["members"]):
+        dtype = dtype_names.NAMES.get(member["dtype"])
+        reduction = layout.REDUCTION_NAMES.get(member["reduction"])
+        if dtype is None or reduction is None:
+            raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
+        declared = member["declared"]
+        states = _tables_of(seen, number)
+        found.append(
+            MemberDescription(
+                name=member["name"],
+                kind=layout.KIND_NAMES[member["kind"]],
+                dtype=dtype,
+                shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
+                reduction_type=reduction,
+                count=sum(state["member_count"] for state in states),
+                weight=sum(state["member_weight"] for state in states),
+                rows=sum(state["rows"] for state in states),
+            )
         )
-        for position, waiter in enumerate(waiters, start=1)
-    )
+    return tuple(found)
 
 
-def _regions(config: dict[str, Any], state: dict[str, Any]) -> tuple[Region, ...]:
-    row_bytes = state["row_elements"] * layout.SUM_BYTES[config["sum"]]
-    reserved = {name: state["reserved"][number] for name, number in layout.REGIONS.items()}
+def is_misnamed(name: SegmentName, made_as: str) -> bool:
+    """Whether a file's name is not that of the accumulator as which it was made.
+
+    No two files have the same name, but any number of copies and links the same content. So a
+    misnamed one goes by the name of its file.
+    """
+    return names.name_under(name.namespace, made_as).system_name != name.system_name
+
+
+def _regions(seen: SegmentLook) -> tuple[Region, ...]:
+    """Add up the regions of all lanes and members; each is named, and begins, as the first's."""
+    reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
+    for number, member in enumerate(seen.config["members"]):
+        for state in _tables_of(seen, number):
+            for region, at in layout.REGIONS.items():
+                if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
+                    reserved[region] += state["reserved"][at]
+            _add_used(used, member, state)
     reserved["header"] = used["header"] = layout.HEADER_BYTES
-    used[f"index {state['index']}"] = state["index_buckets"] * layout.BUCKET_BYTES
-    used["slots"] = state["rows"] * layout.SLOT_BYTES
-    if config["kind"] == layout.KINDS["sparse"]:
-        used["rows 0"] = state["rows"] * row_bytes
-    elif state["count"]:
-        used[f"rows {state['buffer']}"] = row_bytes
-    for table, size in (("participants", state["attached"]), ("waiters", state["waiting"])):
-        used[table] = size * layout.ENTRY_BYTES[table]
+    for table, size in (("participants", "attached"), ("waiters", "waiting")):
+        used[table] = seen.state[size] * layout.ENTRY_BYTES[table]
         pages = -(-max(used[table], 1) // layout.PAGE_BYTES)
         reserved[table] = pages * layout.PAGE_BYTES
     return tuple(
         Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
         for name, number in layout.REGIONS.items()
     )
+
+
+def _add_used(used: dict[str, int], member: dict[str, Any], state: dict[str, Any]) -> None:
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
+    used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
+    used["slots"] += state["rows"] * layout.SLOT_BYTES
+    if member["kind"] == layout.KINDS["sparse"]:
+        used["rows 0"] += state["rows"] * row_bytes
+    elif state["member_count"]:
+        used[f"rows {state['buffer']}"] += row_bytes

@@ -1,11 +1,13 @@
 """Reads much from a segment that others write to, without its lock.
 
 Bytes are copied out; the copy is consistent only if the committed state was the same before and
-after, and no operation ran.
+after, and no operation went on meanwhile. An operation that stands still (its process is stopped)
+does not matter: what it has changed in place is in the undo log (commit.hpp), so the reader can
+tell what was committed.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from shmacc import _core
@@ -13,27 +15,30 @@ from shmacc import _core
 _T = TypeVar("_T")
 _ATTEMPTS = 8
 _PAUSE = 0.002  # seconds; an apply takes less
+_MARKS = ("generation", "in_operation", "undo_records")
 
 
-def look_still(
-    view: _core.View, look: Callable[[dict[str, Any]], _T], *, commits_only: bool = False
-) -> tuple[_T, bool]:
+def look_still(view: _core.View, look: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
     """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
     Args:
         view: The segment.
         look: Called with the committed state.
-        commits_only: Whether an operation that has not committed (and may never do so, if its
-            process is stopped) does not affect the result.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()
         seen = look(before)
         after = view.state()
-        still = after["generation"] == before["generation"] and (
-            commits_only or not (before["in_operation"] or after["in_operation"])
-        )
+        still = all(before[mark] == after[mark] for mark in _MARKS)
         if still or attempt == _ATTEMPTS:
             return seen, still
         time.sleep(_PAUSE)
     raise AssertionError  # pragma: no cover  the loop returns
+
+
+def tables(view: _core.View, config: dict[str, Any]) -> Iterator[tuple[_core.View, dict[str, Any]]]:
+    """Yield a view of each table that the open round has, with its member's configuration."""
+    members = config["members"]
+    for table in view.tables():
+        if table["member"] < len(members) and table["member_count"]:  # not the contributors
+            yield view.table(table["lane"], table["member"]), members[table["member"]]

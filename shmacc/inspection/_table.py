@@ -12,10 +12,15 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc import _layout as layout
 from shmacc._records import IndexArray
-from shmacc.inspection._examination import read_slots
+from shmacc.errors import DataLossError
 
 _PLACES = 10
 _BUCKET = np.dtype([("tags", "<u2", _PLACES), ("stamp", "<u4"), ("slots", "<u4", _PLACES)])
+
+_PIECE = (
+    2**12
+)  # slots or buckets that are looked at at once: a few MiB with all that is made of them
+_OF_A_ROUND = ("takes", "discarded", "index", "index_buckets", "index_stamp")
 
 _HALF = np.uint64(32)  # bits
 _LOWER_HALF = np.uint64(0xFFFFFFFF)
@@ -24,16 +29,45 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 _Words = npt.NDArray[np.uint64]
 
 
-def problems(view: _core.View, state: dict[str, Any]) -> list[str]:
-    """Return the problems of the table in this state."""
-    rows, counts = read_slots(view, state)
+def problems(view: _core.View, before: dict[str, Any]) -> list[str] | None:
+    """Return the problems of the table; None if it cannot be told, since a round ended meanwhile.
+
+    Gradients may arrive meanwhile. Within a round a row keeps its slot and its number, and its
+    entry in the index its place, until the index is rebuilt; so the rows that were there before
+    can be compared with an index that is read later.
+    """
+    number = before["rows"]
+    rows, least, most = _read_rows(view, number)
+    lost = _lost_rows(view, before, rows)
+    after = view.state()
+    if any(before[mark] != after[mark] for mark in _OF_A_ROUND):
+        return None
     found = list(_problems_of_rows(view, rows))
-    if not state["in_operation"]:  # an apply that has not committed changes counts in place
-        found += _problems_of_counts(counts, state["count"])
-    lost = _lost_rows(view, state, rows)
+    # An apply that has not committed changes counts in place.
+    most_possible = after["member_weight"]
+    if number and (least < 1 or (most > most_possible and not after["in_operation"])):
+        found.append(f"a row's count is not between 1 and its gradients' weight, {most_possible}")
     if lost:
-        found.append(f"{lost} of {rows.size} rows cannot be found through the index")
+        found.append(f"{lost} of {number} rows cannot be found through the index")
     return found
+
+
+def _read_rows(view: _core.View, number: int) -> tuple[IndexArray, int, int]:
+    """Return the rows' numbers, and the least and the largest of their counts."""
+    if number * layout.SLOT_BYTES > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
+    rows = np.empty(number, np.int64)
+    least, most = 1, 1
+    for first in range(0, number, _PIECE):
+        size = min(_PIECE, number - first)
+        raw = view.read(
+            layout.REGIONS["slots"], first * layout.SLOT_BYTES, size * layout.SLOT_BYTES
+        )
+        pairs = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
+        rows[first : first + size] = pairs[:, 0]
+        least = min(least, int(pairs[:, 1].min()))
+        most = max(most, int(pairs[:, 1].max()))
+    return rows, least, most
 
 
 def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
@@ -49,11 +83,6 @@ def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
         yield f"row {int(ordered[-1])} is past the declared {declared[0]} rows"
 
 
-def _problems_of_counts(counts: IndexArray, gradients: int) -> Iterator[str]:
-    if counts.size and (int(counts.min()) < 1 or int(counts.max()) > gradients):
-        yield f"a row's count is not between 1 and the round's {gradients} gradients"
-
-
 def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int:
     """Return how many rows a search of the index would not find."""
     number = state["index_buckets"]
@@ -61,28 +90,53 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
         return 0
     if not number:
         return int(rows.size)
+    # How many buckets before each one are full: a search walks on for as long as they are.
+    full = np.zeros(number + 1, np.int64)
+    for first, buckets in _pieces_of_index(view, state):
+        taken = (buckets["tags"][:, _PLACES - 1] != 0) & (buckets["stamp"] == state["index_stamp"])
+        full[first + 1 : first + 1 + buckets.size] = taken
+    np.cumsum(full, out=full)
+    found = np.zeros(rows.size, np.bool_)
+    for first, buckets in _pieces_of_index(view, state):
+        _find(view.config()["hash_key"], state, first, buckets, rows, full, found)
+    return int(rows.size - np.count_nonzero(found))
+
+
+def _pieces_of_index(
+    view: _core.View, state: dict[str, Any]
+) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     region = layout.REGIONS["index 0"] + state["index"]
-    raw = view.read(region, 0, number * _BUCKET.itemsize)
-    buckets = np.frombuffer(raw, dtype=_BUCKET)
+    for first in range(0, state["index_buckets"], _PIECE):
+        size = min(_PIECE, state["index_buckets"] - first)
+        raw = view.read(region, first * _BUCKET.itemsize, size * _BUCKET.itemsize)
+        yield first, np.frombuffer(raw, dtype=_BUCKET)
+
+
+def _find(
+    key: list[int],
+    state: dict[str, Any],
+    first: int,
+    buckets: npt.NDArray[Any],
+    rows: IndexArray,
+    full: IndexArray,
+    found: npt.NDArray[np.bool_],
+) -> None:
+    """Mark the rows that a search finds in these buckets, the first of which has that number."""
+    number = state["index_buckets"]
     current = buckets["stamp"] == state["index_stamp"]
-    taken = (buckets["tags"] != 0) & current[:, np.newaxis]
-    at, place = np.nonzero(taken)
+    at, place = np.nonzero((buckets["tags"] != 0) & current[:, np.newaxis])
     slots = buckets["slots"][at, place]
-    # Slots beyond the rows in use were left behind by an undone apply.
+    # Slots beyond the rows in use were left behind by an undone apply, or belong to a later one.
     in_use = slots < rows.size
     at, place, slots = at[in_use], place[in_use], slots[in_use]
-    hashes = hash_rows(rows[slots], view.config()["hash_key"])
+    hashes = hash_rows(rows[slots], key)
     tags = np.maximum(hashes & np.uint64(0xFFFF), np.uint64(1))
-    home = ((hashes >> _HALF) * np.uint64(number)) >> _HALF
-    # A search walks from the home bucket on for as long as buckets are full.
-    distance = (at - home.astype(np.int64)) % number
-    full = (taken[:, _PLACES - 1]).astype(np.int64)
-    before = np.concatenate(([0], np.cumsum(np.concatenate((full, full)))))
-    start = home.astype(np.int64)
-    reached = before[start + distance] - before[start] == distance
-    found = np.zeros(rows.size, np.bool_)
-    found[slots[reached & (buckets["tags"][at, place] == tags)]] = True
-    return int(rows.size - np.count_nonzero(found))
+    home = (((hashes >> _HALF) * np.uint64(number)) >> _HALF).astype(np.int64)
+    there = at + first
+    around = there < home  # past the last bucket comes the first
+    passed = full[there] - full[home] + np.where(around, full[number], 0)
+    distance = there - home + np.where(around, number, 0)
+    found[slots[(passed == distance) & (buckets["tags"][at, place] == tags)]] = True
 
 
 def hash_rows(rows: IndexArray, key: list[int]) -> _Words:

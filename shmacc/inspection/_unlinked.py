@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shmacc import _names as names
@@ -23,10 +23,14 @@ class UnlinkedUse:
     Attributes:
         name: The segment's former name.
         pid: The process.
+        inode: Of the segment's file: the same for all its users.
+        bytes_reserved: Bytes of memory that the segment occupies.
     """
 
     name: SegmentName
     pid: int
+    inode: int
+    bytes_reserved: int
 
 
 def unlinked_uses() -> tuple[UnlinkedUse, ...]:
@@ -35,12 +39,37 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     That is normal after ``unlink()``, and a problem after an ``rm`` or systemd's RemoveIPC:
     processes that attach from now on make a new segment and do not share it with these.
     """
+    if not _some_memory_has_no_name():
+        return ()
     found = {
-        UnlinkedUse(name, pid)
+        use
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        for name in _unlinked_of(pid)
+        for use in _unlinked_of(pid)
     }
-    return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid)))
+    return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid, use.inode)))
+
+
+def _some_memory_has_no_name() -> bool:
+    """Whether more of /dev/shm is used than its files occupy.
+
+    That is quickly asked, and mostly answered by no; to look at what every process of the machine
+    has open is neither. The files come first: what grows meanwhile may lead to a look in vain, and
+    nothing is missed.
+    """
+    named = {}
+    with os.scandir(names.SHM_DIRECTORY) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                named[status.st_ino] = status.st_blocks * 512
+    space = os.statvfs(names.SHM_DIRECTORY)
+    used = (space.f_blocks - space.f_bfree) * space.f_frsize
+    return space.f_blocks == 0 or used > sum(named.values())  # no blocks: as many as it likes
+
+
+def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
+    """Return the bytes of memory that these processes keep from being freed."""
+    return sum({use.inode: use.bytes_reserved for use in uses}.values())
 
 
 def goes_at_logout(uid: int) -> bool:
@@ -59,14 +88,16 @@ def goes_at_logout(uid: int) -> bool:
     return removes
 
 
-def _unlinked_of(pid: int) -> Iterator[SegmentName]:
+def _unlinked_of(pid: int) -> Iterator[UnlinkedUse]:
     start = f"{names.SHM_DIRECTORY}/{names.PREFIX}"
     with contextlib.suppress(OSError):  # it ended, or is another user's
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                link = f"/proc/{pid}/fd/{fd}"
+                target = os.readlink(link)
                 if target.startswith(start) and target.endswith(_DELETED):
                     file_name = os.path.basename(target.removesuffix(_DELETED))
                     name = names.parse_segment_file(file_name)
                     if name is not None:
-                        yield name
+                        status = os.stat(link)  # which opens nothing
+                        yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)

@@ -43,7 +43,7 @@ inline nb::dict describe(const Totals& now) {
     out["sealed"] = now.round.sealed != 0;
     out["count"] = now.count;
     out["weight"] = now.weight;
-    out["rows"] = now.rows;
+    out["all_rows"] = now.rows;
     out["applied"] = now.applied;
     out["dropped"] = now.dropped;
     out["discarded"] = now.round.discarded;

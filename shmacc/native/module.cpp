@@ -238,9 +238,11 @@ NB_MODULE(_core, m) {
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
         .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
+        .def("tables", &SegmentView::tables)
         .def("config", &SegmentView::config)
         .def("state", &SegmentView::state)
         .def("participants", &SegmentView::participants)
+        .def("last_used_ns", &SegmentView::last_used_ns)
         .def("waiters", &SegmentView::waiters)
         .def("events", &SegmentView::events)
         .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
@@ -250,6 +252,7 @@ NB_MODULE(_core, m) {
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
         .def_prop_ro("unlinked", &SegmentView::unlinked)
         .def_prop_ro("used", &SegmentView::used)
+        .def_prop_ro("links", &SegmentView::links)
         .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());

@@ -6,6 +6,8 @@
 // with the space that the file occupies before memory is allocated for it.
 #pragma once
 
+#include <array>
+
 #include "description.hpp"
 #include "handle.hpp"
 #include "opening.hpp"
@@ -42,21 +44,33 @@ class SegmentView {
     // The committed state of the segment and of the table, as they were at some instant during the call.
     nb::dict state() const {
         const Snapshot seen = snapshot();
+        const SeenLane& lane = seen.lanes[lane_];
         nb::dict out = describe(seen.totals);
-        const MemberState& table = seen.table;
-        const bool in_round = table.round == seen.totals.round.round && table.count > 0;
-        describe_table(out, table, in_round);
-        out["generation"] = seen.generation;
-        out["leftovers"] = seen.lane.leftovers - table.leftovers_before;
+        describe_table(out, seen, lane_, member_);
+        // Grows with every commit, of the round and of the table's lane.
+        out["generation"] = seen.totals.round.generation + lane.state.generation;
+        out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
         // An operation runs, or died: rows may differ from the committed ones.
-        out["in_operation"] = seen.in_operation;
-        out["round_shape"] = in_round ? nb::cast(shape(table)) : nb::none();
-        std::vector<uint64_t> reserved(kFixedRegions);
-        reserved.insert(reserved.end(), seen.lane.reserved, std::end(seen.lane.reserved));
-        reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
-        out["reserved"] = nb::cast(reserved);
-        out["all_rows"] = seen.totals.rows;
+        out["in_operation"] = lane.in_operation;
+        // How many of its undo records are complete (commit.hpp).
+        out["undo_records"] = lane.undo_records;
+        std::vector<uint64_t> row_bytes;
+        for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
+        out["row_bytes"] = nb::cast(row_bytes);
+        out["round_shape"] = in_round(seen, lane_, member_) ? nb::cast(shape(lane.members[member_])) : nb::none();
         out["all_reserved"] = seen.reserved;
+        return out;
+    }
+    // Of all tables, that of the contributors included, lane by lane.
+    nb::list tables() const {
+        const Snapshot seen = snapshot();
+        nb::list out;
+        for (uint32_t i = 0; i < config_.lanes; ++i)
+            for (uint32_t j = 0; j < specs_.size(); ++j) {
+                nb::dict table;
+                describe_table(table, seen, i, j);
+                out.append(table);
+            }
         return out;
     }
     nb::list events() const {
@@ -73,10 +87,32 @@ class SegmentView {
             if (table[i].token == 0) continue;
             nb::dict item = describe(table[i]);
             item["entry"] = i;
-            item["alive"] = alive(i, table[i].token);
+            int pid = 0;
+            item["alive"] = alive(i, table[i].token, &pid);
+            // The pid of a living process in this process's pid namespace, as the kernel has it; 0: it has none.
+            item["pid_here"] = pid;
             out.append(item);
         }
         return out;
+    }
+    // When a process last began an operation or attached, and when a gradient was last accepted (0: never), as far
+    // as the table still has it: a process that has left keeps what it wrote until another one gets its entry.
+    // Entries are given from the front, so a page without anything is the end.
+    nb::tuple last_used_ns() const {
+        constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
+        int64_t seen = config_.created_ns, applied = 0;
+        std::array<Participant, kStep> page;
+        for (uint32_t first = 0; first < kMaxParticipants; first += kStep) {
+            read_exactly(region_offset(kParticipantsRegion) + first * sizeof(Participant), page.data(), kPage);
+            bool empty = true;
+            for (const Participant& entry : page) {
+                seen = std::max(seen, entry.seen_ns);
+                applied = std::max(applied, entry.applied_ns);
+                empty = empty && entry.attached_ns == 0;
+            }
+            if (empty) break;
+        }
+        return nb::make_tuple(seen, applied);
     }
     nb::list waiters() const {
         nb::list out;
@@ -123,17 +159,38 @@ class SegmentView {
         if (writable != file_) return false;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
+    // How many names the file has, of this library and others; 0: it was removed.
+    uint64_t links() const { return file().status().st_nlink; }
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
+    struct SeenLane {
+        LaneState state;
+        bool in_operation;
+        uint64_t undo_records;
+        std::vector<MemberState> members;
+    };
     struct Snapshot {
         Totals totals;
-        uint64_t generation;  // grows with every commit, of the round and of the table's lane
         uint64_t reserved;  // by all lanes and members
-        LaneState lane;  // the table's
-        bool in_operation;
-        MemberState table;
+        std::vector<SeenLane> lanes;
     };
+
+    bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
+        const MemberState& table = seen.lanes[lane].members[member];
+        return table.round == seen.totals.round.round && table.count > 0;
+    }
+    void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
+        const MemberState& table = seen.lanes[lane].members[member];
+        shmacc::describe_table(out, table, in_round(seen, lane, member));
+        out["lane"] = lane;
+        out["member"] = member;
+        std::vector<uint64_t> reserved(kFixedRegions);
+        const LaneState& state = seen.lanes[lane].state;
+        reserved.insert(reserved.end(), state.reserved, std::end(state.reserved));
+        reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
+        out["reserved"] = nb::cast(reserved);
+    }
 
     nb::tuple held_by(int64_t byte) const {
         int pid = 0;
@@ -197,18 +254,16 @@ class SegmentView {
             const uint64_t generation = generations[i + 1];
             const LaneState& state = lane->state[generation & 1];
             Committed<LaneState>::verify(state, generation);
+            const bool in_operation = lane->journal.generation == generation + 1;
+            SeenLane& seen =
+                out.lanes.emplace_back(SeenLane{state, in_operation, in_operation ? lane->journal.records : 0, {}});
             for (uint64_t bytes : state.reserved) out.reserved += bytes;
             for (uint32_t j = 0; j < specs_.size(); ++j) {
                 const MemberState& member = members[j].copies[current_copy(members[j], generation)];
                 verify(member, generation, specs_[j]);
                 for (uint64_t bytes : member.reserved) out.reserved += bytes;
                 if (member.round == sum.round.round && j + 1 < specs_.size()) sum.rows += member.rows;
-                if (i == lane_ && j == member_) out.table = member;
-            }
-            if (i == lane_) {
-                out.lane = state;
-                out.generation = generations[0] + generation;
-                out.in_operation = lane->journal.generation == generation + 1;
+                seen.members.push_back(member);
             }
             sum.count += count_of(state, sum.round);
             sum.weight += weight_of(state, sum.round);
@@ -253,12 +308,15 @@ class SegmentView {
         return word;
     }
 
-    bool alive(uint32_t i, uint64_t token) const {
+    // *pid: as others_hold has it.
+    bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
         if (i >= kMaxParticipants) return false;
-        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i)
+        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {
+            if (pid) *pid = static_cast<int>(getpid());
             return token == segment->presence().token();
+        }
         uint64_t now = 0;
-        if (!others_hold(file().fd(), life_byte(i), 1)) return false;
+        if (!others_hold(file().fd(), life_byte(i), 1, pid)) return false;
         read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);
         return now == token;
     }

@@ -286,7 +286,8 @@ def _what_needs_no_room() -> None:
         assert run_apart(_apply_from_another_process) == 4
         with shmacc.attach("full") as again:
             assert again.num_accumulated() == 4
-        assert inspection.check("full") == ()
+        (finding,) = inspection.check("full")
+        assert (finding.subject, finding.kind) == ("/dev/shm", "bytes_exhausted")  # noqa: S108
         assert inspection.describe("full").stats.applied == 4
         partial = acc.take_partial(4, timeout=0, seal=True)
         assert partial.values.sum() == 4 * 4 * 3000

@@ -100,7 +100,8 @@ def _without_inodes() -> None:
 
         # What is there needs no more of them, however it grows and whoever comes.
         assert acc.apply_grad(range(5000), np.ones((5000, 1), "f4"))
-        assert inspection.check("there") == ()
+        (finding,) = inspection.check("there")
+        assert (finding.subject, finding.kind) == (str(SHM), "files_exhausted")
         assert run_apart(_come_and_look) == 2
         assert acc.take(2, timeout=0).count == 2
 
@@ -181,7 +182,9 @@ def _on_a_read_only_one() -> None:
         ("show there --rows 1 --values", 0),
         ("check there", 0),
         ("check", 1),
+        ("clean", 1),
         ("clean --yes", 1),
+        ("remove orphaned", 1),
         ("remove --yes there", 1),
     ):
         result = CliRunner().invoke(app, arguments.split())

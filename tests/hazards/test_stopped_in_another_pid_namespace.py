@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers import segment_layout as layout
 from helpers.apart import forks, run_apart
+from helpers.inspect_tool import ask, run, scribble
 from helpers.killing_scenes import NAME, SOON, path
 from helpers.stepping_namespaces import (
     elsewhere,
@@ -47,6 +51,8 @@ from shmacc import _names as names
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
+HOUR: Final = 3600.0
+
 pytestmark = [forks, needs_ptrace, needs_pid_namespaces]
 
 
@@ -70,6 +76,73 @@ def test_held_there_is_held() -> None:
         namesake.result()
         neighbour.result()
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND, THIRD, THIRD))
+
+
+def test_its_pid_is_the_one_that_it_has_here_or_marked() -> None:
+    """The kernel tells the pid in the namespace of who looks; from beside there is none."""
+    place = StopHalfWay.of(APPLYING)
+    with elsewhere(stop, under_the_lock(APPLYING), place.step) as owner:
+        until(lambda: inspection.describe(NAME).lock.condition == "stopped")
+        _backdate_the_operation()
+        lock = inspection.describe(NAME).lock
+        assert (lock.pid, lock.pid_is_here, lock.pid_label) == (owner.pid, True, str(owner.pid))
+        assert time.time() - (lock.since or time.time()) > HOUR
+        (process,) = inspection.describe(NAME).processes
+        assert (process.pid, process.condition) == (owner.pid, "stopped")
+        (stall,) = inspection.describe(NAME).summary.stalls
+        assert (stall.kind, stall.command) == ("lock_holder_stopped", f"kill -CONT {owner.pid}")
+        with elsewhere(perform, _look_at_the_lock_from_beside) as beside:
+            beside.result()
+    inspection.remove(NAME, force=True)
+
+
+def _backdate_the_operation() -> None:
+    """Let the only process have begun it more than an hour ago."""
+    (process,) = inspection.describe(NAME).processes
+    place = layout.region("participants") + process.entry * 128
+    moment = int((process.last_seen - 2 * HOUR) * 1e9)
+    scribble(Path(path()), place + layout.Participant.seen_ns.offset, struct.pack("<q", moment))
+
+
+def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
+    pipe.say()
+    lock = inspection.describe(NAME).lock
+    assert lock.held
+    assert (lock.pid, lock.pid_is_here, lock.pid_label, lock.condition) == (1, False, "1*", "")
+    (stall,) = inspection.describe(NAME).summary.stalls
+    assert (stall.kind, stall.command) == ("lock_held_long", None)
+    assert "pid 1* has been in an operation with the lock" in stall.problem
+    assert [f["kind"] for f in ask("check", NAME, status=1)["findings"]] == ["lock_held_long"]
+    shown = ask("show", NAME)
+    assert (shown["lock"]["holder_pid"], shown["lock"]["holder_pid_is_here"]) == (1, False)
+    assert [process["pid_is_here"] for process in shown["processes"]] == [False]
+    assert "held by pid 1*" in run("show", NAME).stdout
+    assert "lock=1* " in run("watch", NAME, "--interval", "0.1", "--count", "1").stdout
+    samples = [sample for metric in ask("metrics")["metrics"] for sample in metric["samples"]]
+    (held,) = [each for each in samples if each["name"] == "shmacc_lock_held_seconds"]
+    assert held["value"] > HOUR
+    removal = ask("remove", NAME, "--force")
+    assert (removal["attached_pids"], removal["attached_elsewhere"]) == ([], [1])
+    assert "in use by pid 1*" in run("remove", NAME).stderr
+
+
+def test_a_take_from_elsewhere_is_marked() -> None:
+    APPLYING.prepare().write(path())
+    with elsewhere(perform, take, 9) as taker:
+        until(lambda: len(inspection.describe(NAME).line) == 1)
+        assert inspection.describe(NAME).line[0].pid_label == str(taker.pid)
+        with elsewhere(perform, _look_at_the_line_from_beside) as beside:
+            beside.result()
+    inspection.remove(NAME, force=True)
+
+
+def _look_at_the_line_from_beside(pipe: Pipe) -> None:
+    pipe.say()
+    (take,) = inspection.describe(NAME).line
+    assert (take.pid, take.pid_is_here, take.pid_label) == (1, False, "1*")
+    assert [each["pid_is_here"] for each in ask("cancel", NAME)["line"]] == [False]
+    assert "the take of pid 1* for" in run("cancel", NAME).stdout
+    assert "gradients that pid 1* waits for" in run("show", NAME).stdout
 
 
 def test_dead_there_is_dead() -> None:

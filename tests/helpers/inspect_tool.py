@@ -52,7 +52,7 @@ def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
     done = run(*arguments, "--json", before=before)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
-    assert answer["schema_version"] == 1
+    assert answer["schema_version"] == 2
     return answer
 
 

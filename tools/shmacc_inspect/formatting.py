@@ -88,6 +88,13 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
+def pid(number: int | None, *, is_here: bool) -> str:
+    """Return a pid; with a star if it belongs to another pid namespace, and means nothing here."""
+    if number is None:
+        return "?"
+    return str(number) if is_here else f"{number}*"
+
+
 def shape(dims: Sequence[int | None] | None) -> str:
     """Return a shape as TensorFlow writes it; `<unknown>` for an unknown rank."""
     if dims is None:

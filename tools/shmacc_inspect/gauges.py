@@ -36,8 +36,10 @@ def _head_requires(seen: Description, _now: float) -> float | None:
     return next((take.num_required for take in seen.line if take.alive), None)
 
 
-def _lock_held(seen: Description, now: float) -> float:
-    return max(0.0, now - seen.lock.since) if seen.lock.since is not None else 0.0
+def _lock_held(seen: Description, now: float) -> float | None:
+    if not seen.lock.held:
+        return 0.0
+    return None if seen.lock.since is None else max(0.0, now - seen.lock.since)
 
 
 def _worst_straggler(seen: Description, now: float) -> float:
@@ -92,8 +94,14 @@ _DEFINITIONS: Final = (
     _Definition(
         "lock_held_seconds",
         "gauge",
-        "For how long the lock's present owner has been in its operation.",
+        "For how long the lock's present owner has been in its operation; absent if unknown.",
         _lock_held,
+    ),
+    _Definition(
+        "stalled",
+        "gauge",
+        "For how many reasons it stands still; 0 if it is not known to.",
+        lambda seen, _: len(seen.summary.stalls),
     ),
     _Definition(
         "sealed", "gauge", "1 if applies are refused.", lambda seen, _: int(seen.stats.sealed)
@@ -139,21 +147,34 @@ def gather(namespace: str | None) -> Iterator[Metric]:
                 name = PREFIX + definition.name + suffix
                 samples.append(Sample(name, _labels(seen.summary), float(value)))
         yield Metric(PREFIX + definition.name, definition.type, definition.help, samples)
+    yield _stalls(described)
     yield _info(summaries)
     yield _states(summaries)
     yield _space()
+    yield _removed()
 
 
 def _described(summaries: tuple[inspection.Summary, ...]) -> Iterator[Description]:
+    look = inspection.Look()
     for summary in summaries:
         try:
-            yield inspection.describe(summary.name.system_name)
+            yield inspection.describe(summary.name.system_name, look)
         except ShmaccError:  # gone, damaged, not ours: shown by the states
             continue
 
 
 def _labels(summary: inspection.Summary) -> dict[str, str]:
     return {"name": summary.name.shared_name, "namespace": summary.name.namespace or ""}
+
+
+def _stalls(described: list[Description]) -> Metric:
+    name = PREFIX + "stall"
+    samples = [
+        Sample(name, {**_labels(seen.summary), "kind": kind}, 1.0)
+        for seen in described
+        for kind in sorted({stall.kind.value for stall in seen.summary.stalls})
+    ]
+    return Metric(name, "gauge", "Why a segment stands still; always 1.", samples)
 
 
 def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
@@ -194,3 +215,14 @@ def _space() -> Metric:
         Sample(name, {"kind": "free"}, float(space.free)),
     ]
     return Metric(name, "gauge", "Shared memory of this machine or container.", samples)
+
+
+def _removed() -> Metric:
+    name = PREFIX + "removed_but_used_bytes"
+    used = inspection.unlinked_memory(inspection.unlinked_uses())
+    return Metric(
+        name,
+        "gauge",
+        "Memory of removed segments that processes still have open.",
+        [Sample(name, {}, float(used))],
+    )

@@ -12,6 +12,7 @@ from shmacc.errors import NotFoundError, ShmaccError
 from shmacc_inspect.naming import typed_name
 from shmacc_inspect.output.details import applied_this_round
 from shmacc_inspect.output.intervals import Interval, Straggler
+from shmacc_inspect.output.segments import Stall
 
 if TYPE_CHECKING:
     from shmacc.inspection import AttachedProcess, Description, SegmentName, Stats
@@ -32,6 +33,7 @@ def stragglers(seen: Description, now: float) -> list[Straggler]:
     found = [
         Straggler(
             pid=process.pid,
+            pid_is_here=process.pid_is_here,
             seconds=max(0.0, now - (process.last_applied or process.attached_at)),
             applied=process.applied,
             activity=process.activity,
@@ -68,13 +70,13 @@ class Course:
     )
     _moment: float = 0.0
 
-    def look(self) -> Interval:
+    def look(self, look: inspection.Look) -> Interval:
         """Look again; return the interval since the last look."""
         now, moment = time.time(), time.monotonic()
         before, passed = self.seen, moment - self._moment
         self.seen, self._moment = None, moment
         try:
-            self.seen = inspection.describe(self.name.system_name)
+            self.seen = inspection.describe(self.name.system_name, look)
             interval = self._interval(self.seen, before, now, passed)
         except NotFoundError:
             interval = Interval(now, typed_name(self.name), GONE)
@@ -112,6 +114,9 @@ class Course:
             attached_alive=seen.summary.attached_alive,
             dropped=stats.dropped,
             lock_holder_pid=seen.lock.pid if seen.lock.held else None,
+            lock_holder_pid_is_here=seen.lock.pid_is_here if seen.lock.held else None,
+            stalls=[Stall.of(stall) for stall in seen.summary.stalls],
+            shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
             steps_per_second=_rate(old, stats, "global_step", passed),
             gradients_per_second=_rate(old, stats, "applied", passed),
@@ -142,12 +147,12 @@ class Watch:
         """Look at each; forget removed ones, except one that was asked for by name."""
         if self._one is None:
             present = {
-                summary.name.system_name: summary.name
-                for summary in inspection.list_segments(namespace=self._namespace)
+                name.system_name: name for name in inspection.list_names(namespace=self._namespace)
             }
             self.courses = [course for course in self.courses if course.name.system_name in present]
             known = {course.name.system_name for course in self.courses}
             self.courses += [
                 Course(name) for system_name, name in present.items() if system_name not in known
             ]
-        return [course.look() for course in self.courses]
+        look = inspection.Look()
+        return [course.look(look) for course in self.courses]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
@@ -30,6 +31,7 @@ _SEGMENT_COLUMNS: Final = (
     Column("DROPS/S", right=True, rank=3),
     Column("ALIVE", right=True, rank=4),
     Column("STATE", rank=5),
+    Column("STALL"),
 )
 _PROCESS_COLUMNS: Final = (
     Column("PID", right=True),
@@ -106,7 +108,9 @@ class Screen:
         return names.index(self._picked) if self._picked in names else 0
 
     def _title(self, terminal: Terminal) -> str:
-        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
+        space = inspection.shared_memory_space()
+        full = formatting.percent(space.total - space.free, space.total)
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  memory {full}"
         right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
         room = max(1, (terminal.width or 0) - len(left) - len(right))
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
@@ -126,6 +130,7 @@ def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
         Cell(formatting.rate(now.drops_per_second), "yellow" if now.drops_per_second else ""),
         Cell("" if now.attached_alive is None else str(now.attached_alive)),
         Cell(now.state, STATE_STYLES.get(now.state, "red")),
+        Cell(",".join(stall.kind for stall in now.stalls), "bold red"),
     ]
 
 
@@ -152,7 +157,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         return
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
     rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
-    room -= _HEAD_LINES
+    room -= _HEAD_LINES + bool(now.stalls)
     # The processes matter more than the history.
     if room >= len(_LINES) + _LEAST_LINES:
         room -= len(_LINES)
@@ -176,8 +181,11 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
         behind = f", {len(line) - 1} more in line" if len(line) > 1 else ""
         waited = formatting.duration(head.waiting_seconds)
         text = f"{bar} {now.gradients} of {head.num_required}"
-        yield "round", Cell(f"{text}  pid {head.pid} has waited for {waited}{behind}", "cyan")
+        pid = formatting.pid(head.pid, is_here=head.pid_is_here)
+        yield "round", Cell(f"{text}  pid {pid} has waited for {waited}{behind}", "cyan")
     yield "lock", describe_lock(Lock.of(seen, now.time))
+    if now.stalls:
+        yield "stands still", Cell(now.stalls[0].problem, "bold red")
 
 
 def _history(
@@ -198,15 +206,25 @@ def _history(
 
 
 def _in_order(seen: Description, now: Interval) -> list[AttachedProcess]:
-    behind = {straggler.pid: place for place, straggler in enumerate(now.stragglers)}
+    behind = {
+        (straggler.pid, straggler.pid_is_here): place
+        for place, straggler in enumerate(now.stragglers)
+    }
     return sorted(
         seen.processes,
-        key=lambda process: (behind.get(process.pid, len(behind)), not process.alive, process.pid),
+        key=lambda process: (
+            behind.get((process.pid, process.pid_is_here), len(behind)),
+            not process.alive,
+            process.pid,
+        ),
     )
 
 
 def _process_row(process: AttachedProcess, seen: Description, now: Interval) -> list[Cell]:
-    straggler = next((found for found in now.stragglers if found.pid == process.pid), None)
+    pid = process.pid, process.pid_is_here
+    straggler = next(
+        (found for found in now.stragglers if (found.pid, found.pid_is_here) == pid), None
+    )
     if not process.alive:
         this_round = Cell("dead", "yellow")
     elif applied_this_round(process, seen):
@@ -220,7 +238,7 @@ def _process_row(process: AttachedProcess, seen: Description, now: Interval) -> 
         this_round = Cell("")
     halted = process.condition in {"stopped", "traced"}
     return [
-        Cell(str(process.pid), "bold"),
+        Cell(process.pid_label, "bold"),
         this_round,
         Cell(process.activity),
         Cell(process.condition, "bold red" if halted else ""),

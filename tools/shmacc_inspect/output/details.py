@@ -46,7 +46,7 @@ class Process:
     """An attached process, living or dead."""
 
     pid: int
-    same_pid_namespace: bool
+    pid_is_here: bool
     alive: bool
     condition: str
     command: str
@@ -66,7 +66,7 @@ class Process:
         """Convert the library's record."""
         return cls(
             pid=entry.pid,
-            same_pid_namespace=entry.same_pid_namespace,
+            pid_is_here=entry.pid_is_here,
             alive=entry.alive,
             condition=entry.condition,
             command=entry.command,
@@ -89,6 +89,7 @@ class Taker:
 
     position: int
     pid: int | None
+    pid_is_here: bool
     num_required: int
     waiting_seconds: float
     alive: bool
@@ -100,6 +101,7 @@ class Taker:
         return cls(
             position=take.position,
             pid=take.pid,
+            pid_is_here=take.pid_is_here,
             num_required=take.num_required,
             waiting_seconds=max(0.0, now - take.since),
             alive=take.alive,
@@ -113,6 +115,7 @@ class Lock:
 
     held: bool
     holder_pid: int | None
+    holder_pid_is_here: bool
     held_seconds: float | None
     holder_condition: str | None
     semaphore_value: int | None
@@ -123,12 +126,12 @@ class Lock:
     def of(cls, seen: inspection.Description, now: float) -> Self:
         """Convert the library's record."""
         lock = seen.lock
-        holder = next((entry for entry in seen.processes if entry.pid == lock.pid), None)
         return cls(
             held=lock.held,
             holder_pid=lock.pid,
+            holder_pid_is_here=lock.pid_is_here,
             held_seconds=None if lock.since is None else max(0.0, now - lock.since),
-            holder_condition=holder.condition if holder and lock.held else None,
+            holder_condition=lock.condition or None,
             semaphore_value=lock.queue,
             in_operation=lock.in_operation,
             name_holder_pid=lock.name_pid,
@@ -200,6 +203,7 @@ class Details:
     token: str | None = None
     sealed: bool | None = None
     round_holder_pid: int | None = None
+    round_holder_pid_is_here: bool | None = None
     round_open_seconds: float | None = None
     round_shape: list[int] | None = None
     counters: Counters | None = None
@@ -221,7 +225,8 @@ class Details:
             segment=Segment.of(seen.summary, now),
             token=f"{seen.token:016x}",
             sealed=seen.stats.sealed,
-            round_holder_pid=seen.stats.round_pid,
+            round_holder_pid=seen.round_holder.pid if seen.round_holder else None,
+            round_holder_pid_is_here=seen.round_holder.pid_is_here if seen.round_holder else None,
             round_open_seconds=(
                 None if seen.stats.round_since is None else max(0.0, now - seen.stats.round_since)
             ),

@@ -17,13 +17,22 @@ class Finding:
 
     subject: str
     severity: str
+    kind: str
     problem: str
     remedy: str
+    command: str | None
 
     @classmethod
     def of(cls, found: inspection.Finding) -> Self:
         """Convert the library's record."""
-        return cls(found.subject, found.severity.value, found.problem, found.remedy)
+        return cls(
+            subject=found.subject,
+            severity=found.severity.value,
+            kind=str(found.kind),
+            problem=found.problem,
+            remedy=found.remedy,
+            command=found.command,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class Findings:
     """The answer of `check`."""
 
     checked: int
+    not_compared: int
     wrong: int
     notes: int
     findings: list[Finding]

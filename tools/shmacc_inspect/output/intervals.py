@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shmacc_inspect.output import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from shmacc_inspect.output.segments import Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +16,7 @@ class Straggler:
     """A living attached process that has not applied in this round."""
 
     pid: int
+    pid_is_here: bool
     seconds: float
     applied: int
     activity: str
@@ -38,5 +43,8 @@ class Interval:
     drops_per_second: float | None = None
     dropped: int | None = None
     lock_holder_pid: int | None = None
+    lock_holder_pid_is_here: bool | None = None
+    stalls: list[Stall] = field(default_factory=list)
+    shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

@@ -18,13 +18,22 @@ class Leftover:
 
     file_name: str
     why: str
+    private: bool
     age_seconds: float
+    idle_seconds: float
     bytes_reserved: int
 
     @classmethod
     def of(cls, found: inspection.Leftover) -> Self:
         """Convert the library's record."""
-        return cls(found.file_name, found.why, found.age, found.bytes_reserved)
+        return cls(
+            file_name=found.file_name,
+            why=found.why,
+            private=found.private,
+            age_seconds=found.age,
+            idle_seconds=found.idle,
+            bytes_reserved=found.bytes_reserved,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class Cleaning:
     would_remove: list[Leftover]
     left: list[Leftover]
     failed: list[str]
+    bytes_freed: int
     schema_version: int = SCHEMA_VERSION
 
 
@@ -47,6 +57,7 @@ class Removal:
     name: str
     state: str
     attached_pids: list[int]
+    attached_elsewhere: list[int]
     removed: list[str]
     schema_version: int = SCHEMA_VERSION
 

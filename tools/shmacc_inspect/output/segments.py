@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """Why a segment stands still."""
+
+    kind: str
+    problem: str
+    remedy: str
+    command: str | None
+
+    @classmethod
+    def of(cls, found: inspection.Stall) -> Self:
+        """Convert the library's record."""
+        return cls(found.kind.value, found.problem, found.remedy, found.command)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A segment, summarised."""
 
@@ -39,6 +54,8 @@ class Segment:
     mode: str
     created: float
     age_seconds: float
+    idle_seconds: float | None
+    stalls: list[Stall]
 
     @classmethod
     def of(cls, summary: inspection.Summary, now: float) -> Self:
@@ -67,6 +84,8 @@ class Segment:
             mode=f"{summary.mode:04o}",
             created=summary.created,
             age_seconds=now - summary.created,
+            idle_seconds=None if summary.last_used is None else max(0.0, now - summary.last_used),
+            stalls=[Stall.of(stall) for stall in summary.stalls],
         )
 
 
@@ -77,4 +96,5 @@ class SegmentList:
     segments: list[Segment]
     shared_memory_total: int
     shared_memory_free: int
+    removed_but_used_bytes: int
     schema_version: int = SCHEMA_VERSION

@@ -29,7 +29,8 @@ def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = Fa
     system_name = naming.find(name).name.system_name
     seen, now = inspection.describe(system_name), time.time()
     line = [Taker.of(take, now) for take in seen.line]
-    cancelled = inspection.cancel(system_name) if yes else 0
+    waiting = inspection.cancel(system_name, rehearse=not yes)
+    cancelled = waiting if yes else 0
     answer = Cancelling(dry_run=not yes, name=system_name, line=line, cancelled=cancelled)
     if json:
         print(to_json(answer))
@@ -37,7 +38,8 @@ def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = Fa
     verb = "cancelled" if yes else "would cancel"
     page.show(
         Cell(
-            f"{verb} the take of pid {taker.pid} for {taker.num_required} gradients, "
+            f"{verb} the take of pid {formatting.pid(taker.pid, is_here=taker.pid_is_here)} "
+            f"for {taker.num_required} gradients, "
             f"which has waited for {formatting.duration(taker.waiting_seconds)}"
         )
         for taker in line

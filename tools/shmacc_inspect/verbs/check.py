@@ -57,18 +57,21 @@ def run(
     else:
         pattern, namespace = name or "*", options.namespace(everywhere=everywhere)
         found = inspection.check_all(pattern, namespace=namespace)
-        checked = len(inspection.list_segments(pattern, namespace=namespace))
+        checked = len(inspection.list_names(pattern, namespace=namespace))
     findings = [Finding.of(finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
-    answer = Findings(checked, wrong, len(findings) - wrong, findings)
+    not_compared = sum(finding.kind == "not_compared" for finding in findings)
+    answer = Findings(checked, not_compared, wrong, len(findings) - wrong, findings)
     if json:
         print(to_json(answer))
     else:
         page.show(_elements(answer, quiet=quiet))
         verdict = f"{wrong} wrong" if wrong else "nothing wrong"
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
+        if not_compared:
+            verdict += f", {not_compared} could not be compared"
         page.write_line(f"{formatting.count_of(checked, 'segment')} checked: {verdict}{notes}")
-    if wrong:
+    if wrong or not_compared:
         failures.end(failures.WRONG_OR_FAILED)
 
 
@@ -80,4 +83,5 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
         problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
-        yield Cell(f"       do: {finding.remedy}")
+        command = f": {finding.command}" if finding.command else ""
+        yield Cell(f"       do: {finding.remedy}{command}")

@@ -24,7 +24,7 @@ Examples:
 _COLUMNS: Final = (
     Column("WOULD REMOVE", least=24),
     Column("MEMORY", right=True, rank=2),
-    Column("AGE", right=True, rank=1),
+    Column("UNUSED", right=True, rank=1),
     Column("WHY", least=24),
 )
 
@@ -44,24 +44,29 @@ def run(
         str,
         typer.Option(
             metavar="TIME",
-            help="Only files made longer ago: 90s, 10m, 2h, 3d.",
+            help="Only what was last used longer ago: 90s, 10m, 2h, 3d.",
             show_default=False,
         ),
     ] = "0s",
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Only private accumulators', which no job uses again."),
+    ] = False,
     yes: options.Yes = False,
     everywhere: options.AllNamespaces = False,
     json: options.Json = False,
 ) -> None:
     """Remove segments that no living process uses; without --yes, only list them.
 
-    Also removes semaphores whose segment is gone, and files whose creator died before they were
-    complete. Death is proved by the kernel, never guessed, and proved again at the moment of
-    removal; what could not be judged is left and listed. Two cleaners at once do each other no
-    harm.
+    Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
+    proved again at the moment of removal; what could not be judged is left and listed. Two cleaners
+    at once do each other no harm.
     """
     from shmacc_inspect.output.removals import Leftover  # late: see the package
 
-    found = _leftovers(patterns or ["*"], _seconds(older_than), everywhere=everywhere)
+    found = _leftovers(
+        patterns or ["*"], _seconds(older_than), everywhere=everywhere, private=private
+    )
     removable = [leftover for leftover in found if leftover.removable]
     left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
     answer = _remove(removable, left) if yes else _plan(removable, left)
@@ -78,7 +83,7 @@ def _seconds(text: str) -> float:
 
 
 def _leftovers(
-    patterns: Iterable[str], older_than: float, *, everywhere: bool
+    patterns: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[inspection.Leftover]:
     from shmacc import inspection  # late: see the package
 
@@ -86,16 +91,29 @@ def _leftovers(
     found = {
         leftover.file_name: leftover
         for pattern in patterns
-        for leftover in inspection.leftovers(pattern, older_than=older_than, namespace=namespace)
+        for leftover in inspection.leftovers(
+            pattern, older_than=older_than, namespace=namespace, private=private
+        )
     }
     return [found[file_name] for file_name in sorted(found)]
 
 
 def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
+    from shmacc import inspection
+    from shmacc.errors import ShmaccError
     from shmacc_inspect.output.removals import Cleaning, Leftover
 
-    would = [Leftover.of(leftover) for leftover in removable]
-    return Cleaning(dry_run=True, removed=[], would_remove=would, left=left, failed=[])
+    would: list[Leftover] = []
+    failed: list[str] = []
+    for leftover in removable:
+        try:
+            inspection.clean(leftover, rehearse=True)
+            would.append(Leftover.of(leftover))
+        except ShmaccError as error:
+            failed.append(str(error))
+    return Cleaning(
+        dry_run=True, removed=[], would_remove=would, left=left, failed=failed, bytes_freed=0
+    )
 
 
 def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
@@ -105,12 +123,22 @@ def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> Clean
 
     removed: list[str] = []
     failed: list[str] = []
+    freed = 0
     for leftover in removable:
         try:
-            removed += inspection.clean(leftover)
+            names = inspection.clean(leftover)
+            removed += names
+            freed += leftover.bytes_reserved if names else 0
         except (ShmaccError, OSError) as error:
             failed.append(f"{leftover.file_name}: {error}")
-    return Cleaning(dry_run=False, removed=removed, would_remove=[], left=left, failed=failed)
+    return Cleaning(
+        dry_run=False,
+        removed=removed,
+        would_remove=[],
+        left=left,
+        failed=failed,
+        bytes_freed=freed,
+    )
 
 
 def _show(answer: Cleaning, *, json: bool) -> None:
@@ -133,13 +161,14 @@ def _show(answer: Cleaning, *, json: bool) -> None:
         advice = "; nothing was removed, --yes removes them" if answer.would_remove else ""
         page.write_line(f"{count} to remove ({size}){advice}")
     else:
-        page.write_line(f"{formatting.count_of(len(answer.removed), 'name')} removed")
+        freed = formatting.size(answer.bytes_freed)
+        page.write_line(f"{formatting.count_of(len(answer.removed), 'name')} removed ({freed})")
 
 
 def _row(leftover: Leftover) -> list[Cell]:
     return [
         Cell(leftover.file_name, "bold"),
         Cell(formatting.size(leftover.bytes_reserved)),
-        Cell(formatting.duration(leftover.age_seconds)),
+        Cell(formatting.duration(leftover.idle_seconds)),
         Cell(leftover.why),
     ]

@@ -12,6 +12,7 @@ from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
+    from shmacc import inspection
     from shmacc_inspect.output.segments import Segment
 
 EPILOG: Final = """\b
@@ -46,6 +47,7 @@ COLUMNS: Final = (
     Column("OWNER", rank=9),
     Column("MODE", rank=12),
     Column("AGE", right=True, rank=8),
+    Column("STALL"),
     Column("STATE"),
 )
 
@@ -105,8 +107,9 @@ def run(
     ]
     segments.sort(key=lambda segment: _key(segment, sort), reverse=reverse)
     space = inspection.shared_memory_space()
+    removed = inspection.unlinked_memory(inspection.unlinked_uses())
     if json:
-        print(to_json(SegmentList(segments, space.total, space.free)))
+        print(to_json(SegmentList(segments, space.total, space.free, removed)))
     elif segments:
         table = Table(COLUMNS, [row(segment) for segment in segments])
         page.show([table])
@@ -116,6 +119,22 @@ def run(
         failures.end(failures.NO_SUCH_NAME)
     if not segments and not json:
         page.write_line("no segments" if pattern == "*" else "no such segments")
+    if not json:
+        page.write_line(_fullness(space, removed))
+
+
+def _fullness(space: inspection.Space, removed: int) -> str:
+    used = space.total - space.free
+    text = (
+        f"shared memory: {formatting.size(used)} of {formatting.size(space.total)} used "
+        f"({formatting.percent(used, space.total)})"
+    )
+    if removed:
+        text += (
+            f", {formatting.size(removed)} of it by removed segments that processes still use "
+            "(`check` names them)"
+        )
+    return text
 
 
 def row(segment: Segment) -> list[Cell]:
@@ -138,6 +157,7 @@ def row(segment: Segment) -> list[Cell]:
         Cell(segment.owner),
         Cell(segment.mode),
         Cell(formatting.duration(segment.age_seconds)),
+        Cell(",".join(stall.kind for stall in segment.stalls), "bold red"),
         Cell(segment.state, STATE_STYLES[segment.state]),
     ]
 

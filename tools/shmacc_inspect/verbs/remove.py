@@ -39,19 +39,19 @@ def run(
     from shmacc_inspect.output.removals import Removal
 
     summary = naming.find(name)
-    pids = _attached(summary)
-    obstacle = _obstacle(summary, pids)
+    attached = _attached(summary)
+    obstacle = _obstacle(summary, [process.pid_label for process in attached])
     if obstacle and not force:
         page.write_line(f"{obstacle}; --force removes it all the same")
         failures.end(failures.WRONG_OR_FAILED)
-    removed: tuple[str, ...] = ()
-    if yes:
-        removed = inspection.remove(summary.name.system_name, force=force)
+    files = inspection.remove(summary.name.system_name, force=force, rehearse=not yes)
+    removed = files if yes else ()
     answer = Removal(
         dry_run=not yes,
         name=summary.name.system_name,
         state=summary.state.value,
-        attached_pids=pids,
+        attached_pids=[process.pid for process in attached if process.pid_is_here],
+        attached_elsewhere=[process.pid for process in attached if not process.pid_is_here],
         removed=list(removed),
     )
     if json:
@@ -59,14 +59,14 @@ def run(
     elif yes:
         page.show([Cell(f"removed {file_name}") for file_name in removed])
     else:
-        page.show([Cell(f"would remove {summary.name.system_name} and its semaphore")])
+        page.show([Cell(f"would remove {file_name}") for file_name in files])
     if obstacle:
         page.write_line(obstacle)
     if not yes:
         page.write_line("nothing was removed; --yes removes it")
 
 
-def _attached(summary: inspection.Summary) -> list[int]:
+def _attached(summary: inspection.Summary) -> list[inspection.AttachedProcess]:
     from shmacc import inspection  # late: see the package
     from shmacc.errors import ShmaccError
 
@@ -74,14 +74,14 @@ def _attached(summary: inspection.Summary) -> list[int]:
         seen = inspection.describe(summary.name.system_name)
     except ShmaccError:
         return []
-    return [process.pid for process in seen.processes if process.alive]
+    return [process for process in seen.processes if process.alive]
 
 
-def _obstacle(summary: inspection.Summary, pids: list[int]) -> str:
+def _obstacle(summary: inspection.Summary, pids: list[str]) -> str:
     from shmacc.inspection import SegmentState
 
     if summary.state is SegmentState.SOUND:
-        said = f"pid {', '.join(map(str, pids))}" if pids else "a living process"
+        said = f"pid {', '.join(pids)}" if pids else "a living process"
         return f"{summary.name.system_name} is in use by {said}"
     if summary.state is SegmentState.ORPHANED:
         return ""

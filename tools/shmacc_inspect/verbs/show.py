@@ -128,7 +128,8 @@ def progress(gradients: int, line: list[details.Taker]) -> str:
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
         return formatting.count_of(gradients, "gradient")
-    of = f"{gradients} of the {head.num_required} gradients that pid {head.pid} waits for"
+    pid = formatting.pid(head.pid, is_here=head.pid_is_here)
+    of = f"{gradients} of the {head.num_required} gradients that pid {pid} waits for"
     if not page.is_terminal():
         return of
     return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
@@ -137,7 +138,8 @@ def progress(gradients: int, line: list[details.Taker]) -> str:
 def describe_lock(lock: details.Lock) -> Cell:
     """Describe the lock and its holder."""
     if lock.held:
-        text = f"held by pid {lock.holder_pid}" if lock.holder_pid else "held"
+        pid = formatting.pid(lock.holder_pid, is_here=lock.holder_pid_is_here)
+        text = f"held by pid {pid}" if lock.holder_pid else "held"
         if lock.held_seconds is not None:
             text += f", in an operation for {formatting.duration(lock.held_seconds)}"
         halted = lock.holder_condition in {"stopped", "traced"}
@@ -172,7 +174,8 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
     if answer.round_open_seconds is not None:
         since = formatting.duration(answer.round_open_seconds)
-        sealed = f"; being closed by pid {answer.round_holder_pid}, for {since}: a round is open"
+        pid = formatting.pid(answer.round_holder_pid, is_here=bool(answer.round_holder_pid_is_here))
+        sealed = f"; being closed by pid {pid}, for {since}: a round is open"
     yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
     yield "round", Cell(progress(segment.gradients or 0, answer.line))
     if segment.kind == "sparse":
@@ -185,6 +188,9 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         yield "rows", Cell(f"{segment.rows}{row}{load}")
     elif answer.round_shape is not None:
         yield "array", Cell(f"of shape {formatting.shape(answer.round_shape)}")
+    for stall in segment.stalls:
+        yield "stands still", Cell(stall.problem, "bold red")
+        yield "do", Cell(f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy)
     yield "lock", describe_lock(lock)
     if lock.held or lock.in_operation:
         yield "read", Cell("without the lock: the state as last committed", "dim")
@@ -209,9 +215,8 @@ def _census(segment: Segment) -> str:
 def _process_row(process: details.Process, now: float) -> list[Cell]:
     style = "" if process.alive else "dim"
     halted = process.condition in {"stopped", "traced"}
-    pid = str(process.pid) if process.same_pid_namespace else f"{process.pid}*"
     return [
-        Cell(pid, style or "bold"),
+        Cell(formatting.pid(process.pid, is_here=process.pid_is_here), style or "bold"),
         Cell("yes", "green") if process.alive else Cell("no", "yellow"),
         Cell(process.condition, "bold red" if halted else style),
         Cell(process.activity if process.alive else f"died: {process.activity}", style),
@@ -232,7 +237,10 @@ def _taker_row(taker: details.Taker) -> list[Cell]:
         remark = "overdue: its gradients have arrived, and it does not take them"
     return [
         Cell(str(taker.position)),
-        Cell("" if taker.pid is None else str(taker.pid), "bold"),
+        Cell(
+            "" if taker.pid is None else formatting.pid(taker.pid, is_here=taker.pid_is_here),
+            "bold",
+        ),
         Cell(str(taker.num_required)),
         Cell(formatting.duration(taker.waiting_seconds)),
         Cell(remark, "yellow"),
@@ -269,4 +277,4 @@ def _value_elements(values: details.Values) -> Iterator[Element]:
     )
 
 
-_MOVING: Final = "gradients kept arriving while they were read"
+_MOVING: Final = "gradients kept arriving while they were read: they may be in here in part"

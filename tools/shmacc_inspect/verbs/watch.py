@@ -85,7 +85,8 @@ def line(seen: Interval) -> str:
         return f"{start} state={seen.state.replace(' ', '-')}"
     required = "" if seen.num_required is None else f"/{seen.num_required}"
     behind = [
-        f"{straggler.pid}:{f'{straggler.seconds:.1f}s' if straggler.applied else 'never'}"
+        formatting.pid(straggler.pid, is_here=straggler.pid_is_here)
+        + (f":{straggler.seconds:.1f}s" if straggler.applied else ":never")
         for straggler in seen.stragglers[:_SHOWN_STRAGGLERS]
     ]
     more = len(seen.stragglers) - len(behind)
@@ -103,7 +104,11 @@ def line(seen: Interval) -> str:
         "behind": ",".join([*behind, *([f"+{more}"] if more else [])]) or "-",
     }
     if seen.lock_holder_pid is not None:
-        parts["lock"] = str(seen.lock_holder_pid)
+        parts["lock"] = formatting.pid(
+            seen.lock_holder_pid, is_here=bool(seen.lock_holder_pid_is_here)
+        )
+    if seen.stalls:
+        parts["stall"] = ",".join(stall.kind for stall in seen.stalls)
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])
 
 

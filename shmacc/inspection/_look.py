@@ -1,0 +1,189 @@
+"""One look at a segment: its committed state, and the processes that use it.
+
+What is read is not of one instant, since no lock is taken. `steady` tells whether there was no
+commit meanwhile: then the state, the line and the processes belong together.
+
+Pids. A process has a pid in its own pid namespace and in those around it. An entry of the table has
+the first. The kernel gives the one in the namespace of who asks, for the holder of a record lock:
+so each living process has its pid here from the lock that proves its life, and the holder of the
+segment's lock is the living process of the same pid. A process that has no pid here (one of a
+container beside this one, or outside of this one) is shown with its own, and marked.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc._names import SegmentName
+from shmacc.inspection._processes import Look, started
+from shmacc.inspection._records import AttachedProcess, LockState, WaitingTake
+
+_UNDER_THE_LOCK = frozenset({"applies", "takes"})
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLook:
+    """What one look at a segment has found.
+
+    Attributes:
+        view: The segment.
+        config: Its configuration.
+        state: Its committed state, with the counts of the living.
+        tables: What each lane has of each member, and of contributors.
+        steady: Whether there was no commit meanwhile.
+        processes: Those attached, living or dead.
+        line: Waiting takes in order.
+        lock: The lock.
+        name_holder_condition: The condition of the process that holds the name lock.
+        round_holder: The living process that has a round open.
+        last_used: When a process last attached or began an operation.
+        last_applied: When a gradient was last accepted; 0: never.
+    """
+
+    view: _core.View
+    config: dict[str, Any]
+    state: dict[str, Any]
+    tables: list[dict[str, Any]]
+    steady: bool
+    processes: tuple[AttachedProcess, ...]
+    line: tuple[WaitingTake, ...]
+    lock: LockState
+    name_holder_condition: str
+    round_holder: AttachedProcess | None
+    last_used: float
+    last_applied: float
+
+    @classmethod
+    def at(cls, name: SegmentName, view: _core.View, look: Look) -> "SegmentLook":
+        """Look at a segment of which there is a view."""
+        config, generation = view.config(), view.state()["generation"]
+        participants = view.participants()
+        attached = tuple(_process(entry, look) for entry in participants)
+        tokens = {entry["entry"]: entry["token"] for entry in participants}
+        line = _line(view.waiters(), attached)
+        lock = _lock(name, view, config, attached, look)
+        used, applied = view.last_used_ns()
+        state = view.state()
+        held = state["round"] or {}
+        holder = next(
+            (
+                process
+                for process in attached
+                if process.alive
+                and process.entry == held.get("participant")
+                and tokens.get(process.entry) == held.get("token")
+            ),
+            None,
+        )
+        state["attached"] = sum(process.alive for process in attached)
+        state["waiting"] = sum(take.alive for take in line)
+        state["round_pid"] = holder.pid if holder else 0
+        return cls(
+            view=view,
+            config=config,
+            state=state,
+            tables=view.tables(),
+            steady=state["generation"] == generation,
+            processes=attached,
+            line=line,
+            lock=replace(lock, in_operation=state["in_operation"]),
+            name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
+            round_holder=holder,
+            last_used=used / 1e9,
+            last_applied=applied / 1e9,
+        )
+
+
+def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
+    own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
+    same = entry["pid_namespace"] == look.own_namespace
+    # An entry of this namespace has its own pid here. The kernel has just told that of a living
+    # process of another one; of this one it may tell another's, who holds a lock for reading.
+    pid = own if same else entry["pid_here"]
+    visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
+    applied = entry["applied_ns"] > 0
+    return AttachedProcess(
+        entry=entry["entry"],
+        pid=pid or own,
+        pid_is_here=pid > 0,
+        alive=alive,
+        condition=look.condition(pid) if visible else "",
+        command=look.command(pid) if visible else "",
+        activity=layout.ACTIVITY_NAMES.get(entry["activity"], "?"),
+        started=started(ticks) if same else None,
+        attached_at=entry["attached_ns"] / 1e9,
+        last_seen=entry["seen_ns"] / 1e9,
+        last_applied=entry["applied_ns"] / 1e9 if applied else None,
+        last_applied_step=entry["applied_step"] if applied else None,
+        applied=entry["applied"],
+        dropped=entry["dropped"],
+        taken=entry["taken"],
+    )
+
+
+def _line(
+    waiting: list[dict[str, Any]], attached: tuple[AttachedProcess, ...]
+) -> tuple[WaitingTake, ...]:
+    by_entry = {process.entry: process for process in attached}
+    takes = []
+    waiters = sorted(waiting, key=lambda waiter: int(waiter["ticket"]))
+    for position, waiter in enumerate(waiters, start=1):
+        process = by_entry.get(waiter["participant"])
+        takes.append(
+            WaitingTake(
+                position=position,
+                entry=waiter["participant"],
+                pid=process.pid if process else None,
+                pid_is_here=process is not None and process.pid_is_here,
+                num_required=waiter["num_required"],
+                since=waiter["since_ns"] / 1e9,
+                alive=waiter["alive"],
+                overdue=waiter["overdue"],
+            )
+        )
+    return tuple(takes)
+
+
+def _lock(
+    name: SegmentName,
+    view: _core.View,
+    config: dict[str, Any],
+    attached: tuple[AttachedProcess, ...],
+    look: Look,
+) -> LockState:
+    # Of several lanes the first that is held.
+    states = [view.lock_state(lane) for lane in range(config["lanes"])]
+    held, pid = next((state for state in states if state[0]), states[0])
+    owner = _owner(attached, pid) if held else None
+    # Who may read the file may hold the lock without being attached.
+    condition = owner.condition if owner else look.condition(pid) if held and pid else ""
+    return LockState(
+        held=held,
+        pid=owner.pid if owner else pid or None,
+        pid_is_here=owner.pid_is_here if owner else pid > 0,
+        condition=condition,
+        since=owner.last_seen if owner else None,
+        queue=_core.View.semaphore_value(names.semaphore_path(name.system_name, config["token"])),
+        in_operation=False,
+        name_pid=view.name_lock_state()[1] or None,
+    )
+
+
+def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess | None:
+    """Return the living process that holds the lock; None if it cannot be told.
+
+    Args:
+        attached: The processes.
+        pid: The holder's pid here; 0: it has none.
+    """
+    if pid:
+        return next(
+            (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None
+        )
+    elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
+    # Only the lock's owner applies or takes; but other operations need the lock too.
+    under_it = [each for each in elsewhere if each.activity in _UNDER_THE_LOCK]
+    candidates = under_it or elsewhere
+    return candidates[0] if len(candidates) == 1 else None

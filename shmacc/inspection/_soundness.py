@@ -1,0 +1,353 @@
+"""What `check` finds about one segment: its file, its records, and the processes that use it."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from shmacc import _core
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc._names import SegmentName
+from shmacc.errors import DataLossError, PermissionDeniedError
+from shmacc.inspection import _unlinked as unlinked
+from shmacc.inspection._processes import HALTED, Look
+from shmacc.inspection._records import Description, Finding, SegmentState, Severity
+from shmacc.inspection._segments import (
+    describe,
+    is_misnamed,
+    is_semaphore,
+    open_view,
+    semaphore_file,
+    summarise,
+)
+from shmacc.inspection._standstill import command, goes_on
+from shmacc.inspection._stillness import tables
+
+NOTHING = "nothing: "  # with why that is enough
+
+_MOST_TOKENS = 2  # two releasers may both post one (lock.hpp)
+_LOOKS = 3
+_BETWEEN_LOOKS = 0.005  # seconds
+_COMPARISONS = 100
+_BETWEEN_COMPARISONS = 0.003  # seconds
+
+
+def wrong(
+    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
+) -> Finding:
+    """Return a finding that needs somebody to act."""
+    return Finding(subject, Severity.WRONG, kind, problem, remedy, remedy_command)
+
+
+def note(
+    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
+) -> Finding:
+    """Return a finding that is worth knowing."""
+    return Finding(subject, Severity.NOTE, kind, problem, remedy, remedy_command)
+
+
+def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Finding]:
+    """Yield what is to be found about a segment.
+
+    Args:
+        name: The segment.
+        look: The look that this is a part of.
+        unreadable: How serious it is that it is not ours to read.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    subject = name.system_name
+    summary = summarise(name, look)
+    remedy = _removal(subject)
+    match summary.state:
+        case SegmentState.UNREADABLE:
+            yield Finding(
+                subject,
+                unreadable,
+                "unreadable",
+                summary.detail,
+                "look as its owner, or as root",
+                None,
+            )
+        case SegmentState.STARTING:
+            yield note(subject, "unfinished", summary.detail, "see which program made it")
+        case SegmentState.OTHER_VERSION:
+            yield wrong(
+                subject,
+                "other_version",
+                summary.detail,
+                f"look with that version; or {remedy[0]}",
+                remedy[1],
+            )
+        case SegmentState.DAMAGED:
+            yield wrong(subject, "damaged", summary.detail, *remedy)
+        case SegmentState.ORPHANED:
+            yield wrong(
+                subject,
+                "orphaned",
+                summary.detail,
+                "if no job will use it again, remove it",
+                command("shmacc-inspect", "remove", subject, "--yes"),
+            )
+            yield from _inside(name, look)
+        case SegmentState.SOUND:
+            yield from _inside(name, look)
+
+
+def _removal(subject: str) -> tuple[str, str]:
+    return "end its users, then remove it", command(
+        "shmacc-inspect", "remove", subject, "--force", "--yes"
+    )
+
+
+def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
+    try:
+        with open_view(name) as view:
+            looks = _look(name.system_name, look)
+            yield from _belongings(name, view, looks[-1])
+            yield from _lock(name, looks)
+            for stall in looks[-1].summary.stalls:
+                yield wrong(
+                    name.system_name, stall.kind, stall.problem, stall.remedy, stall.command
+                )
+            yield from _attached(name, looks[-1])
+            yield from _line(name, looks[-1])
+            yield from _state(name, view)
+    except PermissionDeniedError as error:
+        yield wrong(name.system_name, "unreadable", str(error), "look as its owner, or as root")
+    except DataLossError as error:
+        yield wrong(name.system_name, "damaged", str(error), *_removal(name.system_name))
+
+
+def _look(name: str, look: Look) -> list[Description]:
+    """Describe the segment, a few times if a process seems to have died with the lock."""
+    looks = [describe(name, look)]
+    while len(looks) < _LOOKS and _nobody_finishes(looks[-1]):
+        time.sleep(_BETWEEN_LOOKS)
+        looks.append(describe(name, look))
+    return looks
+
+
+def _nobody_finishes(seen: Description) -> bool:
+    return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
+
+
+def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
+    """Check that file, name, owner and semaphore belong together."""
+    subject, config = name.system_name, view.config()
+    path = f"{names.SHM_DIRECTORY}/{subject}"
+    if is_misnamed(name, config["name"]):
+        made_as = f"it was made as {config['name']!r}"
+        if view.links > 1:
+            yield wrong(
+                subject,
+                "linked",
+                f"the file is a link to another segment's: {made_as}",
+                "remove this name, and nothing else",
+                command("rm", path),
+            )
+        else:
+            yield wrong(
+                subject,
+                "misnamed",
+                f"the file was renamed or copied; {made_as}",
+                *_removal(subject),
+            )
+    elif view.links > 1:
+        yield note(
+            subject,
+            "linked",
+            f"its file has {view.links} names",
+            NOTHING + "the others are wrong",
+        )
+    if view.unlinked:
+        yield note(
+            subject,
+            "removal_unfinished",
+            "it was unlinked, but its name is still there: its remover has died or is still busy",
+            NOTHING + "the next process that opens the name finishes the removal",
+        )
+    if seen.summary.mode != config["mode"]:
+        yield note(
+            subject,
+            "mode_changed",
+            f"its mode is {seen.summary.mode:04o}; it was made with {config['mode']:04o}",
+            NOTHING + "if it was changed on purpose",
+        )
+    if unlinked.goes_at_logout(seen.summary.owner_uid):
+        yield note(
+            subject,
+            "goes_at_logout",
+            f"systemd will remove it when {seen.summary.owner} logs out for the last time",
+            "let the user's processes linger, or set RemoveIPC=no in logind.conf",
+            command("loginctl", "enable-linger", seen.summary.owner),
+        )
+    yield from _semaphore(name, seen)
+
+
+def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
+    semaphore = semaphore_file(name, seen.token)
+    path = f"{names.SHM_DIRECTORY}/{semaphore}"
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        yield note(
+            semaphore,
+            "semaphore_missing",
+            "this semaphore is missing",
+            NOTHING + "the next process that attaches makes another; until the processes "
+            "that have the old one are gone, a wait for the lock may take up to 20 ms longer",
+        )
+        return
+    remedy = "remove it; the next process that attaches makes another", command("rm", path)
+    if not is_semaphore(status):
+        yield wrong(
+            semaphore,
+            "semaphore_invalid",
+            "this is not a semaphore: processes that wait for the lock may crash",
+            *remedy,
+        )
+    if status.st_uid != seen.summary.owner_uid:
+        yield wrong(
+            semaphore,
+            "semaphore_foreign",
+            f"it belongs to uid {status.st_uid}, its segment to uid {seen.summary.owner_uid}",
+            *remedy,
+        )
+    if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:
+        yield note(
+            semaphore,
+            "semaphore_value",
+            f"its value is {seen.lock.queue}, not 0 to 2",
+            NOTHING + "operations bring it down again",
+        )
+
+
+def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
+    subject, last = name.system_name, looks[-1].lock
+    same = len({look.generation for look in looks}) == 1
+    left_alone = same and all(map(_nobody_finishes, looks))
+    if left_alone and last.in_operation:
+        yield note(
+            subject,
+            "operation_interrupted",
+            "an operation was interrupted by the death of its process",
+            NOTHING + "the next operation undoes it",
+        )
+    if left_alone and last.queue == 0:
+        yield note(
+            subject,
+            "token_lost",
+            "the semaphore is at 0 though the lock is free: a process died with its token",
+            NOTHING + "the next operation that waits corrects it",
+        )
+
+
+def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
+    dead = [process.pid_label for process in seen.processes if not process.alive]
+    if dead:
+        yield note(
+            name.system_name,
+            "dead_entries",
+            f"entries of dead processes: pid {', '.join(dead)}",
+            NOTHING + "the next process that attaches or waits sweeps them",
+        )
+    for process in seen.processes:
+        if process.activity == "?":
+            yield wrong(
+                name.system_name,
+                "entry_overwritten",
+                f"entry {process.entry} was overwritten",
+                *_removal(name.system_name),
+            )
+        if process.condition in HALTED and not seen.summary.stalls:
+            yield note(
+                name.system_name,
+                "process_stopped",
+                f"pid {process.pid_label} ({process.command}) is attached, and is "
+                f"{process.condition}",
+                *goes_on([process.pid_label], process.condition),
+            )
+
+
+def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
+    for take in seen.line:
+        if not take.alive:
+            yield note(
+                name.system_name,
+                "dead_take",
+                f"a take of a dead process (pid {take.pid_label}) is still in line",
+                NOTHING + "the next apply or waiting take removes it",
+            )
+
+
+def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
+    for _ in range(_COMPARISONS):
+        problems = _problems_of_state(view)
+        if problems is not None:
+            for problem in problems:
+                yield wrong(name.system_name, "inconsistent", problem, *_removal(name.system_name))
+            return
+        time.sleep(_BETWEEN_COMPARISONS)
+    yield note(
+        name.system_name,
+        "not_compared",
+        "rounds ended while it was read, each time: rows and index could not be compared",
+        "check it again when there are fewer takes",
+    )
+
+
+def _problems_of_state(view: _core.View) -> list[str] | None:
+    """Return what is wrong with the state; None if a round ended while it was read."""
+    state, config = view.state(), view.config()
+    found = []
+    if state["applied"] != state["taken"] + state["discarded"] + state["count"]:
+        found.append(
+            f"{state['applied']} gradients were applied, but {state['taken']} taken, "
+            f"{state['discarded']} discarded and {state['count']} are there"
+        )
+    # Read after the state: what a round leaves unused may have been given back since.
+    reserved = state["all_reserved"]
+    if view.allocated_bytes < reserved and view.state()["generation"] == state["generation"]:
+        found.append(
+            f"{reserved} bytes are reserved, but the system has only {view.allocated_bytes}"
+        )
+    for table, member in tables(view, config):
+        of_table = _problems_of_table(table)
+        if of_table is None:
+            return None
+        prefix = f"member {member['name']!r}: " if member["name"] else ""
+        found += [prefix + problem for problem in of_table]
+    return found
+
+
+def _problems_of_table(view: _core.View) -> list[str] | None:
+    state = view.state()
+    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
+    found = []
+    if (state["rows"] > 0) > (sparse and state["member_count"] > 0):
+        found.append("it has rows without gradients")
+    if sparse and state["index_filled"] + state["leftovers"] < state["rows"]:
+        found.append("its index has fewer entries than there are rows")
+    found += _problems_of_shape(view, state)
+    if not sparse:
+        return found
+    from shmacc.inspection import _table as table  # late: see the package
+
+    of_table = table.problems(view, state)
+    return None if of_table is None else found + of_table
+
+
+def _problems_of_shape(view: _core.View, state: dict[str, Any]) -> Iterator[str]:
+    declared, of_round = view.config()["declared"], state["round_shape"]
+    if declared is None or of_round is None:
+        return
+    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
+    wanted = declared[1:] if sparse else declared
+    agree = len(of_round) >= len(wanted) and all(
+        want in {-1, found} for want, found in zip(wanted, of_round, strict=False)
+    )
+    if state["member_count"] and not agree:
+        yield f"the round's shape {of_round} does not fit the declared one, {declared}"

@@ -1,0 +1,173 @@
+"""Why a segment stands still.
+
+A cause counts only if nothing but a person, or a new process, ends it: a stopped process that
+others wait for, or a take whose gradients no attached process can send.
+
+The second needs care, since the library does not know how many workers there are to be. A process
+can send nothing more if it waits for the step, which the take itself would advance, or if it waits
+in line and has no other thread that applies, which is known only if it never applied. Even if that
+is true of all attached processes, another one may be about to attach: where each gradient comes
+from a process of its own, there is often none for a moment. So the state must have lasted: for
+`_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if there never
+was any gradient, for `_AT_THE_START`, while the workers may still be importing.
+"""
+
+import shlex
+import time
+from collections.abc import Iterator
+
+from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._processes import HALTED
+from shmacc.inspection._records import AttachedProcess, Stall, StallKind, WaitingTake
+
+_AFTER_A_DEATH = 1.0  # seconds
+_AFTER_GRADIENTS = 5.0
+_AT_THE_START = 60.0
+_LONG = 5.0  # seconds; a commit takes milliseconds
+
+
+def command(*words: str) -> str:
+    """Return a command as it can be pasted into a shell."""
+    return shlex.join(words)
+
+
+def stalls(name: str, seen: SegmentLook) -> tuple[Stall, ...]:
+    """Return the causes for which a segment stands still; none if it does not.
+
+    Args:
+        name: Its whole name.
+        seen: What a look has found.
+    """
+    if not seen.steady:
+        return ()
+    return (*_lock(seen), *_name_lock(seen), *_round(seen), *_takes(name, seen))
+
+
+def goes_on(pids: list[str], condition: str) -> tuple[str, str | None]:
+    """Return what to do about processes that are stopped: in words, and as a command.
+
+    Args:
+        pids: Theirs, as they are shown; one with a star is of another pid namespace.
+        condition: "stopped" or "traced".
+    """
+    if condition == "traced":
+        return "let its debugger go on", None
+    if any(pid.endswith("*") for pid in pids):
+        return "in its pid namespace: kill -CONT", None
+    return "let it go on, or end it: an unfinished operation is undone", command(
+        "kill", "-CONT", *pids
+    )
+
+
+def _lock(seen: SegmentLook) -> Iterator[Stall]:
+    lock = seen.lock
+    if not lock.held:
+        return
+    if lock.condition in HALTED:
+        yield Stall(
+            StallKind.LOCK_HOLDER_STOPPED,
+            f"pid {lock.pid_label} holds the lock: no process can apply or take; and is "
+            f"{lock.condition}",
+            *goes_on([lock.pid_label], lock.condition),
+        )
+    elif not lock.condition and lock.since is not None and time.time() - lock.since >= _LONG:
+        yield Stall(
+            StallKind.LOCK_HELD_LONG,
+            f"pid {lock.pid_label} has been in an operation with the lock for "
+            f"{time.time() - lock.since:.0f} s: no process can apply or take; whether it is "
+            "stopped cannot be seen from here",
+            "look in its pid namespace, or as root; let it go on, or end it",
+            None,
+        )
+
+
+def _name_lock(seen: SegmentLook) -> Iterator[Stall]:
+    if seen.name_holder_condition in HALTED:
+        pid = str(seen.lock.name_pid)
+        yield Stall(
+            StallKind.NAME_HOLDER_STOPPED,
+            f"pid {pid} holds the name: no process can attach or remove it; and is "
+            f"{seen.name_holder_condition}",
+            *goes_on([pid], seen.name_holder_condition),
+        )
+
+
+def _round(seen: SegmentLook) -> Iterator[Stall]:
+    holder = seen.round_holder
+    if holder is not None and holder.condition in HALTED:
+        yield Stall(
+            StallKind.ROUND_HOLDER_STOPPED,
+            f"pid {holder.pid_label} has a round open: no process can apply or take; and is "
+            f"{holder.condition}",
+            *goes_on([holder.pid_label], holder.condition),
+        )
+
+
+def _takes(name: str, seen: SegmentLook) -> Iterator[Stall]:
+    head = next((take for take in seen.line if take.alive), None)
+    if head is None or seen.round_holder is not None:
+        return
+    if seen.state["count"] >= head.num_required:
+        yield from _reached(name, seen, head)
+    else:
+        yield from _not_reached(name, seen, head)
+
+
+def _reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[Stall]:
+    taker = next((each for each in seen.processes if each.entry == head.entry), None)
+    problem = f"pid {head.pid_label} waits for {head.num_required} gradients, which have arrived"
+    if taker is not None and taker.condition in HALTED:
+        yield Stall(
+            StallKind.TAKER_STOPPED,
+            f"{problem}; it is {taker.condition} and does not take them",
+            *goes_on([head.pid_label], taker.condition),
+        )
+    elif head.overdue:
+        yield Stall(
+            StallKind.TAKER_OVERDUE,
+            f"{problem}; it does not take them",
+            "see what it does; its wait can be ended, which consumes nothing",
+            _cancel(name),
+        )
+
+
+def _not_reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[Stall]:
+    count, alive = seen.state["count"], [each for each in seen.processes if each.alive]
+    killed = len(alive) < len(seen.processes)
+    able = [each for each in alive if _may_apply(each, seen, killed=killed)]
+    problem = f"pid {head.pid_label} waits for {head.num_required} gradients; {count} are there"
+    if able:
+        if all(each.condition in HALTED for each in able):
+            pids = [each.pid_label for each in able]
+            yield Stall(
+                StallKind.APPLIERS_STOPPED,
+                f"{problem}, and all processes that could send more are {able[0].condition}: pid "
+                + ", ".join(pids),
+                *goes_on(pids, able[0].condition),
+            )
+        return
+    since = max(head.since, seen.last_applied)
+    patience = _AFTER_GRADIENTS if seen.last_applied else _AT_THE_START
+    if time.time() - since < (_AFTER_A_DEATH if killed else patience):
+        return
+    waiting = sum(each.activity == "waits for the step" for each in alive)
+    themselves = f" ({waiting} of them wait for the step, which this take would advance)"
+    yield Stall(
+        StallKind.QUORUM_OUT_OF_REACH,
+        f"{problem}, and no process that is attached can send more: {len(alive)} alive"
+        + (themselves if waiting else ""),
+        "start processes that apply; or end the wait, which consumes nothing",
+        _cancel(name),
+    )
+
+
+def _may_apply(process: AttachedProcess, seen: SegmentLook, *, killed: bool) -> bool:
+    if process.activity == "waits for the step":
+        return False
+    takes = any(take.entry == process.entry for take in seen.line if take.alive)
+    # A process that both takes and applies may do so in two threads, or in turn.
+    return not takes or (process.applied > 0 and not killed)
+
+
+def _cancel(name: str) -> str:
+    return command("shmacc-inspect", "cancel", name, "--yes")

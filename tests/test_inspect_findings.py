@@ -1,0 +1,499 @@
+"""What inspection finds, judges and removes: by proof, in full, and of the right thing."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers import inspect_tool, own_shm
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
+from helpers.inspect_tool import (
+    COMMAND,
+    WITHOUT_ROOTS_POWERS,
+    Terminal,
+    ask,
+    path_of,
+    run,
+    scribble,
+)
+from helpers.support import until
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc.inspection import SegmentState, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.apart import Pipe
+    from helpers.support import Crew
+
+HOUR: Final = 3600.0
+STRANGER: Final = 61003
+MIB: Final = 1 << 20
+
+
+def orphan(name: str) -> Path:
+    """Leave a segment that nobody has attached; its file."""
+    ConditionalAccumulator(np.float32, [2], name).close()
+    return path_of(name)
+
+
+def wrong_kinds(name: str) -> list[str]:
+    """The kinds of what `check` finds wrong."""
+    return [each.kind for each in inspection.check(name) if each.severity is Severity.WRONG]
+
+
+def test_another_programs_file_under_our_prefix_is_not_removed() -> None:
+    """It is mapped, but has no lock, and its first page is zero: nothing proves that it is ours."""
+    path = path_of("foreign")
+    with path.open("w+b") as file:
+        file.truncate(2 * mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), 0) as memory:
+            memory[mmap.PAGESIZE] = 1
+            assert [left["file_name"] for left in ask("clean")["left"]] == [path.name]
+            assert ask("clean", "--yes")["removed"] == []
+            assert path.exists()
+            (listed,) = ask("list", "foreign")["segments"]
+            assert listed["state"] == "damaged"
+            assert "unfinished" in listed["detail"]
+    (leftover,) = inspection.leftovers("foreign")
+    assert not leftover.removable
+    assert inspection.clean(leftover) == ()
+    assert run("remove", "foreign", "--yes").returncode == 1
+    assert ask("remove", "foreign", "--yes", "--force")["removed"] == [path.name]
+
+
+def test_every_remedy_is_the_whole_command_for_that_one_thing() -> None:
+    one, another = orphan("one"), orphan("another")
+    semaphore = inspect_tool.semaphore_of("another")
+    path_of("another").unlink()
+    damaged = path_of("damaged")
+    damaged.write_bytes(b"not a segment" * 1000)
+    commands = {
+        finding["subject"]: finding["command"]
+        for finding in ask("check", status=1)["findings"]
+        if finding["severity"] == "wrong"
+    }
+    assert commands == {
+        one.name: f"shmacc-inspect remove {one.name} --yes",
+        semaphore.name: f"shmacc-inspect clean -A --yes {semaphore.name}",
+        damaged.name: f"shmacc-inspect remove {damaged.name} --force --yes",
+    }
+    text = run("check").stdout
+    assert all(f": {command}\n" in text for command in commands.values())
+    # As pasted, each removes its own thing: a neighbour's of another namespace stays.
+    for subject, command in commands.items():
+        assert (damaged.parent / subject).exists()
+        words = shlex.split(command)
+        done = run(*words[1:], SHMACC_NAMESPACE="elsewhere")
+        assert done.returncode == 0, done.stderr
+        assert not (damaged.parent / subject).exists()
+    assert not another.exists()
+    assert ask("check")["findings"] == []
+
+
+def test_older_than_counts_from_the_last_use() -> None:
+    path = orphan("made-long-ago")
+    token = inspection.describe("made-long-ago").token
+    _made_before(path, 3 * HOUR)
+    (leftover,) = inspection.leftovers("made-long-ago")
+    assert leftover.age > 3 * HOUR > HOUR > leftover.idle
+    assert ask("clean", "--older-than", "2h")["would_remove"] == []
+    assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
+    for entry in range(2):
+        place = layout.region("participants") + entry * 128
+        _set_times(path, place, time.time() - 2.5 * HOUR)
+    assert inspection.describe("made-long-ago").token == token
+    (would,) = ask("clean", "--older-than", "2h")["would_remove"]
+    assert 2.4 * HOUR < would["idle_seconds"] < 2.6 * HOUR < would["age_seconds"]
+    (listed,) = ask("list", "made-long-ago")["segments"]
+    assert listed["idle_seconds"] == pytest.approx(would["idle_seconds"], abs=60)
+    assert len(ask("clean", "--older-than", "2h", "--yes")["removed"]) == 2
+
+
+def _made_before(path: Path, seconds: float) -> None:
+    config = layout.Config.from_buffer_copy(inspect_tool.header_of(path))
+    config.created_ns = int((time.time() - seconds) * 1e9)
+    config.checksum = layout.checksum_of(config)
+    scribble(path, 0, bytes(config))
+
+
+def _set_times(path: Path, entry: int, moment: float) -> None:
+    fields = layout.Participant
+    for field in (fields.attached_ns, fields.seen_ns):
+        scribble(path, entry + field.offset, struct.pack("<q", int(moment * 1e9)))
+
+
+def test_a_use_by_a_process_that_has_left_is_a_use(crew: Crew) -> None:
+    path = orphan("used")
+    _made_before(path, 3 * HOUR)
+    _set_times(path, layout.region("participants"), time.time() - 3 * HOUR)
+    crew.start(_attach, "used").result()
+    (leftover,) = inspection.leftovers("used")
+    assert leftover.idle < HOUR
+    inspection.remove("used")
+
+
+def _attach(name: str) -> None:
+    shmacc.attach(name).close()
+
+
+def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
+    pipe.say()
+    while not pipe.poll():
+        for i in range(20):
+            with ConditionalAccumulator("f4", [4], f"churn-{number}-{i}") as made:
+                made.apply_grad(np.ones(4, "f4"))
+                made.unlink()
+
+
+@forks
+def test_healthy_churn_is_not_wrong(namespace: str) -> None:
+    crowd = [Apart(_make_and_unlink, number) for number in range(4)]
+    try:
+        for process in crowd:
+            process.hear()
+        for _ in range(25):
+            found = inspection.check_all(namespace=namespace)
+            assert [each for each in found if each.severity is Severity.WRONG] == []
+        for process in crowd:
+            process.say()
+            process.result()
+    finally:
+        for process in crowd:
+            process.kill()
+
+
+def test_what_stays_wrong_is_found_beside_what_passes() -> None:
+    path = orphan("left")
+    (finding,) = inspection.check("left")
+    assert (finding.subject, finding.kind) == (path.name, "orphaned")
+    inspection.remove("left")
+
+
+def _hold(path: str, *, pipe: Pipe) -> None:
+    with open(path, "r+b") as file:  # noqa: PTH123
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, layout.LOCK_BYTE)
+        pipe.say()
+        pipe.hear()
+
+
+def _compare_holders(directory: str) -> None:
+    with ConditionalAccumulator("f4", [2], "mine") as acc:
+        own_shm.mount("tmpfs", directory, "tmpfs", options="size=1m")
+        inode, number = path_of("mine").stat().st_ino, 0
+        while True:  # tmpfs counts them, each mount for itself
+            namesake = Path(directory, str(number))
+            namesake.touch()
+            if namesake.stat().st_ino >= inode:
+                break
+            number += 1
+        assert namesake.stat().st_ino == inode
+        with Apart(_hold, str(namesake)) as innocent:
+            innocent.hear()
+            assert not inspection.describe("mine").lock.held
+            with Apart(_hold, str(path_of("mine"))) as holder:
+                holder.hear()
+                lock = inspection.describe("mine").lock
+                assert (lock.held, lock.pid) == (True, holder.pid)
+        acc.unlink()
+
+
+@forks
+@needs_own_shm
+def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: Path) -> None:
+    run_apart(_compare_holders, str(tmp_path), shm=4 * MIB)
+
+
+@pytest.fixture
+def table() -> Iterator[SparseConditionalAccumulator]:
+    """A sparse accumulator with a gradient in it."""
+    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
+        acc.apply_grad(np.arange(100_000), np.ones((100_000, 16), np.float32))
+        yield acc
+        acc.unlink()
+
+
+def test_rows_and_values_are_the_committed_ones(
+    table: SparseConditionalAccumulator, crew: Crew
+) -> None:
+    """Also while a process stands still in the middle of an apply."""
+    for _ in range(2):
+        table.apply_grad(np.arange(50_000), np.ones((50_000, 16), np.float32))
+    with inspect_tool.stopped_with_the_lock(crew, "table"):
+        gradients = inspection.describe("table").stats.num_accumulated
+        rows = ask("show", "table", "--rows", "100000")["most_touched"]
+        values = ask("show", "table", "--values")["values"]
+        assert (rows["still"], values["still"]) == (True, True)
+        # Half of the rows are in all gradients, half in the first one alone.
+        counts = np.array([row["count"] for row in rows["rows"]])
+        assert np.bincount(counts).nonzero()[0].tolist() == [1, gradients]
+        assert np.count_nonzero(counts == gradients) == 50_000
+        assert (values["numbers"], values["largest"]) == (16 * counts.size, gradients)
+        want = np.sqrt(16 * np.sum(counts.astype(np.float64) ** 2))
+        assert values["norm"] == pytest.approx(want, rel=1e-9)
+        found = inspection.check("table")
+        assert not [f for f in found if f.kind in {"inconsistent", "not_compared"}]
+
+
+def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
+    original = orphan("original")
+    _copy(original, path_of("copy"))
+    path_of("link").hardlink_to(original)
+    orphan("before")
+    path_of("before").rename(path_of("after"))
+    try:
+        listed = {segment["name"]: segment for segment in ask("list")["segments"]}
+        assert sorted(listed) == ["after", "copy", "link", "original"]
+        for name, segment in listed.items():
+            assert run("show", name).returncode == 0
+            assert segment["system_name"] == path_of(name).name
+            assert ("made as" in segment["detail"]) == (name != "original")
+        metrics = run("metrics").stdout
+        families = list(text_string_to_metric_families(metrics))  # type: ignore[no-untyped-call]
+        names = [s.labels["name"] for f in families if f.name == "shmacc_step" for s in f.samples]
+        assert sorted(names) == ["after", "copy", "link", "original"]
+        kinds = {name: sorted(wrong_kinds(name)) for name in listed}
+        assert kinds == {
+            "after": ["misnamed", "orphaned"],
+            "copy": ["misnamed", "orphaned"],
+            "link": ["linked", "orphaned"],
+            "original": ["orphaned"],
+        }
+    finally:
+        for name in ("copy", "link", "after"):
+            path_of(name).unlink()
+        inspection.remove("original")
+        for semaphore in original.parent.glob(f"sem.{path_of('before').name}.*"):
+            semaphore.unlink()
+
+
+def _copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "--sparse=always", source, target], check=True)
+
+
+def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
+    with ConditionalAccumulator(np.float32, [2], "kept") as acc:
+        path_of("link").hardlink_to(path_of("kept"))
+        assert run("remove", "link", "--yes").returncode == 1
+        assert ask("remove", "link", "--force", "--yes")["removed"] == [path_of("link").name]
+        acc.apply_grad([1, 2])
+        with shmacc.attach("kept") as again:
+            assert again.num_accumulated() == 1
+        acc.unlink()
+
+
+@forks
+@needs_root
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_who_may_read_need_not_be_root(mode: int) -> None:
+    with SparseConditionalAccumulator("f4", [100, 4], "read", mode=mode) as acc:
+        os.chown(path_of("read"), 0, STRANGER)
+        acc.apply_grad([3], np.full((1, 4), 2, "f4"))
+        assert run_apart(_read_all, uid=STRANGER) == (1, 4.0, 3, [])
+        acc.unlink()
+
+
+def _read_all() -> tuple[int, float, int, list[str]]:
+    (summary,) = inspection.list_segments("read")
+    assert summary.state is SegmentState.SOUND
+    seen = inspection.describe("read")
+    ((row, _),) = [(row.row, row.count) for row in inspection.most_touched("read", 1)[0]]
+    found = inspection.check("read")
+    norm = inspection.summarise_values("read").norm
+    wrong = [each.kind for each in found if each.severity is Severity.WRONG]
+    return seen.stats.num_accumulated, norm, row, wrong
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_clean_is_brief_about_what_is_not_ours(crew: Crew) -> None:
+    crew.start(inspect_tool.make_as, STRANGER, "theirs").result()
+    weak = WITHOUT_ROOTS_POWERS
+    left = run("clean", before=weak).stderr.splitlines()
+    assert [line.split()[2] for line in left if " left " in line] == [f"{path_of('theirs').name}:"]
+    assert len(ask("clean", "--yes")["removed"]) == 2
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_a_rehearsal_promises_nothing_that_is_refused(crew: Crew) -> None:
+    crew.start(inspect_tool.make_as, STRANGER, "theirs").result()
+    path_of("theirs").chmod(0o644)
+    weak = WITHOUT_ROOTS_POWERS
+    for verb in (["remove", "theirs"], ["remove", "theirs", "--force"], ["cancel", "theirs"]):
+        rehearsed, done = run(*verb, before=weak), run(*verb, "--yes", before=weak)
+        assert (rehearsed.returncode, done.returncode) == (1, 1), verb
+        assert "would" not in rehearsed.stdout
+    assert ask("clean", before=weak)["would_remove"] == []
+    (left,) = ask("clean", before=weak)["left"]
+    assert f"it belongs to uid {STRANGER}" in left["why"]
+    rehearsed = run("remove", "theirs")
+    assert rehearsed.stdout.splitlines() == [
+        f"would remove {name}" for name in ask("remove", "theirs", "--yes")["removed"]
+    ]
+
+
+def test_only_private_ones_are_removed(crew: Crew, namespace: str) -> None:
+    orphan("named")
+    child = crew.start(_make_private)
+    until(lambda: _attached(namespace) == [0, 1])
+    assert [left.private for left in inspection.leftovers(namespace=namespace)] == [False]
+    child.process.kill()
+    child.process.join()
+    (would,) = ask("clean", "--private")["would_remove"]
+    assert would["private"]
+    done = ask("clean", "--private", "--yes")
+    assert len(done["removed"]) == 2
+    assert done["bytes_freed"] == would["bytes_reserved"] > 0
+    assert "KiB)" in run("clean", "--yes").stderr
+    assert not path_of("named").exists()
+
+
+def _attached(namespace: str) -> list[int]:
+    return sorted(
+        each.attached_alive or 0 for each in inspection.list_segments(namespace=namespace)
+    )
+
+
+def _make_private() -> None:
+    with ConditionalAccumulator(np.float32, [2]):
+        signal.pause()
+
+
+def test_a_check_costs_less_memory_than_the_segment() -> None:
+    """Whatever number of rows it has, or was forged to have."""
+    number = 1_000_000
+    with SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
+        acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))
+        peak = _peak_of("inspection.check('large')") - _peak_of("inspection.describe('large')")
+        assert peak < number * 16 * 1.5
+        acc.unlink()
+
+
+def _peak_of(statement: str) -> int:
+    """Peak memory of a fresh process, in bytes; what getrusage has includes its parent's."""
+    program = (
+        "import pathlib, re, numpy\nfrom shmacc import inspection\n"
+        f"found = {statement}\nassert found is not None\n"
+        "status = pathlib.Path('/proc/self/status').read_text()\n"
+        "print(re.search('VmHWM:.*?([0-9]+) kB', status)[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout) * 1024
+
+
+def _apply_without_end(*, pipe: Pipe) -> None:
+    indices, values = np.arange(1000), np.ones((1000, 4), np.float32)
+    acc: Any = shmacc.attach("busy")
+    with acc:
+        pipe.say()
+        while not pipe.poll():
+            acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
+
+
+@forks
+def test_a_busy_segment_is_compared_all_the_same() -> None:
+    rows = 300_000
+    with SparseConditionalAccumulator("f4", [rows, 4], "busy") as acc:
+        acc.apply_grad(np.arange(rows), np.ones((rows, 4), "f4"))
+        crowd = [Apart(_apply_without_end) for _ in range(2)]
+        try:
+            for process in crowd:
+                process.hear()
+            for _ in range(5):
+                found = inspection.check("busy")
+                assert not [f for f in found if f.kind in {"not_compared", "inconsistent"}]
+            # What is wrong is found, however busy it is.
+            scribble(path_of("busy"), layout.region("slots") + 16 * 5000, struct.pack("<q", 4999))
+            assert "inconsistent" in wrong_kinds("busy")
+            for process in crowd:
+                process.say()
+                process.result()
+        finally:
+            for process in crowd:
+                process.kill()
+        acc.unlink()
+
+
+def _fill(*, pipe: Pipe) -> None:
+    with ConditionalAccumulator("f4", [2], "there") as acc:
+        space = inspection.shared_memory_space()
+        kinds = [each.kind for each in inspection.check_all()]
+        assert "bytes_scarce" not in kinds
+        assert "bytes_exhausted" not in kinds
+        filler = Path("/dev/shm/filler")  # noqa: S108  in the process's own
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, space.free - space.total // 20)
+            kinds = [each.kind for each in inspection.check_all()]
+            assert "bytes_scarce" in kinds
+            os.posix_fallocate(file.fileno(), 0, space.free - 8192)
+        (found,) = [each for each in inspection.check_all() if each.severity is Severity.WRONG]
+        assert found.kind == "bytes_exhausted"
+        assert [each.kind for each in inspection.check("there")] == ["bytes_exhausted"]
+        listed = subprocess.run([COMMAND, "list"], capture_output=True, text=True, check=True)
+        assert "(100 %)" in listed.stderr
+        with Terminal("watch", "there") as screen:
+            screen.wait_for("memory 100 %")
+        pipe.say()
+        filler.unlink()
+        acc.unlink()
+
+
+@forks
+@needs_own_shm
+def test_full_shared_memory_is_told() -> None:
+    with Apart(_fill, shm=8 * MIB) as process:
+        process.hear()
+        process.result()
+
+
+def test_memory_of_removed_segments_is_told() -> None:
+    with ConditionalAccumulator("f4", [MIB], "removed") as acc:
+        acc.apply_grad(np.ones(MIB, "f4"))
+        acc.unlink()
+        (use,) = [use for use in inspection.unlinked_uses() if use.name == _name("removed")]
+        assert use.bytes_reserved > 4 * MIB
+        assert ask("list")["removed_but_used_bytes"] >= use.bytes_reserved
+        assert "by removed segments that processes still use" in run("list").stderr
+        notes = [f["problem"] for f in ask("check")["findings"] if f["kind"] == "removed_in_use"]
+        assert any(f"{use.bytes_reserved} bytes" in problem for problem in notes)
+        assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
+
+
+def _name(name: str) -> inspection.SegmentName:
+    return inspection.resolve(name)
+
+
+def test_errors_are_those_of_the_thing(crew: Crew) -> None:
+    with pytest.raises(errors.NotFoundError):
+        inspection.remove("nothing", rehearse=True)
+    with pytest.raises(errors.NotFoundError):
+        inspection.cancel("nothing", rehearse=True)
+    with ConditionalAccumulator("f4", [2], "there") as acc:
+        with pytest.raises(errors.FailedPreconditionError, match="in use"):
+            inspection.remove("there", rehearse=True)
+        assert len(inspection.remove("there", rehearse=True, force=True)) == 2
+        inspect_tool.start(crew, inspect_tool.wait_in_line, "there", 5)
+        until(lambda: acc.stats().waiting == 1)
+        assert inspection.cancel("there", rehearse=True) == 1
+        assert acc.stats().waiting == 1
+        assert inspection.cancel("there") == 1
+        acc.unlink()

@@ -1,0 +1,229 @@
+"""Why a segment stands still, in every verb that shows it; and that healthy ones do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from helpers import inspect_tool
+from helpers.inspect_tool import Terminal, ask, run, start
+from helpers.support import until
+
+import shmacc
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc.inspection import Severity, StallKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.support import Crew
+
+NAME = "still"
+
+
+@pytest.fixture(autouse=True)
+def segment() -> Iterator[None]:
+    """A sparse one, which the test itself does not have attached."""
+    SparseConditionalAccumulator(np.float32, [200_000, 16], NAME).close()
+    yield
+    inspection.remove(NAME, force=True)
+
+
+def stop(child: Any) -> int:
+    """Stop a child; its pid."""
+    pid: int = child.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    return pid
+
+
+def kinds() -> list[StallKind]:
+    """The kinds of what stands in its way."""
+    return [stall.kind for stall in inspection.describe(NAME).summary.stalls]
+
+
+def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
+    """Hold all verbs to showing this cause, and what to do about it."""
+    (listed,) = ask("list", NAME)["segments"]
+    assert [stall["kind"] for stall in listed["stalls"]] == [kind]
+    assert listed["stalls"][0]["command"] == command
+    table = [line.split() for line in run("list", NAME).stdout.splitlines()]
+    assert kind in table[1]
+    found = [f for f in ask("check", NAME, status=1)["findings"] if f["severity"] == "wrong"]
+    assert [(f["kind"], f["command"]) for f in found] == [(kind, command)]
+    assert found[0]["problem"] in run("check", NAME).stdout
+    if command is not None:
+        assert f"do: {found[0]['remedy']}: {command}\n" in run("check", NAME).stdout
+    shown = run("show", NAME).stdout
+    assert "stands still" in shown
+    assert found[0]["problem"] in shown
+    assert f"stall={kind}" in run("watch", NAME, "--interval", "0.1", "--count", "1").stdout
+    samples = {
+        (sample["name"], sample["labels"].get("kind")): sample["value"]
+        for metric in ask("metrics")["metrics"]
+        for sample in metric["samples"]
+    }
+    assert samples["shmacc_stalled", None] == 1
+    assert samples["shmacc_stall", kind] == 1
+
+
+def seen(kind: StallKind, command: str | None) -> None:
+    """Hold the library to this cause, and what to do about it."""
+    (stall,) = inspection.describe(NAME).summary.stalls
+    assert (stall.kind, stall.command) == (kind, command)
+    found = [each for each in inspection.check(NAME) if each.severity is Severity.WRONG]
+    assert [(each.kind, each.problem) for each in found] == [(kind, stall.problem)]
+
+
+def whole_name() -> str:
+    """What commands name it by."""
+    return inspection.resolve(NAME).system_name
+
+
+def apply_and_take(name: str, num_required: int) -> None:
+    """Apply a gradient, then take."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, SparseConditionalAccumulator)
+        acc.apply_grad([1], np.ones((1, 16), np.float32))
+        acc.take(num_required)
+
+
+def apply_and_wait_for_the_step(name: str) -> None:
+    """Be a worker of a synchronous job."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, SparseConditionalAccumulator)
+        acc.apply_grad([1], np.ones((1, 16), np.float32))
+        acc.wait_step(0)
+
+
+def apply_one(name: str) -> None:
+    """Apply a gradient, and leave in order."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, SparseConditionalAccumulator)
+        acc.apply_grad([1], np.ones((1, 16), np.float32))
+
+
+def apply_and_idle(name: str) -> None:
+    """Apply a gradient, and stay attached."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, SparseConditionalAccumulator)
+        acc.apply_grad([1], np.ones((1, 16), np.float32))
+        signal.pause()
+
+
+def hold_a_round(name: str) -> None:
+    """Have a round open."""
+    with shmacc.attach(name) as acc, acc.round(1):
+        signal.pause()
+
+
+def test_a_stopped_holder_of_the_lock(crew: Crew) -> None:
+    with inspect_tool.stopped_with_the_lock(crew, NAME) as pid:
+        seen_in_every_verb(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {pid}")
+
+
+def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
+    crew.start(apply_one, NAME).result()
+    holder = start(crew, hold_a_round, NAME)
+    until(lambda: inspection.describe(NAME).round_holder is not None)
+    assert kinds() == []
+    pid = stop(holder)
+    seen(StallKind.ROUND_HOLDER_STOPPED, f"kill -CONT {pid}")
+
+
+def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
+    taker = start(crew, inspect_tool.wait_in_line, NAME, 2)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    pid = stop(taker)
+    worker = start(crew, apply_and_idle, NAME)
+    until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
+    assert kinds() == [], "the number is not reached yet"
+    worker.process.kill()
+    worker.process.join()
+    crew.start(apply_one, NAME).result()
+    seen(StallKind.TAKER_STOPPED, f"kill -CONT {pid}")
+    os.kill(pid, signal.SIGCONT)
+    taker.result()
+    assert kinds() == []
+
+
+def test_all_who_could_apply_are_stopped(crew: Crew) -> None:
+    start(crew, inspect_tool.wait_in_line, NAME, 3)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    workers = [start(crew, apply_and_idle, NAME) for _ in range(2)]
+    until(lambda: inspection.describe(NAME).stats.num_accumulated == 2)
+    first = stop(workers[0])
+    assert kinds() == [], "the other one may apply"
+    second = stop(workers[1])
+    seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {first} {second}")
+
+
+def test_a_quorum_that_those_who_were_killed_were_part_of(crew: Crew) -> None:
+    start(crew, inspect_tool.wait_in_line, NAME, 2)
+    worker = start(crew, apply_and_idle, NAME)
+    until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
+    assert kinds() == [], "it may apply once more"
+    worker.process.kill()
+    worker.process.join()
+    until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
+    command = f"shmacc-inspect cancel {whole_name()} --yes"
+    seen_in_every_verb(StallKind.QUORUM_OUT_OF_REACH, command)
+
+
+def test_a_quorum_while_the_living_wait_for_its_step(crew: Crew) -> None:
+    """The commonest hang: one worker of many is gone, and the others wait for the take."""
+    start(crew, inspect_tool.wait_in_line, NAME, 3)
+    others = [start(crew, apply_and_wait_for_the_step, NAME) for _ in range(2)]
+    third = start(crew, inspect_tool.idle, NAME)
+    until(lambda: inspection.describe(NAME).stats.num_accumulated == 2)
+    assert kinds() == [], "the third may apply"
+    third.process.kill()
+    third.process.join()
+    until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
+    (stall,) = inspection.describe(NAME).summary.stalls
+    assert "3 alive (2 of them wait for the step, which this take would advance)" in stall.problem
+    crew.start(apply_one, NAME).result()
+    for child in others:
+        child.result()
+    assert kinds() == []
+
+
+def test_a_quorum_of_processes_that_apply_and_then_take(crew: Crew) -> None:
+    start(crew, apply_and_take, NAME, 2)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    other = start(crew, inspect_tool.idle, NAME)
+    other.process.kill()
+    other.process.join()
+    until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
+
+
+def test_a_job_that_has_just_started_does_not_stand_still(crew: Crew) -> None:
+    start(crew, inspect_tool.wait_in_line, NAME, 2)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    assert kinds() == []
+    assert ask("check", NAME)["wrong"] == 0
+
+
+def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -> None:
+    """Between them there is nobody who could apply, for a moment."""
+    start(crew, inspect_tool.wait_in_line, NAME, 10**9)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    for _ in range(5):
+        crew.start(apply_one, NAME).result()
+        assert kinds() == []
+    assert ask("check", NAME)["wrong"] == 0
+
+
+def test_it_is_to_be_seen_on_the_live_screen(crew: Crew) -> None:
+    ConditionalAccumulator(np.float32, [2], "another").close()
+    with inspect_tool.stopped_with_the_lock(crew, NAME), Terminal("watch", columns=140) as screen:
+        screen.wait_for("STALL", "lock_holder_stopped")
+        screen.press("j")
+        screen.wait_for("stands still", "no process can apply or take")
+        screen.press("q")
+        assert screen.end() == 0
+    inspection.remove("another")
