@@ -167,6 +167,15 @@ class Accumulator(exits.Owner):
         self._owners = owners
         self._finalizer = exits.close_with(self, handle)
         config = handle.config()
+        if config["kind"] == layout.KINDS["arrays"]:
+            self._finalizer()
+            raise segment.disagreement(
+                segment_name,
+                f"{segment_name.shared_name!r} is the name of shared arrays (shmacc.SharedArrays)",
+                "kind",
+                "arrays",
+                self._KIND,
+            )
         spec = Spec.of_config(config, handle.mode)
         if spec is None:
             self._finalizer()
@@ -180,13 +189,12 @@ class Accumulator(exits.Owner):
 
     def _check_agreement(self, asked: Spec) -> None:
         for what, existing, wanted in self._spec.disagreements(asked):
-            raise InvalidArgumentError(
-                f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
-                f"{wanted} was asked for. If the existing one is left from an earlier run, "
-                f"`shmacc-inspect remove {self._segment_name.system_name}` removes it, and so does "
-                'if_exists="replace"; or use another shared_name'
-            ).with_fields(
-                segment=self._segment_name.system_name, what=what, existing=existing, asked=wanted
+            raise segment.disagreement(
+                self._segment_name,
+                f"The accumulator {self._shared_name!r} exists",
+                what,
+                existing,
+                wanted,
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

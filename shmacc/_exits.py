@@ -14,7 +14,19 @@ from typing import Any
 from shmacc import _core
 
 
-def close_with(owner: "Owner", handle: _core.Handle) -> "weakref.finalize[[_core.Handle], Any]":
+class Owner:
+    """Has a handle that is closed with it, or when the process ends in order."""
+
+    __slots__ = ()
+
+    _handle: _core.Handle
+
+    def close_at_exit(self) -> None:
+        """Close the handle when this child of multiprocessing ends."""
+        _close_with(self, self._handle)
+
+
+def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[[_core.Handle], Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
@@ -25,16 +37,6 @@ def close_with(owner: "Owner", handle: _core.Handle) -> "weakref.finalize[[_core
             # it was sent, this object for instance, and then does what is registered so.
             util.register_after_fork(owner, Owner.close_at_exit)
     return weakref.finalize(owner, finish, handle)
-
-
-class Owner:
-    """Has a handle that is closed with it, or when the process ends in order."""
-
-    _handle: _core.Handle
-
-    def close_at_exit(self) -> None:
-        """Close the handle when this child of multiprocessing ends."""
-        _close_with(self, self._handle)
 
 
 def _close_with(owner: Owner | None, handle: _core.Handle) -> None:

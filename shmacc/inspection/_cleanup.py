@@ -19,6 +19,7 @@ from shmacc._names import SegmentName
 from shmacc._segment import UnfinishedError
 from shmacc.errors import (
     DataLossError,
+    InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
     ShmaccError,
@@ -180,10 +181,12 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
 
     Raises:
         NotFoundError: There is none of that name.
+        InvalidArgumentError: It is no accumulator, but shared arrays.
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
     from shmacc import _lookup as lookup  # late: see the package
+    from shmacc._shared_arrays import SharedArrays
 
     segment_name = resolve(name)
     if rehearse:
@@ -196,6 +199,8 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
             )
         return waiting
     with lookup.open_by_name(segment_name, owners="any") as found:
+        if isinstance(found, SharedArrays):
+            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
         waiting = found.stats().waiting
         found.cancel()
         return waiting
