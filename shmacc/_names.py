@@ -53,6 +53,11 @@ class SegmentName:
         """The segment's file."""
         return f"{SHM_DIRECTORY}/{self.system_name}"
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether `shared_name` is a head and a hash."""
+        return "~" in self.shared_name
+
 
 def current_namespace() -> str | None:
     """Return the namespace that the environment sets; None without one.
@@ -82,7 +87,11 @@ def segment_name(shared_name: object) -> SegmentName:
             "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
             f"but was {shared_name!r}"
         )
-    namespace = current_namespace()
+    return name_under(current_namespace(), shared_name)
+
+
+def name_under(namespace: str | None, shared_name: str) -> SegmentName:
+    """Return the segment's name for an accumulator's name, under that namespace; both are valid."""
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import

@@ -38,6 +38,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         ),
         "shmacc.inspection._segments": (
             "describe",
+            "list_names",
             "list_segments",
             "resolve",
             "shared_memory_space",

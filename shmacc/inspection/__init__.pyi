@@ -20,6 +20,7 @@ from shmacc.inspection._records import (
 )
 from shmacc.inspection._segments import (
     describe,
+    list_names,
     list_segments,
     resolve,
     shared_memory_space,
@@ -50,6 +51,7 @@ __all__ = [
     "clean",
     "describe",
     "leftovers",
+    "list_names",
     "list_segments",
     "most_touched",
     "remove",

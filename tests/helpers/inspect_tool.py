@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import select
@@ -12,7 +14,6 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +23,7 @@ from helpers.support import LONG, Child, Crew, until
 
 import shmacc
 from shmacc import inspection
+from shmacc_inspect.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +54,16 @@ def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
     done = run(*arguments, "--json", before=before)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
-    assert answer["schema_version"] == 1
+    assert answer["schema_version"] == 2
     return answer
+
+
+def run_here(*arguments: str) -> tuple[int, str]:
+    """Run it in this process; its exit status and all that it printed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(arguments)
+    return status, said.getvalue()
 
 
 class Terminal:
@@ -220,7 +230,7 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Child:
     return child
 
 
-@contextmanager
+@contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
     """A process that stands still in the middle of an apply; its pid."""
     child = start(crew, apply_for_ever, name, 50_000, 16)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import ShmaccError
+from shmacc_inspect import naming
 from shmacc_inspect.output.metrics import Metric, Sample
 from shmacc_inspect.progress import stragglers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shmacc.inspection import Description
+    from shmacc.inspection import Description, SegmentName
 
 PREFIX: Final = "shmacc_"
 
@@ -125,11 +126,17 @@ _DEFINITIONS: Final = (
 )
 
 
-def gather(namespace: str | None) -> Iterator[Metric]:
-    """Yield the current metrics of all segments, or of a namespace's."""
+def gather(names: Iterable[SegmentName]) -> Iterator[Metric]:
+    """Yield the current metrics of these segments."""
     now = time.time()
-    summaries = inspection.list_segments(namespace=namespace)
-    described = list(_described(summaries))
+    described: list[Description] = []
+    summaries: list[inspection.Summary] = []
+    for name in names:
+        try:
+            described.append(inspection.describe(name.system_name))
+            summaries.append(described[-1].summary)
+        except ShmaccError:  # gone, damaged, not ours: shown by the states
+            summaries += naming.summaries([name])
     for definition in _DEFINITIONS:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []
@@ -144,19 +151,11 @@ def gather(namespace: str | None) -> Iterator[Metric]:
     yield _space()
 
 
-def _described(summaries: tuple[inspection.Summary, ...]) -> Iterator[Description]:
-    for summary in summaries:
-        try:
-            yield inspection.describe(summary.name.system_name)
-        except ShmaccError:  # gone, damaged, not ours: shown by the states
-            continue
-
-
 def _labels(summary: inspection.Summary) -> dict[str, str]:
     return {"name": summary.name.shared_name, "namespace": summary.name.namespace or ""}
 
 
-def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
+def _info(summaries: Sequence[inspection.Summary]) -> Metric:
     name = PREFIX + "segment_info"
     samples = [
         Sample(
@@ -176,7 +175,7 @@ def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
     return Metric(name, "gauge", "What a segment is; always 1.", samples)
 
 
-def _states(summaries: tuple[inspection.Summary, ...]) -> Metric:
+def _states(summaries: Sequence[inspection.Summary]) -> Metric:
     counts = collections.Counter(summary.state for summary in summaries)
     name = PREFIX + "segments"
     samples = [

@@ -13,7 +13,7 @@ import json
 import math
 from typing import Any, Final
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 
 def finite(value: float) -> float | None:

@@ -38,5 +38,7 @@ class Interval:
     drops_per_second: float | None = None
     dropped: int | None = None
     lock_holder_pid: int | None = None
+    lock_held_seconds: float | None = None
+    waited_seconds: float | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

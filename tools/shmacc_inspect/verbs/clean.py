@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
     from shmacc import inspection
     from shmacc_inspect.output.removals import Cleaning, Leftover
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+Remove segments that no living process uses; without --yes, only list them.
+
+Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
+proved again at the moment of removal; what could not be judged is left and listed. Two cleaners at
+once do each other no harm."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect clean                           what would be removed, and what not
   shmacc-inspect clean --yes
@@ -27,41 +32,29 @@ _COLUMNS: Final = (
     Column("AGE", right=True, rank=1),
     Column("WHY", least=24),
 )
+_SEMAPHORE: Final = "sem."
 
 
-def run(
-    patterns: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="GLOB",
-            help="Only names that match one of these.",
-            autocompletion=options.complete_name,
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    older_than: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Only files made longer ago: 90s, 10m, 2h, 3d.",
-            show_default=False,
-        ),
-    ] = "0s",
-    yes: options.Yes = False,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
-) -> None:
-    """Remove segments that no living process uses; without --yes, only list them.
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=options.seconds(),
+        default=0.0,
+        help="only files made longer ago: 90s, 10m, 2h, 3d",
+    )
+    options.add_yes(parser)
+    options.add_namespace(parser)
+    options.add_json(parser)
 
-    Also removes semaphores whose segment is gone, and files whose creator died before they were
-    complete. Death is proved by the kernel, never guessed, and proved again at the moment of
-    removal; what could not be judged is left and listed. Two cleaners at once do each other no
-    harm.
-    """
+
+def run(*, names: list[str], older_than: float, yes: bool, everywhere: bool, json: bool) -> None:
+    """Run the verb."""
     from shmacc_inspect.output.removals import Leftover  # late: see the package
 
-    found = _leftovers(patterns or ["*"], _seconds(older_than), everywhere=everywhere)
+    found = _leftovers(names or ["*"], older_than, everywhere=everywhere)
     removable = [leftover for leftover in found if leftover.removable]
     left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
     answer = _remove(removable, left) if yes else _plan(removable, left)
@@ -70,24 +63,23 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return formatting.parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="'--older-than'") from error
-
-
 def _leftovers(
-    patterns: Iterable[str], older_than: float, *, everywhere: bool
+    given: Iterable[str], older_than: float, *, everywhere: bool
 ) -> list[inspection.Leftover]:
+    """List what is left of these. A name of nothing is no failure here: it is clean already."""
     from shmacc import inspection  # late: see the package
+    from shmacc_inspect import naming
 
-    namespace = options.namespace(everywhere=everywhere)
-    found = {
-        leftover.file_name: leftover
-        for pattern in patterns
-        for leftover in inspection.leftovers(pattern, older_than=older_than, namespace=namespace)
-    }
+    namespace = naming.scope(everywhere=everywhere)
+    found = {}
+    for name in given:
+        # A name is one segment, with its semaphores; a semaphore may also be named itself.
+        exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
+        pattern = inspection.resolve(name).system_name if exact else name
+        for leftover in inspection.leftovers(
+            pattern, older_than=older_than, namespace=None if exact else namespace
+        ):
+            found[leftover.file_name] = leftover
     return [found[file_name] for file_name in sorted(found)]
 
 
@@ -139,7 +131,7 @@ def _show(answer: Cleaning, *, json: bool) -> None:
 def _row(leftover: Leftover) -> list[Cell]:
     return [
         Cell(leftover.file_name, "bold"),
-        Cell(formatting.size(leftover.bytes_reserved)),
-        Cell(formatting.duration(leftover.age_seconds)),
+        page.size(leftover.bytes_reserved),
+        page.duration(leftover.age_seconds),
         Cell(leftover.why),
     ]
