@@ -1,47 +1,45 @@
 """The command's entry: what concerns the process as a whole, before anything slow is imported."""
 
-from __future__ import annotations
-
+# Not `signal`, nor `typing`: importing either takes longer than all else that happens before Ctrl-C
+# is looked after.
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
 
-if TYPE_CHECKING:
-    from types import FrameType
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_FAILED = 1
 
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
-_FAILED: Final = 1
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    os._exit(_INTERRUPTED)
+
+
+# Python sets no handler where a shell without job control had SIGINT ignored.
+_HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+if _HEEDS_CTRL_C:
+    # Until a verb runs there is nothing to put in order, and a traceback out of an import is of no
+    # use to anybody.
+    _signal.signal(_signal.SIGINT, _end_at_once)
 
 
 def main() -> int:
     """Run the command line of this process; return its exit status."""
-    # Python sets no handler where a shell without job control had SIGINT ignored.
-    heeds_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds_ctrl_c:
-        # Until a verb runs there is nothing to put in order, and a traceback out of an import is
-        # of no use to anybody.
-        signal.signal(signal.SIGINT, _end_at_once)
     # `shmacc-inspect list | head` ends as any other tool would.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _fill_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 has no bars
     from shmacc_inspect import main as command
 
     try:
-        if heeds_ctrl_c:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if _HEEDS_CTRL_C:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         status = command.main(sys.argv[1:])
     except KeyboardInterrupt:
         status = _INTERRUPTED
-    if heeds_ctrl_c:
-        signal.signal(signal.SIGINT, _end_at_once)
+    if _HEEDS_CTRL_C:
+        _signal.signal(_signal.SIGINT, _end_at_once)
     return _flushed(status)
-
-
-def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
-    os._exit(_INTERRUPTED)
 
 
 def _fill_closed_streams() -> None:
