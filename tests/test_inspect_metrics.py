@@ -86,7 +86,7 @@ def test_a_textfile_is_classic_text(bias: ConditionalAccumulator, tmp_path: Path
     assert "# EOF" not in text
     # A textfile collector wants the name of the type's line to be that of its samples.
     assert "# TYPE shmacc_applied_total counter" in text.splitlines()
-    families = {family.name: family for family in parse_classic_text(text)}
+    families = {family.name: family for family in parse_classic_text(text)}  # type: ignore[no-untyped-call]
     assert families["shmacc_applied"].type == "counter"
     assert file.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == [file.name]

@@ -69,12 +69,22 @@ def run_here(*arguments: str) -> tuple[int, str]:
 class Terminal:
     """It, on a terminal of its own."""
 
-    def __init__(self, *arguments: str, columns: int = 100, rows: int = 30, **env: str) -> None:
-        """Start it."""
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 100,
+        rows: int = 30,
+        program: tuple[str, ...] = (str(COMMAND),),
+        **env: str,
+    ) -> None:
+        """Start it, or another program."""
         self._fd, theirs = os.openpty()
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.resize(columns, rows)
         # Not pty.fork: a forked Python would attach to the accumulators that this one has open.
         self._process = subprocess.Popen(
-            [*HEEDING_CTRL_C, "setsid", "--ctty", COMMAND, *arguments],
+            [*HEEDING_CTRL_C, "setsid", "--ctty", *program, *arguments],
             env={**os.environ, "TERM": "xterm-256color", **env},
             stdin=theirs,
             stdout=theirs,
@@ -82,11 +92,8 @@ class Terminal:
         )
         os.close(theirs)
         self.pid = self._process.pid
-        self.screen = pyte.Screen(columns, rows)
         self.raw = b""
         self.status: int | None = None
-        self._stream = pyte.ByteStream(self.screen)
-        self.resize(columns, rows)
 
     def resize(self, columns: int, rows: int) -> None:
         """Make the window another size."""

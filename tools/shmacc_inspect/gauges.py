@@ -126,17 +126,17 @@ _DEFINITIONS: Final = (
 )
 
 
-def gather(names: Iterable[SegmentName]) -> Iterator[Metric]:
+def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
     """Yield the current metrics of these segments."""
     now = time.time()
     described: list[Description] = []
     summaries: list[inspection.Summary] = []
-    for name in names:
+    for segment in watched:
         try:
-            described.append(inspection.describe(name.system_name))
+            described.append(inspection.describe(segment.system_name))
             summaries.append(described[-1].summary)
         except ShmaccError:  # gone, damaged, not ours: shown by the states
-            summaries += naming.summaries([name])
+            summaries += naming.summaries([segment])
     for definition in _DEFINITIONS:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []

@@ -23,8 +23,10 @@ def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
 
     It does not where the segment is another namespace's, is damaged or was renamed, or where its
-    shared_name looks like the name of a file in /dev/shm.
+    shared_name looks like the name of a file in /dev/shm, or like an option.
     """
+    if name.shared_name.startswith("-"):
+        return name.system_name
     try:
         leads_to = inspection.resolve(name.shared_name).system_name
     except InvalidArgumentError:

@@ -161,8 +161,15 @@ class Screen:
             left += f"  by {self._sort}{' reversed' if self._reverse else ''}"
         if self._typing or self._filter:
             left += f"  /{self._filter}{'_' if self._typing else ''}"
-        right = "q quit" if there < 2 else "↑ ↓ pick  s sort  / filter  q quit"  # noqa: PLR2004
-        room = max(2, (terminal.width or 0) - len(left) - len(right))
+        width = terminal.width or 0
+        keys_of_many = ("↑ ↓ pick  s sort  r reverse  / filter  q quit", "s sort  / filter  q quit")
+        fitting = [
+            text
+            for text in (*(keys_of_many if there > 1 else ()), "q quit")
+            if len(left) + len(text) < width
+        ]
+        right = fitting[0] if fitting else ""
+        room = max(0, width - len(left) - len(right))
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
 
 

@@ -30,9 +30,7 @@ Examples:
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_names(parser, without="all segments, and what is left of others")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="only what is wrong, no notes"
-    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong, no notes")
     options.add_namespace(parser)
     options.add_json(parser)
 
@@ -67,7 +65,9 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
         page.show(_elements(answer, quiet=quiet))
         verdict = f"{wrong} wrong" if wrong else "nothing wrong"
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
-        page.write_line(f"{formatting.count_of(answer.checked, 'segment')} checked: {verdict}{notes}")
+        page.write_line(
+            f"{formatting.count_of(answer.checked, 'segment')} checked: {verdict}{notes}"
+        )
     if wrong:
         failures.end(failures.WRONG_OR_FAILED)
 

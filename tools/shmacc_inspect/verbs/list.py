@@ -154,7 +154,9 @@ def _columns(text: str) -> list[int]:
     asked = text.lower().split(",")
     unknown = [key for key in asked if key not in keys]
     if unknown:
-        raise argparse.ArgumentTypeError(f"there is no column {unknown[0]!r}, only {', '.join(keys)}")
+        raise argparse.ArgumentTypeError(
+            f"there is no column {unknown[0]!r}, only {', '.join(keys)}"
+        )
     return [keys.index(key) for key in asked]
 
 

@@ -107,9 +107,7 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _look(
-    summary: inspection.Summary, *, rows: int, values: bool
-) -> tuple[details.Details, float]:
+def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[details.Details, float]:
     """Return what is there, and when."""
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
@@ -277,7 +275,10 @@ def _region_row(region: details.Region) -> list[Cell]:
         Cell(f"{region.offset:#x}"),
         page.size(region.reserved),
         page.size(region.used),
-        Cell(percent := formatting.percent(region.used, region.reserved), word=percent.replace(" ", "")),
+        Cell(
+            percent := formatting.percent(region.used, region.reserved),
+            word=percent.replace(" ", ""),
+        ),
     ]
 
 

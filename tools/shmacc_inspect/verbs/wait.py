@@ -46,7 +46,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "gone: nothing has the name any more, or another segment has it",
     )
     parser.add_argument(
-        "--timeout", metavar="TIME", type=options.seconds(), help="for so long at most: 90s, 10m, 2h"
+        "--timeout",
+        metavar="TIME",
+        type=options.seconds(),
+        help="for so long at most: 90s, 10m, 2h",
     )
     options.add_namespace(parser)
     options.add_json(parser)
