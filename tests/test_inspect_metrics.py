@@ -86,7 +86,7 @@ def test_a_textfile_is_classic_text(bias: ConditionalAccumulator, tmp_path: Path
     assert "# EOF" not in text
     # A textfile collector wants the name of the type's line to be that of its samples.
     assert "# TYPE shmacc_applied_total counter" in text.splitlines()
-    families = {family.name: family for family in parse_classic_text(text)}  # type: ignore[no-untyped-call]
+    families = {family.name: family for family in parse_classic_text(text)}
     assert families["shmacc_applied"].type == "counter"
     assert file.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
@@ -150,7 +150,7 @@ def test_metrics_of_a_copied_segment_are_still_metrics(bias: ConditionalAccumula
     copy = path_of("copy")
     subprocess.run(["cp", "--sparse=always", path_of("bias"), copy], check=True)
     text = run("metrics").stdout
-    families = {family.name: family for family in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
     labels = [tuple(s.labels.items()) for s in families["shmacc_segment_info"].samples]
     assert len(set(labels)) == len(labels) == 2
     copy.unlink()

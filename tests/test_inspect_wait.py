@@ -68,6 +68,7 @@ def test_it_waits_for_the_end(bias: ConditionalAccumulator) -> None:
 
 
 def test_another_segment_of_the_name_is_not_the_one(bias: ConditionalAccumulator) -> None:
+    assert bias.stats().attached == 1
     process = started("bias", "--for", "gone")
     assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
     with ConditionalAccumulator(np.float64, [3], "other") as other:

@@ -7,7 +7,6 @@ parsers themselves, names from shared memory.
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import NAMESPACE_VARIABLE, main
@@ -36,7 +35,8 @@ complete -o default -F _shmacc_inspect shmacc-inspect
 _ZSH: Final = r"""#compdef shmacc-inspect
 _shmacc_inspect() {
     local -a found
-    found=("${(@f)$("${words[1]}" --complete $((CURRENT - 1)) "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    local answer="$("${words[1]}" --complete $((CURRENT - 1)) "${(@)words[2,CURRENT]}" 2>/dev/null)"
+    found=("${(@f)answer}")
     if [[ -n "$found" ]]; then compadd -- "${found[@]}"; else _files; fi
 }
 compdef _shmacc_inspect shmacc-inspect
@@ -67,18 +67,19 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
     if before[0] not in main.VERBS:
         return ()
     parser = main.parser_of(before[0])
-    option = next((a for a in parser._actions if before[-1] in a.option_strings), None)
+    declared = parser.declared()
+    option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # which takes a value
         return option.choices or (_namespaces() if option.dest == "namespace" else ())
     if word.startswith("-"):
         return _options(parser)
-    if not any(action.dest == "names" for action in parser._actions):
+    if not any(action.dest == "names" for action in declared):
         return ()
     return _names(before, word)
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterable[str]:
-    return (text for action in parser._actions for text in action.option_strings)
+def _options(parser: main.Parser) -> Iterable[str]:
+    return (text for action in parser.declared() for text in action.option_strings)
 
 
 def _names(before: Sequence[str], word: str) -> Iterable[str]:

@@ -52,6 +52,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def declared(self) -> list[argparse.Action]:
+        """Return the arguments, of which argparse itself has no public list."""
+        return self._actions
+
     def error(self, message: str) -> NoReturn:
         """End with the status of wrong usage."""
         raise failures.UsageError(f"{message} (`{self.prog} --help`)")

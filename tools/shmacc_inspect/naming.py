@@ -95,7 +95,7 @@ def _meant(text: str, namespace: str | None) -> tuple[SegmentName, ...]:
             raise NotFoundError(f"No segment matches {formatting.printable(text)!r}")
         return found
     name = inspection.resolve(text)
-    if os.path.lexists(name.path):  # noqa: PTH - a broken link has a name too
+    if os.path.lexists(name.path):  # a broken link has a name too
         return (name,)
     hint = f"; there is {', '.join(alike)}" if (alike := _alike(text)) else ""
     raise NotFoundError(f"There is no segment named {formatting.printable(text)!r}{hint}")

@@ -65,9 +65,8 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
         page.show(_elements(answer, quiet=quiet))
         verdict = f"{wrong} wrong" if wrong else "nothing wrong"
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
-        page.write_line(
-            f"{formatting.count_of(answer.checked, 'segment')} checked: {verdict}{notes}"
-        )
+        segments = formatting.count_of(answer.checked, "segment")
+        page.write_line(f"{segments} checked: {verdict}{notes}")
     if wrong:
         failures.end(failures.WRONG_OR_FAILED)
 

@@ -147,7 +147,7 @@ def _write(path: Path, text: bytes) -> None:
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
     # Without O_CREAT, and without becoming its terminal's process.
-    with open(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 
 
