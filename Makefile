@@ -100,7 +100,7 @@ pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect f
 	$(BIN)/python tools/inspect_pictures.py
 
 reference: $(VENV)/.test ## write the JSON schema and the manual page of shmacc-inspect anew
-	PYTHONPATH=tools $(BIN)/python -P tools/inspect_reference.py
+	$(BIN)/python tools/inspect_reference.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/
 	$(BIN)/pip install --quiet --constraint $(PINS) uv

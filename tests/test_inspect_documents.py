@@ -104,9 +104,9 @@ def test_alerts_are_about_metrics_that_there_are() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
 def test_promtool_accepts_the_alerts() -> None:
-    for command in (["check", "rules", ALERTS], ["test", "rules", ALERTS.with_suffix(".test.yml")]):
+    for what, file in (("check", ALERTS), ("test", ALERTS.with_suffix(".test.yml"))):
         done = subprocess.run(
-            ["promtool", *command], capture_output=True, text=True, timeout=LONG, check=False
+            ["promtool", what, "rules", file], capture_output=True, text=True, timeout=LONG, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
