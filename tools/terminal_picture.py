@@ -8,6 +8,7 @@ fonts lack them.
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
@@ -43,6 +44,8 @@ COLOURS: Final = {
 _BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
 _SHADE: Final = "░"
 _DIM: Final = 0.55
+_TALL: Final = 0.86  # of a cell: the highest bar, so that lines of bars do not touch
+_PIECE: Final = re.compile(r"\S+(?: \S+)*")
 
 
 def svg(screen: pyte.Screen, title: str, dim: set[tuple[int, int]]) -> str:
@@ -90,24 +93,24 @@ def _run(cells: list[Char], x: int, y: int, *, is_dim: bool) -> Iterator[str]:
     colour = COLOURS.get(first.fg, INK)
     faint = f' opacity="{_DIM}"' if is_dim else ""
     if first.data in _BARS:
-        tall = height * _BARS[first.data]
+        tall = height * _BARS[first.data] * _TALL
         yield _rectangle(left, top + height - tall, width, tall, colour)
     elif first.data == _SHADE:
-        yield _rectangle(left, top, width, height, colour, ' opacity="0.25"')
+        tall = height * _TALL
+        yield _rectangle(left, top + height - tall, width, tall, colour, ' opacity="0.25"')
     elif first.reverse:
         yield _rectangle(left, top, width, height, colour)
         colour = PAPER
-    if first.data in _BARS or first.data == _SHADE or not text.strip():
+    if first.data in _BARS or first.data == _SHADE:
         return
-    shown = text.rstrip()
-    indent = len(shown) - len(shown.lstrip())
-    shown = shown.lstrip()
     bold = ' font-weight="bold"' if first.bold else ""
-    yield (
-        f'<text x="{left + indent * CELL[0]:g}" y="{top + BASELINE:g}" '
-        f'textLength="{len(shown) * CELL[0]:g}" lengthAdjust="spacingAndGlyphs" '
-        f'xml:space="preserve" fill="{colour}"{bold}{faint}>{escape(shown)}</text>'
-    )
+    # Piece by piece, so that columns stand below each other whatever the widths of the font are.
+    for piece in _PIECE.finditer(text):
+        yield (
+            f'<text x="{left + piece.start() * CELL[0]:g}" y="{top + BASELINE:g}" '
+            f'textLength="{len(piece[0]) * CELL[0]:g}" lengthAdjust="spacingAndGlyphs" '
+            f'fill="{colour}"{bold}{faint}>{escape(piece[0])}</text>'
+        )
 
 
 def _rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
