@@ -106,7 +106,11 @@ def test_alerts_are_about_metrics_that_there_are() -> None:
 def test_promtool_accepts_the_alerts() -> None:
     for what, file in (("check", ALERTS), ("test", ALERTS.with_suffix(".test.yml"))):
         done = subprocess.run(
-            ["promtool", what, "rules", file], capture_output=True, text=True, timeout=LONG, check=False
+            ["promtool", what, "rules", file],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

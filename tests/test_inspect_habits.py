@@ -131,7 +131,18 @@ def test_a_name_alike_is_suggested(bias: ConditionalAccumulator) -> None:
     assert bias.stats().attached == 1
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["list"], ["clean"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["list", "--help"],
+        ["list"],
+        ["check"],
+        ["clean"],
+        ["watch", "--count", "1", "--interval", "0.05"],
+        ["wait", "nobody", "--for", "gone"],
+    ],
+)
 def test_it_starts_without_what_it_does_not_need(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *arguments],
