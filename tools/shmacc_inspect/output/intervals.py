@@ -45,5 +45,7 @@ class Interval:
     lock_holder_pid: int | None = None
     lock_holder_pid_is_here: bool | None = None
     stalls: list[Stall] = field(default_factory=list)
+    lock_held_seconds: float | None = None
+    waited_seconds: float | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
