@@ -73,5 +73,6 @@ class Cancelling:
     name: str
     line: list[Taker]
     lock_waiter_pids: list[int]
+    lock_waiters_elsewhere: list[int]
     cancelled: int
     schema_version: int = SCHEMA_VERSION

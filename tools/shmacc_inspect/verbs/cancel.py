@@ -59,14 +59,18 @@ def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
 
     seen, now = inspection.describe(name.system_name), time.time()
     waiting = inspection.cancel(name.system_name, rehearse=not yes)
+    lock_waiters = [
+        process
+        for process in seen.processes
+        if process.alive and process.activity == _WAITS_FOR_LOCK
+    ]
     return Cancelling(
         dry_run=not yes,
         name=name.system_name,
         line=[Taker.of(take, now) for take in seen.line],
-        lock_waiter_pids=[
-            process.pid
-            for process in seen.processes
-            if process.alive and process.activity == _WAITS_FOR_LOCK
+        lock_waiter_pids=[process.pid for process in lock_waiters if process.pid_is_here],
+        lock_waiters_elsewhere=[
+            process.pid for process in lock_waiters if not process.pid_is_here
         ],
         cancelled=waiting if yes else 0,
     )
@@ -81,13 +85,17 @@ def _lines(answer: Cancelling) -> Iterator[Cell]:
                 f"for {taker.num_required} gradients, "
                 f"which has waited for {formatting.duration(taker.waiting_seconds)}"
             )
-    for pid in answer.lock_waiter_pids:
+    waiters = [
+        *(formatting.pid(pid, is_here=True) for pid in answer.lock_waiter_pids),
+        *(formatting.pid(pid, is_here=False) for pid in answer.lock_waiters_elsewhere),
+    ]
+    for pid in waiters:
         yield Cell(f"{verb} what pid {pid} waits for the lock for, if that is a take")
 
 
 def _verdict(answer: Cancelling) -> str:
     if not answer.dry_run:
         return f"{formatting.count_of(answer.cancelled, 'take')} in line cancelled"
-    if answer.lock_waiter_pids or any(taker.alive for taker in answer.line):
+    if answer.lock_waiter_pids or answer.lock_waiters_elsewhere or any(taker.alive for taker in answer.line):
         return "nothing was cancelled; --yes cancels them"
     return "no take waits"
