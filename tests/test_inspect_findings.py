@@ -20,7 +20,15 @@ import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
-from helpers.inspect_tool import COMMAND, WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble
+from helpers.inspect_tool import (
+    COMMAND,
+    WITHOUT_ROOTS_POWERS,
+    Terminal,
+    ask,
+    path_of,
+    run,
+    scribble,
+)
 from helpers.support import until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -358,7 +366,9 @@ def test_only_private_ones_are_removed(crew: Crew, namespace: str) -> None:
 
 
 def _attached(namespace: str) -> list[int]:
-    return sorted(each.attached_alive or 0 for each in inspection.list_segments(namespace=namespace))
+    return sorted(
+        each.attached_alive or 0 for each in inspection.list_segments(namespace=namespace)
+    )
 
 
 def _make_private() -> None:
@@ -440,6 +450,8 @@ def _fill(*, pipe: Pipe) -> None:
         assert [each.kind for each in inspection.check("there")] == ["bytes_exhausted"]
         listed = subprocess.run([COMMAND, "list"], capture_output=True, text=True, check=True)
         assert "(100 %)" in listed.stderr
+        with Terminal("watch", "there") as screen:
+            screen.wait_for("memory 100 %")
         pipe.say()
         filler.unlink()
         acc.unlink()

@@ -126,6 +126,7 @@ class Course:
             stalls=[Stall.of(stall) for stall in seen.summary.stalls],
             lock_held_seconds=_since(seen.lock.since, now) if seen.lock.held else None,
             waited_seconds=_since(head.since, now) if head else None,
+            shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
             steps_per_second=_rate(old, stats, "global_step", passed),
             gradients_per_second=_rate(old, stats, "applied", passed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
@@ -156,7 +157,9 @@ class Screen:
 
     def _title(self, terminal: Terminal, shown: int) -> str:
         there = len(self._watch.courses)
-        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
+        space = inspection.shared_memory_space()
+        full = formatting.percent(space.total - space.free, space.total)
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  memory {full}"
         if there > 1:
             left += f"  {shown} of {there}" if self._filter else f"  {there} segments"
             left += f"  by {self._sort}{' reversed' if self._reverse else ''}"
@@ -178,7 +181,9 @@ def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
     now = course.latest
     mark = "▶" if picked else str(number + 1)
     late = now.waited_seconds is not None and now.waited_seconds > _LONG_IDLE
-    lock = "" if now.lock_holder_pid is None else str(now.lock_holder_pid)
+    lock = ""
+    if now.lock_holder_pid is not None:
+        lock = formatting.pid(now.lock_holder_pid, is_here=bool(now.lock_holder_pid_is_here))
     if now.lock_held_seconds is not None and now.lock_held_seconds > _LONG_IDLE:
         lock += f" {formatting.duration(now.lock_held_seconds)}"
     return [

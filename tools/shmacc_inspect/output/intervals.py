@@ -47,5 +47,6 @@ class Interval:
     stalls: list[Stall] = field(default_factory=list)
     lock_held_seconds: float | None = None
     waited_seconds: float | None = None
+    shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

@@ -69,9 +69,7 @@ def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
         name=name.system_name,
         line=[Taker.of(take, now) for take in seen.line],
         lock_waiter_pids=[process.pid for process in lock_waiters if process.pid_is_here],
-        lock_waiters_elsewhere=[
-            process.pid for process in lock_waiters if not process.pid_is_here
-        ],
+        lock_waiters_elsewhere=[process.pid for process in lock_waiters if not process.pid_is_here],
         cancelled=waiting if yes else 0,
     )
 
@@ -96,6 +94,10 @@ def _lines(answer: Cancelling) -> Iterator[Cell]:
 def _verdict(answer: Cancelling) -> str:
     if not answer.dry_run:
         return f"{formatting.count_of(answer.cancelled, 'take')} in line cancelled"
-    if answer.lock_waiter_pids or answer.lock_waiters_elsewhere or any(taker.alive for taker in answer.line):
+    if (
+        answer.lock_waiter_pids
+        or answer.lock_waiters_elsewhere
+        or any(taker.alive for taker in answer.line)
+    ):
         return "nothing was cancelled; --yes cancels them"
     return "no take waits"
