@@ -98,7 +98,8 @@ def test_a_stdout_that_cannot_be_written_is_a_failure(
         done = shell(f"$I {verb} {where}")
         assert done.returncode == 1, (verb, where)
         assert reason in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        failures = [line for line in done.stderr.splitlines() if "shared memory" not in line]
+        assert len(failures) == 1, done.stderr
     assert table.stats().attached == 1
 
 

@@ -159,13 +159,15 @@ class Screen:
         there = len(self._watch.courses)
         space = inspection.shared_memory_space()
         full = formatting.percent(space.total - space.free, space.total)
-        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  memory {full}"
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
         if there > 1:
             left += f"  {shown} of {there}" if self._filter else f"  {there} segments"
             left += f"  by {self._sort}{' reversed' if self._reverse else ''}"
         if self._typing or self._filter:
             left += f"  /{self._filter}{'_' if self._typing else ''}"
         width = terminal.width or 0
+        if len(memory := f"{left}  memory {full}") + len("q quit") < width:
+            left = memory
         keys_of_many = ("↑ ↓ pick  s sort  r reverse  / filter  q quit", "s sort  / filter  q quit")
         fitting = [
             text

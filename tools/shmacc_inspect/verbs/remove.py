@@ -59,9 +59,8 @@ def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: boo
 
 
 def _planned(summary: inspection.Summary, *, force: bool) -> Removal:
-    from shmacc_inspect.output.removals import Removal
-
     from shmacc import inspection
+    from shmacc_inspect.output.removals import Removal
 
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
