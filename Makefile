@@ -24,7 +24,7 @@ SMOKE := tests/test_processes.py tests/test_line_across_processes.py tests/test_
 	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_docs.py \
 	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py \
+NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py tests/test_inspect_metrics.py \
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
