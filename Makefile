@@ -24,12 +24,12 @@ SMOKE := tests/test_processes.py tests/test_line_across_processes.py tests/test_
 	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_docs.py \
 	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py \
+NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py tests/test_inspect_metrics.py \
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
 .PHONY: help demo test test-all smoke test-lowest lint coverage dist model litmus soak asan tsan aarch64 bench \
-	instructions pictures pins clean
+	instructions pictures reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -96,8 +96,11 @@ bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; t
 instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
 	.venv-bench/bin/python tools/bench.py instructions --compare
 
-pictures: $(VENV)/.demo ## make the documentation's pictures of shmacc-inspect from a real run
+pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect from a real run
 	$(BIN)/python tools/inspect_pictures.py
+
+reference: $(VENV)/.test ## write the JSON schema and the manual page of shmacc-inspect anew
+	$(BIN)/python tools/inspect_reference.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/
 	$(BIN)/pip install --quiet --constraint $(PINS) uv

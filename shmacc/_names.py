@@ -53,6 +53,11 @@ class SegmentName:
         """The segment's file."""
         return f"{SHM_DIRECTORY}/{self.system_name}"
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether `shared_name` is a head and a hash."""
+        return "~" in self.shared_name
+
 
 def current_namespace() -> str | None:
     """Return the namespace that the environment sets; None without one.

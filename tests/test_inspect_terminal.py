@@ -19,9 +19,11 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from helpers.support import Crew
 
+ANY_STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9]m")
 
 
@@ -165,6 +167,171 @@ def test_a_reader_that_goes_away(embeddings: SparseConditionalAccumulator) -> No
     assert process.wait(LONG) == -signal.SIGPIPE
     assert process.stderr.read() == b""
     process.stderr.close()
+    assert embeddings.stats().attached == 1
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_show_fits_the_terminal(
+    embeddings: SparseConditionalAccumulator, crew: Crew, columns: int
+) -> None:
+    """No line goes on in the next: wrapped tables are not to be read."""
+    taker = start(crew, inspect_tool.wait_in_line, "embeddings", 5)
+    until(lambda: embeddings.stats().waiting == 1)
+    arguments = ("show", "embeddings", "--rows", "3", "--values")
+    with Terminal(*arguments, columns=columns, rows=60) as terminal:
+        assert terminal.end() == 0
+        lines = [ANY_STYLE.sub(b"", line) for line in terminal.raw.splitlines()]
+        assert max(len(line.decode().rstrip()) for line in lines) <= columns
+        assert "Most touched rows" in terminal.text()
+        # Where text goes on below itself, no word is lost.
+        assert f"gradients that pid {taker.process.pid} waits for" in _unwrapped(terminal.text())
+    embeddings.cancel()
+    taker.result()
+
+
+def _unwrapped(text: str) -> str:
+    return re.sub(r"\n {14}", " ", text)
+
+
+def test_watch_in_ascii(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
+    taker = start(crew, inspect_tool.wait_in_line, "embeddings", 4)
+    until(lambda: embeddings.stats().waiting == 1)
+    with (
+        Terminal("watch", "--interval", "0.1", "--ascii") as asked,
+        Terminal("watch", "--interval", "0.1", PYTHONIOENCODING="latin-1") as needed,
+    ):
+        for terminal in (asked, needed):
+            terminal.wait_for("####", "2 of 4")
+            terminal.press("q")
+            assert terminal.end() == 0
+            assert terminal.raw.isascii()
+    with Terminal("show", "embeddings", "--ascii") as terminal:
+        assert terminal.end() == 0
+        assert "#####" in terminal.text()
+        assert terminal.raw.isascii()
+    embeddings.cancel()
+    taker.result()
+
+
+@pytest.fixture
+def many() -> Iterator[list[ConditionalAccumulator]]:
+    """Sixty of them."""
+    made = [ConditionalAccumulator(np.float32, [2], f"seg{number:02}") for number in range(60)]
+    yield made
+    for acc in made:
+        acc.unlink()
+        acc.close()
+
+
+def test_watch_of_many_segments(many: list[ConditionalAccumulator], crew: Crew) -> None:
+    with Terminal("watch", "--interval", "0.1", columns=100, rows=30) as terminal:
+        terminal.wait_for("60 segments", "▶  seg00")
+        terminal.press("\x1b[6~")  # page down
+        terminal.wait_for("▶  seg11")
+        terminal.press("\x1b[6~\x1b[5~")
+        terminal.wait_for("▶  seg11")
+        terminal.press("\x1b[F")  # end
+        terminal.wait_for("▶  seg59")
+        terminal.press("\x1b[H")
+        terminal.wait_for("▶  seg00")
+        terminal.press("/g4")
+        terminal.wait_for("/g4_", "10 of 60", "▶  seg40")
+        terminal.press("\x7f5q")  # what is typed is no key
+        terminal.wait_for("/g5q_", "no such segments")
+        terminal.press("\x7f\r")
+        terminal.wait_for("▶  seg50", "10 of 60")
+        terminal.press("\x1b")
+        terminal.wait_for("60 segments", "by name")
+        # The one that waits for longest comes first.
+        taker = start(crew, inspect_tool.wait_in_line, "seg33", 4)
+        terminal.press("s")
+        terminal.wait_for("by waited", "░░░░░░░░ 0/4")
+        terminal.press("\x1b[H")
+        terminal.wait_for("▶  seg33")
+        terminal.press("r")
+        terminal.wait_for("by waited reversed")
+        terminal.press("\x1b[F")
+        terminal.wait_for("▶  seg33")
+        terminal.press("q")
+        assert terminal.end() == 0
+    many[33].cancel()
+    taker.result()
+    with Terminal("watch", "seg1*", "seg59", "--sort", "name", "--reverse") as terminal:
+        terminal.wait_for("11 segments", "▶  seg59")
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
+def test_watch_names_the_lock_of_each(crew: Crew) -> None:
+    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
+        with (
+            ConditionalAccumulator(np.float32, [2], "other") as other,
+            inspect_tool.stopped_with_the_lock(crew, "table") as pid,
+        ):
+            with Terminal("watch", "--sort", "lock", "--interval", "0.1") as terminal:
+                screen = terminal.wait_for("LOCK", "WAITED", "BEHIND", str(pid))
+                [row] = [line for line in screen.splitlines() if line.lstrip().startswith("▶")]
+                assert row.split()[1] == "table"
+                assert str(pid) in row.split()
+                terminal.press("q")
+                assert terminal.end() == 0
+            other.unlink()
+        acc.unlink()
+
+
+def test_nothing_is_left_over_from_another_size(
+    embeddings: SparseConditionalAccumulator, bias: ConditionalAccumulator
+) -> None:
+    """What is on the screen after a change of size is what would be there without one."""
+    with Terminal("watch", "--interval", "0.1", columns=150, rows=40, COLUMNS="150") as terminal:
+        terminal.wait_for("BYTES/S", "drops/s")
+        terminal.resize(64, 14)
+        # A terminal wraps or cuts what it shows: here the worst, all is full of something.
+        terminal.screen.reset()
+        for row in range(14):
+            terminal.screen.cursor_position(row + 1, 1)
+            terminal.screen.draw("X" * 63)
+        screen = terminal.wait_for("▶  embeddings", "q quit")
+        until(lambda: terminal.read() and "X" not in terminal.text())
+        assert "X" not in screen.splitlines()[0]
+        terminal.resize(150, 40)
+        terminal.wait_for("BYTES/S", "drops/s")
+        terminal.press("q")
+        assert terminal.end() == 0
+    assert embeddings.stats().attached == bias.stats().attached == 1
+
+
+def test_bash_completes_names_with_a_colon(
+    embeddings: SparseConditionalAccumulator, tmp_path: Path, namespace: str
+) -> None:
+    """In bash itself, whose readline takes a colon for the end of a word."""
+    script = tmp_path / "bashrc"
+    script.write_text(
+        f'PATH="{COMMAND.parent}:$PATH"\nPS1="> "\n'
+        'eval "$(shmacc-inspect --completion bash)"\nbind "set enable-bracketed-paste off"\n',
+        encoding="utf-8",
+    )
+    bash = ("bash", "--noprofile", "--rcfile", str(script), "-i")
+    path = inspect_tool.path_of("embeddings").name
+    with Terminal(columns=200, program=bash) as terminal:
+        terminal.wait_for(">")
+        for typed, completed in (
+            ("sho", "show "),
+            ("show emb", "show embeddings "),
+            (f"show shmacc.{namespace[:-2]}", f"show {path} "),
+            (f"show {path[:-6]}", f"show {path} "),
+            ("show list embed", "show list embeddings "),
+            ("watch --int", "watch --interval "),
+            ("list --sort wai", "list --sort waiting "),
+            (f"list -n {namespace[:-2]}", f"list -n {namespace} "),
+            ("show -n elsewhere embeddi", "show -n elsewhere embeddi"),
+        ):
+            terminal.press(f"shmacc-inspect {typed}\t#")
+            terminal.wait_for(f"> shmacc-inspect {completed}#")
+            terminal.press("\x15\x0c")  # erase the line, and the screen
+            terminal.wait_for(">")
+        terminal.press("exit\r")
+        assert terminal.end() == 0
     assert embeddings.stats().attached == 1
 
 

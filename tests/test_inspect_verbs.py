@@ -195,7 +195,7 @@ def test_cancel_ends_the_takes_that_wait(
     assert ask("cancel", "embeddings", "--yes")["cancelled"] == 2
     for taker in waiting:
         assert taker.result() is None
-    assert "nobody waits" in run("cancel", "embeddings").stderr
+    assert "no take waits" in run("cancel", "embeddings").stderr
 
 
 def test_clean_removes_what_nobody_uses_and_nothing_else(bias: ConditionalAccumulator) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import select
 import signal
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from rich.console import Console
-from rich.text import Text
+import pyte
 
 import shmacc
+import terminal_picture
 from shmacc import testing
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ WATCHING: Final = 30.0
 INTERVAL: Final = 0.5
 ANY_INDEX: Final = 1.3  # of the Zipf distribution: some rows are much more frequent than others
 HOME: Final = b"\x1b[H"  # begins each picture of a live screen
+ROWS_OF: Final = {"list": 20, "show": 60, "watch": 27}
+DIM: Final = 2  # as an SGR parameter
 COLUMNS: Final = 128
 NOTHING_YET: Final = b"GRADIENTS\x1b[0m\r\n\r\n"  # a round that has just begun: no rows to show
 
@@ -102,10 +103,10 @@ def job() -> Iterator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def photograph(arguments: list[str], rows: int, seconds: float) -> bytes:
+def photograph(arguments: list[str], seconds: float) -> bytes:
     """Return what the command writes on a terminal; ended by Ctrl-C if it goes on."""
     ours, theirs = os.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS_OF[arguments[0]], COLUMNS, 0, 0))
     process = subprocess.Popen(
         ["setsid", "--ctty", BIN / "shmacc-inspect", *arguments],
         env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
@@ -125,20 +126,39 @@ def photograph(arguments: list[str], rows: int, seconds: float) -> bytes:
     return written
 
 
+class DimScreen(pyte.Screen):
+    """A screen that also remembers which cells are dim."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        """Nothing yet."""
+        self.dim: set[tuple[int, int]] = set()
+        self._is_dim = False
+        super().__init__(columns, lines)
+
+    def select_graphic_rendition(self, *attributes: int, **how: bool) -> None:
+        """Note what is dim."""
+        if 0 in attributes or not attributes:
+            self._is_dim = False
+        if DIM in attributes:
+            self._is_dim = True
+        super().select_graphic_rendition(*attributes, **how)
+
+    def draw(self, data: str) -> None:
+        """Note where."""
+        for character in data:
+            place = (self.cursor.y, self.cursor.x)
+            (self.dim.add if self._is_dim else self.dim.discard)(place)
+            super().draw(character)
+
+
 def save(name: str, title: str, written: bytes) -> None:
     """Make the picture."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    text = Text.from_ansi(written.decode().replace("\r\n", "\n").rstrip())
-    console.print(text, no_wrap=True, crop=True)
+    screen = DimScreen(COLUMNS, ROWS_OF[name])
+    pyte.ByteStream(screen).feed(written)
     path = PICTURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(str(path), title=title, unique_id=f"shmacc-inspect-{name}")
+    path.write_text(terminal_picture.svg(screen, title, screen.dim), encoding="utf-8")
     print(path.relative_to(ROOT))
-
-
-def last_screen(written: bytes) -> bytes:
-    """Return the last complete picture of a live screen."""
-    return written.split(HOME)[-2]
 
 
 def main() -> None:
@@ -147,14 +167,15 @@ def main() -> None:
     with testing.isolated_namespace(), job() as workers:
         time.sleep(SETTLING)
         workers[3].kill()
-        save("list", "shmacc-inspect list", photograph(["list"], 20, SETTLING))
+        save("list", "shmacc-inspect list", photograph(["list"], SETTLING))
         shown = b""
         while NOTHING_YET in shown or not shown:
-            shown = photograph(["show", "embeddings", "--rows", "4", "--values"], 60, SETTLING)
+            shown = photograph(["show", "embeddings", "--rows", "4", "--values"], SETTLING)
         save("show", "shmacc-inspect show embeddings --rows 4 --values", shown)
         workers[3] = start("work", "3")
         watcher = photograph_while_one_stops(workers)
-        save("watch", "shmacc-inspect watch", last_screen(watcher))
+        # Up to the last complete picture.
+        save("watch", "shmacc-inspect watch", watcher.rpartition(HOME)[0])
 
 
 def photograph_while_one_stops(workers: list[subprocess.Popen[bytes]]) -> bytes:
@@ -163,7 +184,7 @@ def photograph_while_one_stops(workers: list[subprocess.Popen[bytes]]) -> bytes:
         ["sh", "-c", f"sleep {WATCHING - 2 * SETTLING}; kill -STOP {workers[1].pid}"]
     )
     try:
-        return photograph(["watch", "--interval", str(INTERVAL)], 27, WATCHING)
+        return photograph(["watch", "--interval", str(INTERVAL)], WATCHING)
     finally:
         stop.wait()
         workers[1].send_signal(signal.SIGCONT)

@@ -61,7 +61,7 @@ class SegmentLook:
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
         attached = tuple(_process(entry, look) for entry in participants)
-        tokens = {entry["entry"]: entry["token"] for entry in participants}
+        entries = {entry["entry"]: entry for entry in participants}
         line = _line(view.waiters(), attached)
         lock = _lock(name, view, config, attached, look)
         used, applied = view.last_used_ns()
@@ -73,13 +73,13 @@ class SegmentLook:
                 for process in attached
                 if process.alive
                 and process.entry == held.get("participant")
-                and tokens.get(process.entry) == held.get("token")
+                and entries[process.entry]["token"] == held.get("token")
             ),
             None,
         )
         state["attached"] = sum(process.alive for process in attached)
         state["waiting"] = sum(take.alive for take in line)
-        state["round_pid"] = holder.pid if holder else 0
+        state["round_pid"] = entries[holder.entry]["pid"] if holder else 0  # in its own namespace
         return cls(
             view=view,
             config=config,
@@ -100,8 +100,9 @@ def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = entry["pid_namespace"] == look.own_namespace
     # An entry of this namespace has its own pid here. The kernel has just told that of a living
-    # process of another one; of this one it may tell another's, who holds a lock for reading.
-    pid = own if same else entry["pid_here"]
+    # process of another one; of this one it may tell another's, who holds a lock for reading. The
+    # entry of a dead one may belong to another process by now.
+    pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0
     return AttachedProcess(

@@ -16,7 +16,13 @@ from shmacc import _segment as segment
 from shmacc._names import SegmentName
 from shmacc._segment import UnfinishedError
 from shmacc._stats import Stats
-from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
+from shmacc.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ShmaccError,
+)
 from shmacc.inspection._look import SegmentLook
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
@@ -35,14 +41,19 @@ from shmacc.inspection._standstill import stalls
 def resolve(name: str) -> SegmentName:
     """Return the segment of a shared_name or a system name, whether it exists or not.
 
+    What begins as system names do is one, whatever exists: else the same words could mean one
+    segment today and another tomorrow, and `remove` would remove that. An accumulator whose
+    shared_name begins so too is named by its system name.
+
     Raises:
         InvalidArgumentError: It is neither.
     """
+    if not name.startswith(names.PREFIX):
+        return names.segment_name(name)
     whole = names.parse_segment_file(name)
-    # No shared_name has a colon or a tilde; without these it may be either.
-    if whole is not None and (":" in name or "~" in name or os.path.lexists(whole.path)):
-        return whole
-    return names.segment_name(name)
+    if whole is None:
+        raise InvalidArgumentError(f"{name!r} is no possible name of a segment in /dev/shm")
+    return whole
 
 
 @contextlib.contextmanager
@@ -85,10 +96,34 @@ def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[Seg
 
 
 def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
-    """Whether a file of this segment matches a pattern and namespace."""
+    """Whether a file of this segment matches a pattern and namespace.
+
+    A pattern that begins as system names do is for these: a shared_name that looks like another
+    segment's system name is not to be taken for it.
+    """
     if namespace not in {None, name.namespace}:
         return False
-    return fnmatchcase(name.shared_name, pattern) or fnmatchcase(file_name, pattern)
+    if pattern.startswith(names.PREFIX):
+        return fnmatchcase(name.system_name, pattern)
+    return fnmatchcase(_intact(name).shared_name, pattern) or fnmatchcase(file_name, pattern)
+
+
+def _intact(name: SegmentName) -> SegmentName:
+    """Return the name with the shared_name that the segment contains, if its file's is cut."""
+    if not name.is_cut:
+        return name
+    with contextlib.suppress(ShmaccError), open_view(name) as view:
+        return _named(name, view.config()["name"])
+    return name
+
+
+def _named(name: SegmentName, shared_name: str) -> SegmentName:
+    """Return the name with the shared_name that the segment contains, if that leads to this file.
+
+    The file may have been renamed, copied or linked: then it goes by what its file's name says.
+    """
+    own = names.name_under(name.namespace, shared_name)
+    return own if own.system_name == name.system_name else name
 
 
 def shared_memory_space() -> Space:
@@ -224,10 +259,8 @@ def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     details = [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
         details.append(f"its file was renamed, copied or linked: it was made as {config['name']!r}")
-    else:  # the file's name may contain a hash instead
-        name = SegmentName(name.system_name, name.namespace, config["name"])
     return _bare_summary(
-        name,
+        _named(name, config["name"]),
         SegmentState.SOUND if used else SegmentState.ORPHANED,
         "; ".join(details),
         created=config["created_ns"] / 1e9,

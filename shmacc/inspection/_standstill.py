@@ -147,7 +147,7 @@ def _not_reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[St
             )
         return
     since = max(head.since, seen.last_applied)
-    patience = _AFTER_GRADIENTS if seen.last_applied else _AT_THE_START
+    patience = _AFTER_GRADIENTS if seen.state["applied"] else _AT_THE_START
     if time.time() - since < (_AFTER_A_DEATH if killed else patience):
         return
     waiting = sum(each.activity == "waits for the step" for each in alive)

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers import own_shm
+from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
 from helpers.lock_holder import held
 from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
-from typer.testing import CliRunner
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc import _names as names
 from shmacc.inspection import SegmentState, Severity
-from shmacc_inspect.main import app
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,8 +185,7 @@ def _on_a_read_only_one() -> None:
         ("remove orphaned", 1),
         ("remove --yes there", 1),
     ):
-        result = CliRunner().invoke(app, arguments.split())
-        assert result.exit_code == status, f"{arguments}: {result.output}"
+        assert (done := inspect_tool.run_here(*arguments.split()))[0] == status, (arguments, done)
     assert testing.leaked_names() == before
 
 
@@ -230,8 +227,7 @@ def _look_without_locks(byte: int, what: str) -> None:
             assert "is stopped" in found.problem
             (summary,) = inspection.list_segments()
             assert (summary.state, summary.attached_alive) == (SegmentState.SOUND, 1)
-            shown = CliRunner().invoke(app, ["show", "there"])
-            assert shown.exit_code == 0
+            assert inspect_tool.run_here("show", "there")[0] == 0
         other.say()
         other.result()
 
@@ -255,9 +251,9 @@ def _look_without_others(holder: int) -> None:
         (finding,) = found
         assert (finding.subject, finding.severity) == ("/proc", Severity.NOTE)
         assert "hidepid" in finding.problem
-    checked = CliRunner().invoke(app, ["check", "there"])
-    assert checked.exit_code == 0
-    assert "hidepid" in checked.output
+    status, said = inspect_tool.run_here("check", "there")
+    assert status == 0
+    assert "hidepid" in said
 
 
 def _hide_processes(mode: int) -> bool:
@@ -271,7 +267,7 @@ def _hide_processes(mode: int) -> bool:
         (finding,) = inspection.check("there")
         assert finding.severity is Severity.WRONG, "root sees it"
         # What the command imports is not for every user to read.
-        assert "is stopped" in CliRunner().invoke(app, ["check", "there"]).output
+        assert "is stopped" in inspect_tool.run_here("check", "there")[1]
         run_apart(_look_without_others, holder.pid, uid=4711)
         holder.kill()
         acc.unlink()

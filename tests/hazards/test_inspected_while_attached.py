@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from helpers import inspect_tool
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, run_apart
 from helpers.segment_file import SegmentFile
 from helpers.support import until
-from typer.testing import CliRunner
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 from shmacc import _names as names
-from shmacc_inspect.main import app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,14 +120,14 @@ def run_all_verbs() -> None:
         "check dense",
         "check empty",
         "metrics",
-        "watch --once dense",
+        "watch --count 1 --interval 0.05 dense",
         "cancel dense --yes",
         "clean",
         "clean --yes",
         "remove text --force --yes",
         "remove dense --force --yes",
     ):
-        CliRunner().invoke(app, arguments.split())
+        inspect_tool.run_here(*arguments.split())
 
 
 def _record_opens(what: Callable[[], None]) -> list[str]:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers import inspect_tool
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm, run_apart
 from helpers.damage import Overwrite, Resize, SetField, Sizes
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
-from typer.testing import CliRunner
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
 from shmacc import _names as names
 from shmacc.inspection import SegmentState, Severity
-from shmacc_inspect.main import app
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
@@ -104,9 +103,9 @@ def _look_at_all() -> None:
         with contextlib.suppress(errors.DataLossError):
             look("scribbled")
     for arguments in ("list", "check", "check scribbled", "show scribbled --rows 3 --values"):
-        result = CliRunner().invoke(app, arguments.split())
-        assert result.exit_code in {0, 1}, result.output
-        assert "is full" not in result.output
+        status, said = inspect_tool.run_here(*arguments.split())
+        assert status in {0, 1}, said
+        assert "is full" not in said
     # What a view has looked at is read, not mapped.
     with (
         contextlib.suppress(errors.DataLossError),

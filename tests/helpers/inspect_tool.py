@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import select
@@ -12,7 +14,6 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +23,7 @@ from helpers.support import LONG, Child, Crew, until
 
 import shmacc
 from shmacc import inspection
+from shmacc_inspect.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,15 +58,33 @@ def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
     return answer
 
 
+def run_here(*arguments: str) -> tuple[int, str]:
+    """Run it in this process; its exit status and all that it printed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(arguments)
+    return status, said.getvalue()
+
+
 class Terminal:
     """It, on a terminal of its own."""
 
-    def __init__(self, *arguments: str, columns: int = 100, rows: int = 30, **env: str) -> None:
-        """Start it."""
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 100,
+        rows: int = 30,
+        program: tuple[str, ...] = (str(COMMAND),),
+        **env: str,
+    ) -> None:
+        """Start it, or another program."""
         self._fd, theirs = os.openpty()
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.resize(columns, rows)
         # Not pty.fork: a forked Python would attach to the accumulators that this one has open.
         self._process = subprocess.Popen(
-            [*HEEDING_CTRL_C, "setsid", "--ctty", COMMAND, *arguments],
+            [*HEEDING_CTRL_C, "setsid", "--ctty", *program, *arguments],
             env={**os.environ, "TERM": "xterm-256color", **env},
             stdin=theirs,
             stdout=theirs,
@@ -72,11 +92,8 @@ class Terminal:
         )
         os.close(theirs)
         self.pid = self._process.pid
-        self.screen = pyte.Screen(columns, rows)
         self.raw = b""
         self.status: int | None = None
-        self._stream = pyte.ByteStream(self.screen)
-        self.resize(columns, rows)
 
     def resize(self, columns: int, rows: int) -> None:
         """Make the window another size."""
@@ -220,7 +237,7 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Child:
     return child
 
 
-@contextmanager
+@contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
     """A process that stands still in the middle of an apply; its pid."""
     child = start(crew, apply_for_ever, name, 50_000, 16)

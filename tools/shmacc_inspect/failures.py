@@ -5,24 +5,28 @@ from __future__ import annotations
 import sys
 from typing import Final, NoReturn
 
-import typer
-
 from shmacc_inspect import page
 
 FINE: Final = 0
 WRONG_OR_FAILED: Final = 1
 USAGE: Final = 2
 NO_SUCH_NAME: Final = 3
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+TIMED_OUT: Final = 124  # as timeout(1)
+
+
+class UsageError(Exception):
+    """The command line makes no sense."""
 
 
 def end(status: int) -> NoReturn:
     """End the command with this status."""
-    raise typer.Exit(status)
+    raise SystemExit(status)
 
 
 def status_of(error: Exception) -> int | None:
     """Return the exit status for an error of library or system; None if it is a bug of ours."""
+    if isinstance(error, UsageError):
+        return USAGE
     from shmacc import errors  # late: see the package
 
     if isinstance(error, errors.NotFoundError):

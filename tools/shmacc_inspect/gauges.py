@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import ShmaccError
+from shmacc_inspect import naming
 from shmacc_inspect.output.metrics import Metric, Sample
 from shmacc_inspect.progress import stragglers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shmacc.inspection import Description
+    from shmacc.inspection import Description, SegmentName
 
 PREFIX: Final = "shmacc_"
 
@@ -133,11 +134,17 @@ _DEFINITIONS: Final = (
 )
 
 
-def gather(namespace: str | None) -> Iterator[Metric]:
-    """Yield the current metrics of all segments, or of a namespace's."""
+def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
+    """Yield the current metrics of these segments."""
     now = time.time()
-    summaries = inspection.list_segments(namespace=namespace)
-    described = list(_described(summaries))
+    described: list[Description] = []
+    summaries: list[inspection.Summary] = []
+    for segment in watched:
+        try:
+            described.append(inspection.describe(segment.system_name))
+            summaries.append(described[-1].summary)
+        except ShmaccError:  # gone, damaged, not ours: shown by the states
+            summaries += naming.summaries([segment])
     for definition in _DEFINITIONS:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []
@@ -154,15 +161,6 @@ def gather(namespace: str | None) -> Iterator[Metric]:
     yield _removed()
 
 
-def _described(summaries: tuple[inspection.Summary, ...]) -> Iterator[Description]:
-    look = inspection.Look()
-    for summary in summaries:
-        try:
-            yield inspection.describe(summary.name.system_name, look)
-        except ShmaccError:  # gone, damaged, not ours: shown by the states
-            continue
-
-
 def _labels(summary: inspection.Summary) -> dict[str, str]:
     return {"name": summary.name.shared_name, "namespace": summary.name.namespace or ""}
 
@@ -177,7 +175,7 @@ def _stalls(described: list[Description]) -> Metric:
     return Metric(name, "gauge", "Why a segment stands still; always 1.", samples)
 
 
-def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
+def _info(summaries: Sequence[inspection.Summary]) -> Metric:
     name = PREFIX + "segment_info"
     samples = [
         Sample(
@@ -197,7 +195,7 @@ def _info(summaries: tuple[inspection.Summary, ...]) -> Metric:
     return Metric(name, "gauge", "What a segment is; always 1.", samples)
 
 
-def _states(summaries: tuple[inspection.Summary, ...]) -> Metric:
+def _states(summaries: Sequence[inspection.Summary]) -> Metric:
     counts = collections.Counter(summary.state for summary in summaries)
     name = PREFIX + "segments"
     samples = [

@@ -17,10 +17,29 @@ if TYPE_CHECKING:
 
 UP: Final = "up"
 DOWN: Final = "down"
+PAGE_UP: Final = "page up"
+PAGE_DOWN: Final = "page down"
+FIRST: Final = "first"
+LAST: Final = "last"
+ESCAPE: Final = "\x1b"
+ERASE: Final = frozenset({"\x7f", "\x08"})
 RESIZED: Final = "resized"
 SUSPEND: Final = "suspend"
-END: Final = "end"  # there will be no more keys
-_SEQUENCES: Final = {b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN}
+CLOSED: Final = "closed"  # there will be no more keys
+_SEQUENCES: Final = {
+    b"\x1b[A": UP,
+    b"\x1bOA": UP,
+    b"\x1b[B": DOWN,
+    b"\x1bOB": DOWN,
+    b"\x1b[5~": PAGE_UP,
+    b"\x1b[6~": PAGE_DOWN,
+    b"\x1b[H": FIRST,
+    b"\x1bOH": FIRST,
+    b"\x1b[1~": FIRST,
+    b"\x1b[F": LAST,
+    b"\x1bOF": LAST,
+    b"\x1b[4~": LAST,
+}
 _MOST: Final = 64  # bytes at a time
 _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
 
@@ -82,7 +101,7 @@ class Keys:
         except OSError:
             typed = b""
         if not typed:
-            return [END]
+            return [CLOSED]
         found = []
         while typed:
             sequence = next(filter(typed.startswith, _SEQUENCES), None)

@@ -1,79 +1,100 @@
-"""The command: its verbs, and its exit status."""
+"""Finds the verb, parses its arguments, runs it, and turns what failed into an exit status."""
 
 from __future__ import annotations
 
-import signal
+import argparse
+import importlib
+import os
 import sys
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import typer
+from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
 
-from shmacc_inspect import failures
-from shmacc_inspect.verbs import cancel, check, clean, metrics, remove, show, watch
-from shmacc_inspect.verbs import list as list_verb
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERBS: Final = {
-    "list": list_verb,
-    "show": show,
-    "watch": watch,
-    "check": check,
-    "clean": clean,
-    "remove": remove,
-    "cancel": cancel,
-    "metrics": metrics,
+    "list": "list segments, one row each",
+    "show": "describe segments in full: processes, waiting takes, lock, counters, layout",
+    "watch": "watch segments live: progress, rates, drops, stragglers",
+    "check": "verify every invariant; exit status 1 if one is broken",
+    "clean": "remove what no living process uses",
+    "remove": "remove segments by name",
+    "cancel": "end the waiting takes",
+    "wait": "wait for a step, for gradients, or for the end of a segment",
+    "metrics": "print or serve Prometheus metrics",
 }
+EXAMPLES: Final = """\
+Examples:
+  shmacc-inspect list                what is there
+  shmacc-inspect show embeddings     one segment in full
+  shmacc-inspect watch embeddings    see it live
+  shmacc-inspect check               is all of it sound?
+  shmacc-inspect clean               what could be removed
 
-app = typer.Typer(
-    name="shmacc-inspect",
-    help="See, watch, check and clean up shmacc's accumulators in shared memory.",
-    epilog="\b\nExamples:\n"
-    "  shmacc-inspect list                what is there\n"
-    "  shmacc-inspect show embeddings     one segment in full\n"
-    "  shmacc-inspect watch embeddings    see it live\n"
-    "  shmacc-inspect check               is all of it sound?\n"
-    "  shmacc-inspect clean               what could be removed\n"
-    "\b\nExit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name.",
-    no_args_is_help=True,
-    # Plain help: as readable, and without importing rich.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-for name, module in VERBS.items():
-    app.command(name, epilog=module.EPILOG)(module.run)
+Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
+124 timed out, 130 ended by Ctrl-C."""
+DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
+_COMPLETE: Final = "--complete"  # for the scripts of `--completion`
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version  # late: it is slow to import
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
 
-        print(f"shmacc-inspect {version('shmacc')}")
-        failures.end(failures.FINE)
+    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+        """Set what is the same for all."""
+        super().__init__(
+            prog=prog,
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def declared(self) -> list[argparse.Action]:
+        """Return the arguments, of which argparse itself has no public list."""
+        return self._actions
+
+    def error(self, message: str) -> NoReturn:
+        """End with the status of wrong usage."""
+        raise failures.UsageError(f"{message} (`{self.prog} --help`)")
 
 
-@app.callback()
-def options(
-    *,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Options that stand before the verb."""
+def parser_of(verb: str) -> Parser:
+    """Return the parser of a verb's arguments, whose names are those of its `run`."""
+    module = _module(verb)
+    parser = Parser(f"{PROGRAM} {verb}", module.DESCRIPTION, module.EXAMPLES)
+    module.declare(parser)
+    return parser
 
 
-def main() -> int:
-    """Run the command line; return the exit status of what failed, else exit with its own."""
-    # `shmacc-inspect list | head` ends as any other tool would, without a traceback.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 has no bars
+def top_parser() -> Parser:
+    """Return the parser of what stands in the place of a verb."""
+    from shmacc_inspect import completion  # late: few need it
+
+    verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
+    parser = Parser(
+        PROGRAM,
+        f"{DESCRIPTION}\n\nVerbs (`{PROGRAM} VERB --help` has more):\n{verbs}",
+        EXAMPLES,
+        usage=f"{PROGRAM} VERB [NAME ...] [OPTION ...]",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument(
+        "--completion",
+        choices=completion.SHELLS,
+        help="print the script that makes this shell complete verbs, options and names",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; return its exit status."""
     try:
-        app(prog_name="shmacc-inspect")
-    except KeyboardInterrupt:
-        return failures.INTERRUPTED
+        _run(list(arguments))
+    except SystemExit as end:  # also argparse's, after --help
+        return end.code if isinstance(end.code, int) else failures.FINE
     except Exception as error:
         status = failures.status_of(error)
         if status is None:
@@ -81,3 +102,47 @@ def main() -> int:
         failures.explain(error)
         return status
     return failures.FINE
+
+
+def _run(arguments: list[str]) -> None:
+    first = arguments[0] if arguments else ""
+    if first in VERBS:
+        asked: dict[str, Any] = vars(parser_of(first).parse_intermixed_args(arguments[1:]))
+        namespace = asked.pop("namespace", None)
+        if namespace is not None:
+            os.environ[NAMESPACE_VARIABLE] = namespace
+        _module(first).run(**asked)
+    elif first == _COMPLETE:
+        from shmacc_inspect import completion
+
+        completion.answer(arguments[1:])
+    elif not first:
+        top_parser().print_help(sys.stderr)
+        failures.end(failures.USAGE)
+    elif not first.startswith("-"):
+        raise failures.UsageError(f"there is no verb {first!r}{_alike(first)} (`{PROGRAM} --help`)")
+    else:
+        _answer_without_verb(arguments)
+
+
+def _answer_without_verb(arguments: list[str]) -> None:
+    asked = top_parser().parse_args(arguments)
+    if asked.version:
+        from importlib.metadata import version  # late: it is slow to import
+
+        print(f"{PROGRAM} {version('shmacc')}")
+    elif asked.completion:
+        from shmacc_inspect import completion
+
+        print(completion.SHELLS[asked.completion], end="")
+
+
+def _alike(word: str) -> str:
+    import difflib  # late: only a wrong verb needs it
+
+    found = difflib.get_close_matches(word, VERBS, n=1)
+    return f"; there is {found[0]}" if found else ""
+
+
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"shmacc_inspect.verbs.{verb}")

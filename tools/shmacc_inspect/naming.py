@@ -1,4 +1,4 @@
-"""Names as users type them."""
+"""Names as users type them, and as they are shown: a name that is shown is a name that works."""
 
 from __future__ import annotations
 
@@ -6,46 +6,107 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
-from shmacc.errors import NotFoundError
-from shmacc_inspect import NAMESPACE_VARIABLE, formatting
+from shmacc.errors import InvalidArgumentError, NotFoundError
+from shmacc_inspect import formatting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from shmacc.inspection import SegmentName, Summary
 
+_GLOB_CHARACTERS: Final = frozenset("*?[")
 _HINTS: Final = 5
 _ALIKE: Final = 0.7  # of the letters
 
 
 def typed_name(name: SegmentName) -> str:
-    """Return the name to type for a segment: shared_name, or whole name in another namespace."""
-    own = os.environ.get(NAMESPACE_VARIABLE) or None
-    return name.shared_name if name.namespace == own else name.system_name
+    """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
+
+    It does not where the segment is another namespace's, is damaged or was renamed, or where its
+    shared_name looks like the name of a file in /dev/shm, or like an option.
+    """
+    if name.shared_name.startswith("-"):
+        return name.system_name
+    try:
+        leads_to = inspection.resolve(name.shared_name).system_name
+    except InvalidArgumentError:
+        return name.system_name
+    return name.shared_name if leads_to == name.system_name else name.system_name
 
 
-def find(name: str) -> Summary:
-    """Return the segment of that name, whatever state it is in.
+def is_glob(text: str) -> bool:
+    """Whether it means all names that match, not one."""
+    return not _GLOB_CHARACTERS.isdisjoint(text)
+
+
+def scope(*, everywhere: bool) -> str | None:
+    """Return the namespace that globs, and verbs without a name, look at; None: all of them.
 
     Raises:
-        NotFoundError: There is none; the message lists similar names. InvalidArgumentError: It
-        cannot be a name.
+        InvalidArgumentError: The namespace is malformed.
     """
-    wanted = inspection.resolve(name)
-    try:
-        return inspection.summarise(wanted)
-    except NotFoundError:
-        alike = _alike(name)
-        hint = f"; there is {', '.join(alike)}" if alike else ""
-        raise NotFoundError(
-            f"There is no segment named {formatting.printable(name)!r}{hint}"
-        ) from None
+    own = inspection.resolve("any").namespace  # which also verifies it
+    return None if everywhere else own
 
 
-def _alike(name: str) -> list[str]:
+def select(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
+    """Return the segments of these names and globs, each once; of no names, all in the scope.
+
+    Raises:
+        NotFoundError: A name is not there, or no name matches a glob.
+        InvalidArgumentError: It cannot be a name.
+    """
+    namespace = scope(everywhere=everywhere)
+    if not given:
+        return list(inspection.list_names(namespace=namespace))
+    found: dict[str, SegmentName] = {}
+    for text in given:
+        for name in _meant(text, namespace):
+            found.setdefault(name.system_name, name)
+    return list(found.values())
+
+
+def select_present(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
+    """Return the segments of these names and globs that are there, of none all in the scope."""
+    namespace = scope(everywhere=everywhere)
+    found: dict[str, SegmentName] = {}
+    for text in given or ["*"]:
+        if is_glob(text):
+            names = inspection.list_names(text, namespace=namespace)
+        else:
+            names = inspection.list_names(inspection.resolve(text).system_name)
+        found |= {name.system_name: name for name in names}
+    return list(found.values())
+
+
+def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
+    """Yield the summaries of those that are still there."""
+    for name in of:
+        try:
+            yield inspection.summarise(name)
+        except NotFoundError:
+            continue
+
+
+def _meant(text: str, namespace: str | None) -> tuple[SegmentName, ...]:
+    if is_glob(text):
+        found = inspection.list_names(text, namespace=namespace)
+        if not found:
+            raise NotFoundError(f"No segment matches {formatting.printable(text)!r}")
+        return found
+    name = inspection.resolve(text)
+    if os.path.lexists(name.path):  # a broken link has a name too
+        return (name,)
+    hint = f"; there is {', '.join(alike)}" if (alike := _alike(text)) else ""
+    raise NotFoundError(f"There is no segment named {formatting.printable(text)!r}{hint}")
+
+
+def _alike(text: str) -> list[str]:
     from difflib import SequenceMatcher  # late: only a wrong name needs it
 
     ranked = []
-    for summary in inspection.list_segments():
-        likeness = SequenceMatcher(None, name, summary.name.shared_name).ratio()
+    for name in inspection.list_names():
+        likeness = SequenceMatcher(None, text, name.shared_name).ratio()
         if likeness > _ALIKE:
-            ranked.append((-likeness, typed_name(summary.name)))
+            ranked.append((-likeness, typed_name(name)))
     return [typed for _, typed in sorted(ranked)[:_HINTS]]

@@ -1,56 +1,96 @@
-"""Arguments and options that several verbs have, and the completion of names."""
+"""Arguments and options that several verbs have."""
 
 from __future__ import annotations
 
-import os
-from typing import Annotated
+import argparse
+import math
+from typing import TYPE_CHECKING, Final
 
-import typer
+from shmacc_inspect import NAMESPACE_VARIABLE, formatting
 
-from shmacc_inspect import NAMESPACE_VARIABLE
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-def complete_name(incomplete: str) -> list[str]:
-    """Return the names of segments with this beginning, for the shell."""
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect.naming import typed_name
-
-    names = (typed_name(summary.name) for summary in inspection.list_segments())
-    return sorted(name for name in names if name.startswith(incomplete))
+_NAMES: Final = (
+    "a shared_name, a segment's whole name in /dev/shm (shmacc....), or a glob in quotes"
+)
+_MOST: Final = 10**9  # of anything that is counted
+_LONGEST: Final = 10 * 365 * 86400.0  # seconds
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
+def add_names(parser: argparse.ArgumentParser, *, without: str | None = None) -> None:
+    """Declare NAME ..., which can be left out if `without` says what then is meant."""
+    parser.add_argument(
+        "names",
         metavar="NAME",
-        help="A shared_name, or a segment's whole name in /dev/shm (shmacc....).",
-        autocompletion=complete_name,
-        show_default=False,
-    ),
-]
-OptionalName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="A shared_name, or a segment's whole name in /dev/shm (shmacc....).",
-        autocompletion=complete_name,
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Say it as JSON (schema: docs/inspect.md).")]
-AllNamespaces = Annotated[
-    bool,
-    typer.Option(
-        "--all-namespaces",
-        "-A",
-        help=f"All namespaces, although {NAMESPACE_VARIABLE} is set.",
-    ),
-]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Do it. Without this, only say what would be done.")
-]
+        nargs="+" if without is None else "*",
+        help=_NAMES if without is None else f"{_NAMES}; without: {without}",
+    )
 
 
-def namespace(*, everywhere: bool) -> str | None:
-    """Return the namespace that a verb without a NAME looks at; None: all of them."""
-    return None if everywhere else os.environ.get(NAMESPACE_VARIABLE) or None
+def add_namespace(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
+    """Declare -n, and -A for verbs that can look at all namespaces."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAMESPACE",
+        help=f"in this namespace, instead of that of {NAMESPACE_VARIABLE}",
+    )
+    if whole:
+        group.add_argument(
+            "-A",
+            "--all-namespaces",
+            dest="everywhere",
+            action="store_true",
+            help=f"in all namespaces, although {NAMESPACE_VARIABLE} is set",
+        )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument(
+        "--json", action="store_true", help="answer in JSON (schema: docs/inspect.md)"
+    )
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Declare --yes."""
+    parser.add_argument(
+        "--yes", action="store_true", help="do it; without this, only say what would be done"
+    )
+
+
+def add_ascii(parser: argparse.ArgumentParser) -> None:
+    """Declare --ascii."""
+    parser.add_argument(
+        "--ascii",
+        action="store_true",
+        help="bars and marks in ASCII, for a terminal or font that has no others",
+    )
+
+
+def seconds(least: float = 0.0) -> Callable[[str], float]:
+    """Return the type of a length of time that is at least so long."""
+
+    def length_of_time(text: str) -> float:
+        try:
+            value = formatting.parse_duration(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if not least <= value <= _LONGEST or not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not at least {least:g} s, or too long")
+        return value
+
+    return length_of_time
+
+
+def count(least: int) -> Callable[[str], int]:
+    """Return the type of a number that is at least this."""
+
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= _MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {_MOST}")
+        return int(text)
+
+    return number

@@ -1,26 +1,30 @@
 """The output of verbs: headings, fields, tables; coloured on a terminal, plain in a pipe.
 
-In a pipe nothing is cut, coloured or left out, and a cell without a value is `-`, so that awk and
-grep can rely on it. Rich is used for the live screen alone: importing it takes as long as a verb
-does.
+In a pipe nothing is cut, coloured or left out, a cell without a value is `-`, and every cell but a
+line's last is one word, so that awk, sort and grep can rely on it.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sys
-from dataclasses import dataclass, field
+import textwrap
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 EMPTY: Final = "-"
 _GAP: Final = 2
 _LABEL_WIDTH: Final = 12
+_USUAL_WIDTH: Final = 80  # of a terminal that does not know its own
+_LEAST_WIDTH: Final = 20  # of a field's text
+_IN_ASCII: Final = str.maketrans("█░▁▂▃▄▅▆▇…▶↑↓", "#._.:-=+*~>^v")
+_PARTS: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 _STYLES: Final = {  # SGR parameters
     "bold": 1,
     "dim": 2,
@@ -35,10 +39,17 @@ _STYLES: Final = {  # SGR parameters
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text, in styles such as `bold red` (ignored in a pipe)."""
+    """A piece of text, in styles such as `bold red` (ignored in a pipe).
+
+    Attributes:
+        text: It.
+        style: The styles.
+        word: In a pipe's table instead of it, where other than with `-` for each space.
+    """
 
     text: str
     style: str = ""
+    word: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +59,9 @@ class Column:
     Attributes:
         title: Its heading.
         right: Whether it is aligned on the right, as numbers are.
-        rank: On a narrow terminal, columns of the highest rank are left out first; 0: never. least:
-        Its cells may be shortened to so many characters before columns are left out; 0: never.
+        rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
+        least: Its cells may be shortened to so many characters before columns are left out; 0:
+            never.
     """
 
     title: str
@@ -60,10 +72,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells."""
+    """Rows of cells, below their columns' titles unless these are not wanted."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    titles: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +102,23 @@ class Terminal:
     """The output device.
 
     Attributes:
-        width: Characters in a line; None: unlimited.
+        width: Characters in a line; None: unlimited, which is a pipe.
         colour: Whether styles show.
+        plain: Whether it can show nothing but ASCII.
     """
 
     width: int | None
     colour: bool
+    plain: bool = False
 
     @classmethod
-    def of_stdout(cls) -> Terminal:
+    def of_stdout(cls, *, plain: bool = False) -> Terminal:
         """Return stdout's terminal, or a device without width and colours."""
+        plain = plain or "utf" not in (sys.stdout.encoding or "").lower()
         if not is_terminal():
-            return cls(None, colour=False)
-        width = shutil.get_terminal_size().columns
-        return cls(width, colour=not os.environ.get("NO_COLOR"))
+            return cls(None, colour=False, plain=plain)
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
+        return cls(width, colour=not os.environ.get("NO_COLOR"), plain=plain)
 
 
 def is_terminal() -> bool:
@@ -110,12 +126,31 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def show(elements: Iterable[Element]) -> None:
+def show(elements: Iterable[Element], *, plain: bool = False) -> None:
     """Print them on stdout, formatted for a terminal or a pipe."""
-    terminal = Terminal.of_stdout()
+    terminal = Terminal.of_stdout(plain=plain)
     for element in elements:
         for line in lines(element, terminal):
             print(line)
+
+
+def size(count: int | None, *, exact: bool = False) -> Cell:
+    """Return bytes; in a pipe as `sort -h` reads them, or exactly."""
+    return _measure(count, formatting.size, exact=exact)
+
+
+def duration(seconds: float | None, *, exact: bool = False) -> Cell:
+    """Return a length of time; exactly means in seconds."""
+    return _measure(seconds, formatting.duration, exact=exact)
+
+
+def _measure(value: float | None, say: Callable[[float], str], *, exact: bool) -> Cell:
+    if value is None:
+        return Cell("")
+    if exact:
+        return Cell(f"{value:.3f}" if isinstance(value, float) else str(value))
+    text = say(value)
+    return Cell(text, word=text.replace(" ", ""))
 
 
 def write_line(text: str) -> None:
@@ -131,33 +166,71 @@ def lines(element: Element, terminal: Terminal) -> list[str]:
         case Heading(text, note):
             return ["", f"{paint(Cell(text, 'bold'), terminal)} {paint(note, terminal)}".rstrip()]
         case Fields(items):
-            return [
-                paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), terminal)
-                + " " * _GAP
-                + paint(Cell(cell.text or EMPTY, cell.style), terminal)
-                for label, cell in items
-            ]
+            return [line for label, cell in items for line in _field(label, cell, terminal)]
         case Table():
             return _table(element, terminal)
 
 
+def _field(label: str, cell: Cell, terminal: Terminal) -> Iterator[str]:
+    """Yield a label and its text, which goes on below itself if the terminal is too narrow."""
+    texts = [cell.text or EMPTY]
+    if terminal.width is not None:
+        room = max(_LEAST_WIDTH, terminal.width - _LABEL_WIDTH - _GAP)
+        texts = textwrap.wrap(texts[0], room, break_on_hyphens=False) or texts
+    head = paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), terminal) + " " * _GAP
+    for text in texts:
+        yield head + paint(Cell(text, cell.style), terminal)
+        head = " " * (_LABEL_WIDTH + _GAP)
+
+
 def paint(cell: Cell, terminal: Terminal) -> str:
     """Return a piece of text in its style."""
-    if not terminal.colour or not cell.style or not cell.text:
-        return cell.text
+    text = cell.text.translate(_IN_ASCII) if terminal.plain else cell.text
+    if not terminal.colour or not cell.style or not text:
+        return text
     codes = ";".join(str(_STYLES[word]) for word in cell.style.split())
-    return f"\x1b[{codes}m{cell.text}\x1b[0m"
+    return f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def crop(line: str, width: int) -> str:
+    """Return a painted line without what lies beyond that many characters."""
+    kept = []
+    for part in _PARTS.split(line):
+        if not part.startswith("\x1b"):
+            kept.append(part[:width])
+            width -= len(kept[-1])
+        else:
+            kept.append(part)
+    return "".join(kept)
 
 
 def _table(table: Table, terminal: Terminal) -> list[str]:
+    if terminal.width is None:
+        table = _in_words(table)
     kept, widths = fitted(table, terminal.width)
     titles = [Cell(column.title, "bold") for column in table.columns]
     return [
         (" " * _GAP).join(
             _padded(row[i], widths[i], table.columns[i], terminal, last=i == kept[-1]) for i in kept
         )
-        for row in (titles, *table.rows)
+        for row in ([titles] if table.titles else []) + list(table.rows)
     ]
+
+
+def _in_words(table: Table) -> Table:
+    """Return the table for a pipe: each cell is one word, except those of the last column."""
+    last = len(table.columns) - 1
+    return Table(
+        [replace(column, title=column.title.replace(" ", "_")) for column in table.columns],
+        [
+            [
+                Cell(cell.word or (cell.text if i == last else cell.text.replace(" ", "-")))
+                for i, cell in enumerate(row)
+            ]
+            for row in table.rows
+        ],
+        table.titles,
+    )
 
 
 def _padded(cell: Cell, width: int, column: Column, terminal: Terminal, *, last: bool) -> str:
@@ -176,7 +249,12 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
     rank first; then the remaining room is given back to the shortened ones.
     """
     natural = {
-        i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
+        i: max(
+            [
+                len(column.title) if table.titles else 0,
+                *(len(row[i].text or EMPTY) for row in table.rows),
+            ]
+        )
         for i, column in enumerate(table.columns)
     }
     if width is None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
+from shmacc_inspect import naming
 from shmacc_inspect.naming import typed_name
 from shmacc_inspect.output.details import applied_this_round
 from shmacc_inspect.output.intervals import Interval, Straggler
 from shmacc_inspect.output.segments import Stall
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shmacc.inspection import AttachedProcess, Description, SegmentName, Stats
 
 REMEMBERED: Final = 240  # intervals: what the widest sparkline shows
@@ -85,6 +88,11 @@ class Course:
         self.intervals.append(interval)
         return interval
 
+    @property
+    def latest(self) -> Interval:
+        """The latest interval."""
+        return self.intervals[-1]
+
     def history(self, of: str) -> list[float | None]:
         """Return a field of all remembered intervals."""
         return [getattr(interval, of) for interval in self.intervals]
@@ -116,6 +124,8 @@ class Course:
             lock_holder_pid=seen.lock.pid if seen.lock.held else None,
             lock_holder_pid_is_here=seen.lock.pid_is_here if seen.lock.held else None,
             stalls=[Stall.of(stall) for stall in seen.summary.stalls],
+            lock_held_seconds=_since(seen.lock.since, now) if seen.lock.held else None,
+            waited_seconds=_since(head.since, now) if head else None,
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
             steps_per_second=_rate(old, stats, "global_step", passed),
@@ -123,6 +133,10 @@ class Course:
             bytes_per_second=_rate(old, stats, "applied_bytes", passed),
             drops_per_second=_rate(old, stats, "dropped", passed),
         )
+
+
+def _since(moment: float | None, now: float) -> float | None:
+    return None if moment is None else max(0.0, now - moment)
 
 
 def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float | None:
@@ -133,26 +147,32 @@ def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float |
 
 
 class Watch:
-    """All watched segments, in a fixed order: later ones are appended."""
+    """The watched segments, by name.
 
-    def __init__(self, name: SegmentName | None, namespace: str | None) -> None:
-        """Watch one segment; or all of a namespace, or of all."""
-        self._one = name
-        self._namespace = namespace
+    Those that were asked for by name stay when they are gone; those that a glob found, or that are
+    watched because all are, come and go.
+    """
+
+    def __init__(self, given: Sequence[str], *, everywhere: bool) -> None:
+        """Watch the segments of these names and globs, or all in the scope.
+
+        Raises:
+            NotFoundError, InvalidArgumentError: As `naming.select`.
+        """
+        self._given = given
+        self._everywhere = everywhere
+        exact = [text for text in given if not naming.is_glob(text)]
+        self._kept = {name.system_name: name for name in map(inspection.resolve, exact)}
+        naming.select(given, everywhere=everywhere)
         self.courses: list[Course] = []
-        if name is not None:
-            self.courses.append(Course(name))
 
     def look(self) -> list[Interval]:
-        """Look at each; forget removed ones, except one that was asked for by name."""
-        if self._one is None:
-            present = {
-                name.system_name: name for name in inspection.list_names(namespace=self._namespace)
-            }
-            self.courses = [course for course in self.courses if course.name.system_name in present]
-            known = {course.name.system_name for course in self.courses}
-            self.courses += [
-                Course(name) for system_name, name in present.items() if system_name not in known
-            ]
+        """Look at each; return the intervals since the last look."""
+        found = naming.select_present(self._given, everywhere=self._everywhere)
+        present = self._kept | {name.system_name: name for name in found}
+        known = {course.name.system_name: course for course in self.courses}
+        self.courses = [
+            known.get(system_name) or Course(name) for system_name, name in sorted(present.items())
+        ]
         look = inspection.Look()
         return [course.look(look) for course in self.courses]

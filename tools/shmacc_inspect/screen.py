@@ -11,6 +11,7 @@ from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 from shmacc_inspect.verbs.show import describe_lock
+from shmacc_inspect.verbs.watch import SORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,12 +26,15 @@ _SEGMENT_COLUMNS: Final = (
     Column("NAME", least=12),
     Column("STEP", right=True),
     Column("ROUND"),
-    Column("STEPS/S", right=True, rank=2),
-    Column("GRADS/S", right=True),
-    Column("BYTES/S", right=True, rank=1),
-    Column("DROPS/S", right=True, rank=3),
-    Column("ALIVE", right=True, rank=4),
-    Column("STATE", rank=5),
+    Column("WAITED", right=True, rank=2),
+    Column("BEHIND", right=True, rank=4),
+    Column("LOCK", right=True, rank=3),
+    Column("STEPS/S", right=True, rank=6),
+    Column("GRADS/S", right=True, rank=1),
+    Column("BYTES/S", right=True, rank=5),
+    Column("DROPS/S", right=True, rank=7),
+    Column("ALIVE", right=True, rank=8),
+    Column("STATE", rank=9),
     Column("STALL"),
 )
 _PROCESS_COLUMNS: Final = (
@@ -58,72 +62,143 @@ _HEAD_LINES: Final = 7  # of the selected segment: all but its history and its p
 
 
 class Screen:
-    """The selection, and the drawing of the screen."""
+    """The selection, the order, the filter, and the drawing of the screen."""
 
-    def __init__(self, watch: Watch, interval: float) -> None:
+    def __init__(self, watch: Watch, interval: float, *, sort: str, reverse: bool) -> None:
+        """Show what this watches, looked at so often, in this order."""
         self._watch = watch
         self._interval = interval
+        self._sort = sort
+        self._reverse = reverse
+        self._filter = ""
+        self._typing = False
         self._picked: str | None = None
+        self._page = 1
 
     def press(self, key: str) -> bool:
         """Handle a key; return whether the screen ends."""
-        if key in {"q", "Q", keys.END}:
+        if key == keys.CLOSED:
             return True
-        place = self._place()
-        if key in {keys.DOWN, "j"}:
-            place += 1
-        elif key in {keys.UP, "k"}:
-            place -= 1
-        elif key.isdecimal() and key != "0":
-            place = int(key) - 1
-        else:
+        if self._typing:
+            self._type(key)
             return False
-        courses = self._watch.courses
-        if courses:
-            self._picked = courses[min(max(place, 0), len(courses) - 1)].name.system_name
+        if key in {"q", "Q"}:
+            return True
+        if key == "s":
+            names = list(SORTS)
+            self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        elif key == "r":
+            self._reverse = not self._reverse
+        elif key == "/":
+            self._typing = True
+        elif key == keys.ESCAPE:
+            self._filter = ""
+        else:
+            self._move(key)
         return False
+
+    def _type(self, key: str) -> None:
+        if key in {"\r", "\n"}:
+            self._typing = False
+        elif key == keys.ESCAPE:
+            self._typing, self._filter = False, ""
+        elif key in keys.ERASE:
+            self._filter = self._filter[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self._filter += key
+
+    def _move(self, key: str) -> None:
+        courses = self._shown()
+        place, last = self._place(courses), len(courses) - 1
+        to = {
+            keys.DOWN: place + 1,
+            "j": place + 1,
+            keys.UP: place - 1,
+            "k": place - 1,
+            keys.PAGE_DOWN: place + self._page,
+            keys.PAGE_UP: place - self._page,
+            keys.FIRST: 0,
+            keys.LAST: last,
+        }.get(key, int(key) - 1 if key.isdecimal() and key != "0" else None)
+        if courses and to is not None:
+            self._picked = courses[min(max(to, 0), last)].name.system_name
 
     def draw(self, terminal: Terminal, height: int) -> list[str]:
         """Return the whole screen, line by line."""
-        courses, place = self._watch.courses, self._place()
-        lines = [self._title(terminal)]
+        courses = self._shown()
+        place = self._place(courses)
+        lines = [self._title(terminal, len(courses))]
         if not courses:
-            return [*lines, "", "no segments"]
+            return [*lines, "", "no segments" if not self._filter else "no such segments"]
         room = height - 1
-        if len(courses) > 1:
-            shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 3))
+        if len(self._watch.courses) > 1:
+            shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 2))
+            self._page = shown
             first = min(max(0, place - shown // 2), max(0, len(courses) - shown))
             rows = [
-                _segment_row(number, course, picked=number == place)
-                for number, course in enumerate(courses)
-            ][first : first + shown]
+                _segment_row(first + number, course, picked=first + number == place)
+                for number, course in enumerate(courses[first : first + shown])
+            ]
             lines += ["", *page.lines(Table(_SEGMENT_COLUMNS, rows), terminal)]
             room -= 2 + len(rows)
         return lines + list(_details(courses[place], terminal, room))
 
-    def _place(self) -> int:
-        names = [course.name.system_name for course in self._watch.courses]
+    def _shown(self) -> list[Course]:
+        """Return the segments in order, without those that are filtered out."""
+        key = SORTS[self._sort]
+        found = [course for course in self._watch.courses if self._filter in course.latest.name]
+        return sorted(found, key=lambda course: key(course.latest), reverse=self._reverse)
+
+    def _place(self, courses: list[Course]) -> int:
+        names = [course.name.system_name for course in courses]
         if self._picked is None and names:
             self._picked = names[0]
         return names.index(self._picked) if self._picked in names else 0
 
-    def _title(self, terminal: Terminal) -> str:
+    def _title(self, terminal: Terminal, shown: int) -> str:
+        there = len(self._watch.courses)
         space = inspection.shared_memory_space()
         full = formatting.percent(space.total - space.free, space.total)
-        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  memory {full}"
-        right = "q quit" if len(self._watch.courses) < 2 else "↑ ↓ 1-9 pick   q quit"  # noqa: PLR2004
-        room = max(1, (terminal.width or 0) - len(left) - len(right))
+        left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
+        if there > 1:
+            left += f"  {shown} of {there}" if self._filter else f"  {there} segments"
+            left += f"  by {self._sort}{' reversed' if self._reverse else ''}"
+        if self._typing or self._filter:
+            left += f"  /{self._filter}{'_' if self._typing else ''}"
+        width = terminal.width or 0
+        if len(memory := f"{left}  memory {full}") + len("q quit") < width:
+            left = memory
+        keys_of_many = ("↑ ↓ pick  s sort  r reverse  / filter  q quit", "s sort  / filter  q quit")
+        fitting = [
+            text
+            for text in (*(keys_of_many if there > 1 else ()), "q quit")
+            if len(left) + len(text) < width
+        ]
+        right = fitting[0] if fitting else ""
+        room = max(0, width - len(left) - len(right))
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
 
 
 def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
-    now = course.intervals[-1]
+    now = course.latest
     mark = "▶" if picked else str(number + 1)
+    late = now.waited_seconds is not None and now.waited_seconds > _LONG_IDLE
+    lock = ""
+    if now.lock_holder_pid is not None:
+        lock = formatting.pid(now.lock_holder_pid, is_here=bool(now.lock_holder_pid_is_here))
+    if now.lock_held_seconds is not None and now.lock_held_seconds > _LONG_IDLE:
+        lock += f" {formatting.duration(now.lock_held_seconds)}"
     return [
         Cell(mark, "bold cyan" if picked else "dim"),
         Cell(now.name, "bold" if picked else ""),
         Cell("" if now.step is None else str(now.step)),
         Cell(_round(now)),
+        Cell(
+            "" if now.waited_seconds is None else formatting.duration(now.waited_seconds),
+            "yellow" if late else "",
+        ),
+        Cell(str(len(now.stragglers)) if now.stragglers else ""),
+        Cell(lock, "bold red" if " " in lock else ""),
         Cell(formatting.rate(now.steps_per_second)),
         Cell(formatting.rate(now.gradients_per_second)),
         Cell(_said(now.bytes_per_second)),
@@ -148,7 +223,7 @@ def _round(now: Interval) -> str:
 
 
 def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
-    now, seen = course.intervals[-1], course.seen
+    now, seen = course.latest, course.seen
     yield ""
     state = Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
     yield f"{page.paint(Cell(now.name, 'bold'), terminal)}  {page.paint(state, terminal)}"

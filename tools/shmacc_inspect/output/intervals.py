@@ -45,6 +45,8 @@ class Interval:
     lock_holder_pid: int | None = None
     lock_holder_pid_is_here: bool | None = None
     stalls: list[Stall] = field(default_factory=list)
+    lock_held_seconds: float | None = None
+    waited_seconds: float | None = None
     shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

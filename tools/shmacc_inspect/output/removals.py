@@ -51,23 +51,28 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The answer of `remove`."""
+    """The answer of `remove` for a segment."""
 
     dry_run: bool
     name: str
     state: str
     attached_pids: list[int]
     attached_elsewhere: list[int]
+    obstacle: str | None
+    refused: bool
+    would_remove: list[str]
     removed: list[str]
     schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """The answer of `cancel`."""
+    """The answer of `cancel` for a segment."""
 
     dry_run: bool
     name: str
     line: list[Taker]
+    lock_waiter_pids: list[int]
+    lock_waiters_elsewhere: list[int]
     cancelled: int
     schema_version: int = SCHEMA_VERSION

@@ -3,51 +3,101 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import formatting, options, page
 from shmacc_inspect.page import Cell
 
-EPILOG: Final = """\b
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from shmacc.inspection import SegmentName
+    from shmacc_inspect.output.removals import Cancelling
+
+DESCRIPTION: Final = """\
+End every waiting take with CancelledError; without --yes, only list them.
+
+Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
+while the process that holds the lock is stopped: a take that waits for that lock, and so has no
+place in line yet, is cancelled too."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect cancel embeddings              which takes would be cancelled
-  shmacc-inspect cancel embeddings --yes"""
+  shmacc-inspect cancel embeddings --yes
+  shmacc-inspect cancel 'job7.*' --yes"""
+
+_WAITS_FOR_LOCK: Final = "waits for the lock"
 
 
-def run(name: options.Name, *, yes: options.Yes = False, json: options.Json = False) -> None:
-    """End every waiting take with CancelledError; without --yes, only list them.
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser)
+    options.add_yes(parser)
+    options.add_namespace(parser)
+    options.add_json(parser)
 
-    Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
-    while the process that holds the lock is stopped.
-    """
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming
+
+def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
+    """Run the verb."""
+    from shmacc_inspect import naming  # late: see the package
     from shmacc_inspect.output import to_json
+
+    for name in naming.select(names, everywhere=everywhere):
+        answer = _cancel(name, yes=yes)
+        if json:
+            print(to_json(answer))
+            continue
+        page.show(_lines(answer))
+        page.write_line(_verdict(answer))
+
+
+def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
+    from shmacc import inspection  # late: see the package
     from shmacc_inspect.output.details import Taker
     from shmacc_inspect.output.removals import Cancelling
 
-    system_name = naming.find(name).name.system_name
-    seen, now = inspection.describe(system_name), time.time()
-    line = [Taker.of(take, now) for take in seen.line]
-    waiting = inspection.cancel(system_name, rehearse=not yes)
-    cancelled = waiting if yes else 0
-    answer = Cancelling(dry_run=not yes, name=system_name, line=line, cancelled=cancelled)
-    if json:
-        print(to_json(answer))
-        return
-    verb = "cancelled" if yes else "would cancel"
-    page.show(
-        Cell(
-            f"{verb} the take of pid {formatting.pid(taker.pid, is_here=taker.pid_is_here)} "
-            f"for {taker.num_required} gradients, "
-            f"which has waited for {formatting.duration(taker.waiting_seconds)}"
-        )
-        for taker in line
-        if taker.alive
+    seen, now = inspection.describe(name.system_name), time.time()
+    waiting = inspection.cancel(name.system_name, rehearse=not yes)
+    lock_waiters = [
+        process
+        for process in seen.processes
+        if process.alive and process.activity == _WAITS_FOR_LOCK
+    ]
+    return Cancelling(
+        dry_run=not yes,
+        name=name.system_name,
+        line=[Taker.of(take, now) for take in seen.line],
+        lock_waiter_pids=[process.pid for process in lock_waiters if process.pid_is_here],
+        lock_waiters_elsewhere=[process.pid for process in lock_waiters if not process.pid_is_here],
+        cancelled=waiting if yes else 0,
     )
-    if yes:
-        page.write_line(f"{formatting.count_of(cancelled, 'take')} cancelled")
-    elif any(taker.alive for taker in line):
-        page.write_line("nothing was cancelled; --yes cancels them")
-    else:
-        page.write_line("nobody waits")
+
+
+def _lines(answer: Cancelling) -> Iterator[Cell]:
+    verb = "would cancel" if answer.dry_run else "cancelled"
+    for taker in answer.line:
+        if taker.alive:
+            yield Cell(
+                f"{verb} the take of pid {formatting.pid(taker.pid, is_here=taker.pid_is_here)} "
+                f"for {taker.num_required} gradients, "
+                f"which has waited for {formatting.duration(taker.waiting_seconds)}"
+            )
+    waiters = [
+        *(formatting.pid(pid, is_here=True) for pid in answer.lock_waiter_pids),
+        *(formatting.pid(pid, is_here=False) for pid in answer.lock_waiters_elsewhere),
+    ]
+    for pid in waiters:
+        yield Cell(f"{verb} what pid {pid} waits for the lock for, if that is a take")
+
+
+def _verdict(answer: Cancelling) -> str:
+    if not answer.dry_run:
+        return f"{formatting.count_of(answer.cancelled, 'take')} in line cancelled"
+    if (
+        answer.lock_waiter_pids
+        or answer.lock_waiters_elsewhere
+        or any(taker.alive for taker in answer.line)
+    ):
+        return "nothing was cancelled; --yes cancels them"
+    return "no take waits"

@@ -2,66 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from shmacc_inspect.output.findings import Findings
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+Verify every invariant of segments; exit status 1 if one is broken.
+
+Compares records, counters, sizes, rows and index, semaphores and names, and looks for leftovers,
+stopped holders of locks, and names that were removed while in use. Changes nothing, and waits for
+no lock. WRONG means that somebody has to act; a note is worth knowing, and needs no action."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect check
   shmacc-inspect check embeddings || page-somebody
-  shmacc-inspect check --quiet 'job7-*'
+  shmacc-inspect check --quiet 'job7-*' bias
   shmacc-inspect check --json | jq -r '.findings[].remedy'"""
 
-_GLOB_CHARACTERS: Final = frozenset("*?[")
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all segments, and what is left of others")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong, no notes")
+    options.add_namespace(parser)
+    options.add_json(parser)
 
 
-def run(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A segment, or a glob; without it, all of them, and what is left of others.",
-            autocompletion=options.complete_name,
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only what is wrong, no notes.")
-    ] = False,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
-) -> None:
-    """Verify every invariant of segments; exit status 1 if one is broken.
-
-    Compares records, counters, sizes, rows and index, semaphores and names, and looks for
-    leftovers, stopped holders of locks, and names that were removed while in use. Changes nothing,
-    and waits for no lock. WRONG means that somebody has to act; a note is worth knowing, and needs
-    no action.
-    """
+def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
+    """Run the verb."""
     from shmacc import inspection  # late: see the package
+    from shmacc_inspect import naming
     from shmacc_inspect.output import to_json
     from shmacc_inspect.output.findings import Finding, Findings
 
-    if name is not None and not _GLOB_CHARACTERS & set(name):
-        found, checked = inspection.check(name), 1
-    else:
-        pattern, namespace = name or "*", options.namespace(everywhere=everywhere)
-        found = inspection.check_all(pattern, namespace=namespace)
-        checked = len(inspection.list_names(pattern, namespace=namespace))
+    checked: set[inspection.SegmentName] = set()
+    found: dict[inspection.Finding, None] = {}  # each once, in order
+    namespace = naming.scope(everywhere=everywhere)
+    for name in names or ["*"]:
+        if naming.is_glob(name):
+            found_here = inspection.check_all(name, namespace=namespace)
+            # What is left of a segment that is gone may match, too.
+            if names and not found_here:
+                naming.select([name], everywhere=everywhere)
+            checked.update(inspection.list_names(name, namespace=namespace))
+        else:
+            checked.update(naming.select([name], everywhere=everywhere))
+            found_here = inspection.check(name)
+        found.update(dict.fromkeys(found_here))
     findings = [Finding.of(finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
-    answer = Findings(checked, not_compared, wrong, len(findings) - wrong, findings)
+    answer = Findings(len(checked), not_compared, wrong, len(findings) - wrong, findings)
     if json:
         print(to_json(answer))
     else:
@@ -70,7 +68,8 @@ def run(
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
         if not_compared:
             verdict += f", {not_compared} could not be compared"
-        page.write_line(f"{formatting.count_of(checked, 'segment')} checked: {verdict}{notes}")
+        segments = formatting.count_of(answer.checked, "segment")
+        page.write_line(f"{segments} checked: {verdict}{notes}")
     if wrong or not_compared:
         failures.end(failures.WRONG_OR_FAILED)
 

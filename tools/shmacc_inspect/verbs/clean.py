@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
     from shmacc import inspection
     from shmacc_inspect.output.removals import Cleaning, Leftover
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+Remove segments that no living process uses; without --yes, only list them.
+
+Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
+proved again at the moment of removal; what could not be judged is left and listed. Two cleaners at
+once do each other no harm."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect clean                           what would be removed, and what not
   shmacc-inspect clean --yes
@@ -27,46 +32,42 @@ _COLUMNS: Final = (
     Column("UNUSED", right=True, rank=1),
     Column("WHY", least=24),
 )
+_SEMAPHORE: Final = "sem."
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=options.seconds(),
+        default=0.0,
+        help="only what was last used longer ago: 90s, 10m, 2h, 3d",
+    )
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="only private accumulators', which no job uses again",
+    )
+    options.add_yes(parser)
+    options.add_namespace(parser)
+    options.add_json(parser)
 
 
 def run(
-    patterns: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="GLOB",
-            help="Only names that match one of these.",
-            autocompletion=options.complete_name,
-            show_default=False,
-        ),
-    ] = None,
     *,
-    older_than: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Only what was last used longer ago: 90s, 10m, 2h, 3d.",
-            show_default=False,
-        ),
-    ] = "0s",
-    private: Annotated[
-        bool,
-        typer.Option("--private", help="Only private accumulators', which no job uses again."),
-    ] = False,
-    yes: options.Yes = False,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
+    names: list[str],
+    older_than: float,
+    private: bool,
+    yes: bool,
+    everywhere: bool,
+    json: bool,
 ) -> None:
-    """Remove segments that no living process uses; without --yes, only list them.
-
-    Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
-    proved again at the moment of removal; what could not be judged is left and listed. Two cleaners
-    at once do each other no harm.
-    """
+    """Run the verb."""
     from shmacc_inspect.output.removals import Leftover  # late: see the package
 
-    found = _leftovers(
-        patterns or ["*"], _seconds(older_than), everywhere=everywhere, private=private
-    )
+    found = _leftovers(names or ["*"], older_than, everywhere=everywhere, private=private)
     removable = [leftover for leftover in found if leftover.removable]
     left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
     answer = _remove(removable, left) if yes else _plan(removable, left)
@@ -75,26 +76,26 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return formatting.parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="'--older-than'") from error
-
-
 def _leftovers(
-    patterns: Iterable[str], older_than: float, *, everywhere: bool, private: bool
+    given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[inspection.Leftover]:
+    """List what is left of these. A name of nothing is no failure here: it is clean already."""
     from shmacc import inspection  # late: see the package
+    from shmacc_inspect import naming
 
-    namespace = options.namespace(everywhere=everywhere)
-    found = {
-        leftover.file_name: leftover
-        for pattern in patterns
+    namespace = naming.scope(everywhere=everywhere)
+    found = {}
+    for name in given:
+        # A name is one segment, with its semaphores; a semaphore may also be named itself.
+        exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
+        pattern = inspection.resolve(name).system_name if exact else name
         for leftover in inspection.leftovers(
-            pattern, older_than=older_than, namespace=namespace, private=private
-        )
-    }
+            pattern,
+            older_than=older_than,
+            namespace=None if exact else namespace,
+            private=private,
+        ):
+            found[leftover.file_name] = leftover
     return [found[file_name] for file_name in sorted(found)]
 
 
@@ -168,7 +169,7 @@ def _show(answer: Cleaning, *, json: bool) -> None:
 def _row(leftover: Leftover) -> list[Cell]:
     return [
         Cell(leftover.file_name, "bold"),
-        Cell(formatting.size(leftover.bytes_reserved)),
-        Cell(formatting.duration(leftover.idle_seconds)),
+        page.size(leftover.bytes_reserved),
+        page.duration(leftover.idle_seconds),
         Cell(leftover.why),
     ]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import enum
+import argparse
+import os
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from shmacc_inspect import failures, formatting, options, page
+from shmacc_inspect import formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shmacc import inspection
     from shmacc_inspect.output.segments import Segment
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+List segments, one row each.
+
+A row has the segment's kind, round, attached processes, waiting takes, memory and state. A terminal
+that is too narrow gets fewer columns; a pipe gets all of them, each one word."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect list
   shmacc-inspect list 'emb*' --sort bytes --reverse
   shmacc-inspect list --orphaned --mine
+  shmacc-inspect list --columns name,reserved --bytes --no-header | sort -nk2
+  shmacc-inspect list --quiet --orphaned | xargs -r shmacc-inspect remove
   shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'"""
 
 STATE_STYLES: Final = {
@@ -52,52 +60,68 @@ COLUMNS: Final = (
 )
 
 
-class Sort(enum.StrEnum):
-    """The sort keys of rows."""
+SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
+    "name": lambda segment: segment.name,
+    "state": lambda segment: segment.state,
+    "step": lambda segment: segment.step or 0,
+    "gradients": lambda segment: segment.gradients or 0,
+    "rows": lambda segment: segment.rows or 0,
+    "bytes": lambda segment: segment.bytes_reserved,
+    "attached": lambda segment: segment.attached_alive or 0,
+    "waiting": lambda segment: len(segment.waiting_for or []),
+    "age": lambda segment: segment.age_seconds,
+}
 
-    NAME = "name"
-    STATE = "state"
-    STEP = "step"
-    GRADIENTS = "gradients"
-    ROWS = "rows"
-    BYTES = "bytes"
-    ATTACHED = "attached"
-    WAITING = "waiting"
-    AGE = "age"
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--orphaned", action="store_true", help="only those that no living process has attached"
+    )
+    parser.add_argument("--mine", action="store_true", help="only those of this user")
+    parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
+    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
+    parser.add_argument(
+        "-c",
+        "--columns",
+        metavar="TITLE,...",
+        type=_columns,
+        default=list(range(len(COLUMNS))),
+        help="these columns only: " + ", ".join(map(_key, COLUMNS)),
+    )
+    parser.add_argument(
+        "-b", "--bytes", action="store_true", help="sizes in bytes, ages in seconds"
+    )
+    parser.add_argument(
+        "-H", "--no-header", dest="titles", action="store_false", help="without titles"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only names, one a line")
+    options.add_namespace(parser)
+    options.add_json(parser)
 
 
 def run(
-    pattern: Annotated[
-        str,
-        typer.Argument(
-            metavar="GLOB",
-            help="Only names that match.",
-            autocompletion=options.complete_name,
-            show_default=False,
-        ),
-    ] = "*",
     *,
-    orphaned: Annotated[
-        bool, typer.Option("--orphaned", help="Only those that no living process has attached.")
-    ] = False,
-    mine: Annotated[bool, typer.Option("--mine", help="Only those of this user.")] = False,
-    sort: Annotated[Sort, typer.Option(help="What to sort by.")] = Sort.NAME,
-    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="The other way round.")] = False,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
+    names: list[str],
+    orphaned: bool,
+    mine: bool,
+    sort: str,
+    reverse: bool,
+    columns: list[int],
+    bytes: bool,  # noqa: A002 - the option's name
+    titles: bool,
+    quiet: bool,
+    everywhere: bool,
+    json: bool,
 ) -> None:
-    """List segments, one row each.
-
-    A row has the segment's kind, round, attached processes, waiting takes, memory and state. A
-    terminal that is too narrow gets fewer columns; a pipe gets all of them.
-    """
-    import os
-
+    """Run the verb."""
     from shmacc import inspection  # late: see the package
+    from shmacc_inspect import naming
     from shmacc_inspect.output import to_json
     from shmacc_inspect.output.segments import Segment, SegmentList
 
-    found = inspection.list_segments(pattern, namespace=options.namespace(everywhere=everywhere))
+    found = list(naming.summaries(naming.select(names, everywhere=everywhere)))
     now = time.time()
     segments = [
         Segment.of(summary, now)
@@ -105,21 +129,24 @@ def run(
         if not (orphaned and summary.state is not inspection.SegmentState.ORPHANED)
         and not (mine and summary.owner_uid != os.getuid())
     ]
-    segments.sort(key=lambda segment: _key(segment, sort), reverse=reverse)
+    key = SORTS[sort]
+    segments.sort(key=lambda segment: (key(segment), segment.name), reverse=reverse)
     space = inspection.shared_memory_space()
     removed = inspection.unlinked_memory(inspection.unlinked_uses())
     if json:
         print(to_json(SegmentList(segments, space.total, space.free, removed)))
+    elif quiet:
+        page.show(Cell(segment.name) for segment in segments)
     elif segments:
-        table = Table(COLUMNS, [row(segment) for segment in segments])
+        rows = [row(segment, exact=bytes) for segment in segments]
+        table = Table(
+            [COLUMNS[i] for i in columns], [[cells[i] for i in columns] for cells in rows], titles
+        )
         page.show([table])
         _tell_what_is_left_out(table)
-    if not found and not set(pattern) & set("*?["):
-        page.write_line(f"no segment is named {formatting.printable(pattern)}")
-        failures.end(failures.NO_SUCH_NAME)
-    if not segments and not json:
-        page.write_line("no segments" if pattern == "*" else "no such segments")
-    if not json:
+    else:
+        page.write_line("no such segments" if found or names else "no segments")
+    if not json and not quiet:
         page.write_line(_fullness(space, removed))
 
 
@@ -137,7 +164,22 @@ def _fullness(space: inspection.Space, removed: int) -> str:
     return text
 
 
-def row(segment: Segment) -> list[Cell]:
+def _key(column: Column) -> str:
+    return column.title.lower().replace(" ", "_")
+
+
+def _columns(text: str) -> list[int]:
+    keys = [_key(column) for column in COLUMNS]
+    asked = text.lower().split(",")
+    unknown = [key for key in asked if key not in keys]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"there is no column {unknown[0]!r}, only {', '.join(keys)}"
+        )
+    return [keys.index(key) for key in asked]
+
+
+def row(segment: Segment, *, exact: bool) -> list[Cell]:
     """Return a segment's cells, as `COLUMNS`."""
     sparse = segment.kind == "sparse"
     return [
@@ -149,16 +191,16 @@ def row(segment: Segment) -> list[Cell]:
         _number(segment.step),
         _number(segment.gradients),
         _number(segment.rows if sparse else None),
-        Cell("" if segment.bytes_used is None else formatting.size(segment.bytes_used)),
-        Cell(formatting.size(segment.bytes_reserved)),
+        page.size(segment.bytes_used, exact=exact),
+        page.size(segment.bytes_reserved, exact=exact),
         _number(segment.attached_alive),
         Cell(_said(segment.attached_dead), "yellow" if segment.attached_dead else ""),
         Cell(",".join(map(str, segment.waiting_for or [])), "cyan"),
         Cell(segment.owner),
         Cell(segment.mode),
-        Cell(formatting.duration(segment.age_seconds)),
+        page.duration(segment.age_seconds, exact=exact),
         Cell(",".join(stall.kind for stall in segment.stalls), "bold red"),
-        Cell(segment.state, STATE_STYLES[segment.state]),
+        Cell(segment.state, STATE_STYLES[segment.state], segment.state.replace(" ", "-")),
     ]
 
 
@@ -168,22 +210,6 @@ def _said(number: int | None) -> str:
 
 def _number(number: int | None) -> Cell:
     return Cell(_said(number))
-
-
-def _key(segment: Segment, sort: Sort) -> tuple[Any, str]:
-    waiting = segment.waiting_for or []
-    keys: dict[Sort, Any] = {
-        Sort.NAME: segment.name,
-        Sort.STATE: segment.state,
-        Sort.STEP: segment.step or 0,
-        Sort.GRADIENTS: segment.gradients or 0,
-        Sort.ROWS: segment.rows or 0,
-        Sort.BYTES: segment.bytes_reserved,
-        Sort.ATTACHED: segment.attached_alive or 0,
-        Sort.WAITING: len(waiting),
-        Sort.AGE: segment.age_seconds,
-    }
-    return keys[sort], segment.name
 
 
 def _tell_what_is_left_out(table: Table) -> None:

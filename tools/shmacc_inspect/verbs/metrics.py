@@ -3,87 +3,108 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
-import signal
+import stat
 import tempfile
-import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import failures, options, page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import argparse
+    from collections.abc import Callable, Iterator
 
-EPILOG: Final = """\b
+    from shmacc.inspection import SegmentName
+
+DESCRIPTION: Final = """\
+Print Prometheus metrics of segments, write them to a file, or serve them.
+
+Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client, which comes
+with `pip install 'shmacc[metrics]'` (--json does not)."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect metrics
   shmacc-inspect metrics --output /var/lib/node_exporter/shmacc.prom
-  shmacc-inspect metrics --listen 127.0.0.1:9470"""
+  shmacc-inspect metrics --listen 127.0.0.1:9470
+  shmacc-inspect metrics --listen unix:/run/shmacc/metrics.sock
+  shmacc-inspect metrics --listen 10.0.0.7:9470 --insecure"""
 
 _FILE_MODE: Final = 0o644
-_HIGHEST_PORT: Final = 65535
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--listen",
+        metavar="ADDRESS:PORT|unix:PATH",
+        help="serve them by HTTP until Ctrl-C or SIGTERM; port 0 picks one",
+    )
+    group.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write them to this file, in one piece, for a textfile collector",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let --listen serve other machines: without encryption, to anybody who asks",
+    )
+    options.add_namespace(parser)
+    options.add_json(parser)
 
 
 def run(
     *,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS:PORT",
-            help="Serve them by HTTP, on loopback only, until Ctrl-C; port 0 picks one.",
-            show_default=False,
-        ),
-    ] = None,
-    output_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            dir_okay=False,
-            help="Write them to this file, in one piece, for a textfile collector.",
-            show_default=False,
-        ),
-    ] = None,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
+    names: list[str],
+    listen: str | None,
+    output: Path | None,
+    insecure: bool,
+    everywhere: bool,
+    json: bool,
 ) -> None:
-    """Print OpenMetrics text of all segments, or serve it.
+    """Run the verb."""
+    from shmacc_inspect import naming  # late: see the package
 
-    Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client, which comes
-    with `pip install 'shmacc[metrics]'` (--json does not).
-    """
-    namespace = options.namespace(everywhere=everywhere)
+    if json and (listen or output):
+        raise failures.UsageError("--json goes to stdout only")
+    # A name that is not there is a mistake; later it may come and go.
+    naming.select(names, everywhere=everywhere)
+    watched = partial(naming.select_present, names, everywhere=everywhere)
     if json:
-        if listen or output_file:
-            raise typer.BadParameter("goes to stdout only", param_hint="'--json'")
-        _print_json(namespace)
-        return
-    address = None if listen is None else _loopback(listen)
-    registry = _registry(namespace)
-    if address is not None:
-        _serve(registry, *address)
-        return
-    from prometheus_client.openmetrics.exposition import generate_latest  # late: optional
+        _print_json(watched())
+    elif listen is not None:
+        from shmacc_inspect import serving
 
-    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
-    if output_file is None:
-        print(text.decode(), end="")
+        serving.serve(_registry(watched), serving.parse(listen, insecure=insecure))
+    elif output is not None:
+        # What reads textfiles knows this format only.
+        _write(output, _text("prometheus_client.exposition", watched))
     else:
-        _write(output_file, text)
+        text = _text("prometheus_client.openmetrics.exposition", watched)
+        print(text.decode(), end="")
 
 
-def _print_json(namespace: str | None) -> None:
+def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
+    registry = _registry(watched)  # says what is missing if it is
+    text: bytes = importlib.import_module(exposition).generate_latest(registry)
+    return text
+
+
+def _print_json(names: list[SegmentName]) -> None:
     from shmacc_inspect import gauges  # late: see the package
     from shmacc_inspect.output import to_json
     from shmacc_inspect.output.metrics import Metrics
 
-    print(to_json(Metrics(list(gauges.gather(namespace)))))
+    print(to_json(Metrics(list(gauges.gather(names)))))
 
 
-def _registry(namespace: str | None) -> Any:
+def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector, CollectorRegistry
@@ -97,7 +118,7 @@ def _registry(namespace: str | None) -> Any:
 
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
             families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-            for metric in gauges.gather(namespace):
+            for metric in gauges.gather(watched()):
                 family = families[metric.type](metric.name, metric.help)
                 for sample in metric.samples:
                     family.add_sample(sample.name, sample.labels, sample.value)
@@ -108,56 +129,34 @@ def _registry(namespace: str | None) -> Any:
     return registry
 
 
-def _loopback(text: str) -> tuple[str, int]:
-    """Return the address and port to listen on.
-
-    Raises:
-        typer.BadParameter: It is malformed, or reachable from other machines.
-    """
-    import ipaddress  # late: slow to import
-    import socket
-
-    hint = "'--listen'"
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not colon or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise typer.BadParameter(f"{text!r} is not ADDRESS:PORT", param_hint=hint)
-    try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise typer.BadParameter(f"{host!r}: {error.strerror}", param_hint=hint) from error
-    address = str(found[0][4][0])
-    if not ipaddress.ip_address(address).is_loopback:
-        raise typer.BadParameter(
-            f"{host} is not a loopback address; to serve others, put a proxy with authentication "
-            "in front",
-            param_hint=hint,
-        )
-    return address, int(port)
-
-
-def _serve(registry: Any, address: str, port: int) -> None:
-    from prometheus_client import start_wsgi_server  # late: optional
-
-    # A client that hangs up must not end the server.
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    server, _thread = start_wsgi_server(port, address, registry)
-    shown = f"[{address}]" if ":" in address else address
-    page.write_line(f"listening on http://{shown}:{server.server_port}/metrics")
-    try:
-        threading.Event().wait()
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def _write(path: Path, text: bytes) -> None:
-    """Write a file so that a reader sees the old text or the new one, never half of it."""
+    """Write to a file so that a reader sees the old text or the new one, never half of it.
+
+    That replaces the file, so only a regular file is treated so. A device, a pipe or a terminal is
+    written to. A link is not followed to a file: that would replace what somebody else chose.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG | _FILE_MODE
+    if stat.S_ISREG(mode):
+        _replace(path, text, stat.S_IMODE(mode))
+        return
+    if stat.S_ISLNK(mode) and (not path.exists() or path.is_file()):
+        raise failures.UsageError(
+            f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
+        )
+    # Without O_CREAT, and without becoming its terminal's process.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
+        file.write(text)
+
+
+def _replace(path: Path, text: bytes, mode: int) -> None:
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(text)
-            os.fchmod(file.fileno(), _FILE_MODE)
+            os.fchmod(file.fileno(), mode)
         Path(temporary).replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -2,68 +2,101 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    from shmacc import inspection
+    import argparse
 
-EPILOG: Final = """\b
+    from shmacc import inspection
+    from shmacc_inspect.output.removals import Removal
+
+DESCRIPTION: Final = """\
+Remove segments and their semaphores; without --yes, only name them.
+
+Refuses one that living processes have attached, unless --force is given: these go on using it until
+they close, and the next process that opens the name makes a new one. Of several, either all are
+removed or, if one is refused, none."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect remove embeddings              what would be removed
   shmacc-inspect remove embeddings --yes
-  shmacc-inspect remove embeddings --yes --force"""
+  shmacc-inspect remove embeddings 'tower.*' --yes --force"""
 
 
-def run(
-    name: options.Name,
-    *,
-    yes: options.Yes = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if it is in use, damaged, or of another version.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Remove a segment and its semaphore; without --yes, only name them.
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser)
+    options.add_yes(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="also if it is in use, damaged, or of another version"
+    )
+    options.add_namespace(parser)
+    options.add_json(parser)
 
-    Refuses one that living processes have attached, unless --force is given: these go on using it
-    until they close, and the next process that opens the name makes a new one.
-    """
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming
+
+def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: bool) -> None:
+    """Run the verb."""
+    from shmacc_inspect import naming  # late: see the package
     from shmacc_inspect.output import to_json
+
+    found = naming.summaries(naming.select(names, everywhere=everywhere))
+    plan = [_planned(summary, force=force) for summary in found]
+    refused = any(removal.refused for removal in plan)
+    for planned in plan:
+        answer = _carried_out(planned, force=force) if yes and not refused else planned
+        if json:
+            print(to_json(answer))
+        else:
+            _show(answer)
+    if refused:
+        failures.end(failures.WRONG_OR_FAILED)
+    if not yes and not json:
+        page.write_line("nothing was removed; --yes removes it")
+
+
+def _planned(summary: inspection.Summary, *, force: bool) -> Removal:
+    from shmacc import inspection
     from shmacc_inspect.output.removals import Removal
 
-    summary = naming.find(name)
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
-    if obstacle and not force:
-        page.write_line(f"{obstacle}; --force removes it all the same")
-        failures.end(failures.WRONG_OR_FAILED)
-    files = inspection.remove(summary.name.system_name, force=force, rehearse=not yes)
-    removed = files if yes else ()
-    answer = Removal(
-        dry_run=not yes,
-        name=summary.name.system_name,
+    refused = bool(obstacle) and not force
+    system_name = summary.name.system_name
+    files = () if refused else inspection.remove(system_name, force=force, rehearse=True)
+    return Removal(
+        dry_run=True,
+        name=system_name,
         state=summary.state.value,
         attached_pids=[process.pid for process in attached if process.pid_is_here],
         attached_elsewhere=[process.pid for process in attached if not process.pid_is_here],
-        removed=list(removed),
+        obstacle=obstacle or None,
+        refused=refused,
+        would_remove=list(files),
+        removed=[],
     )
-    if json:
-        print(to_json(answer))
-    elif yes:
-        page.show([Cell(f"removed {file_name}") for file_name in removed])
+
+
+def _carried_out(planned: Removal, *, force: bool) -> Removal:
+    from shmacc import inspection
+
+    removed = inspection.remove(planned.name, force=force)
+    return replace(planned, dry_run=False, would_remove=[], removed=list(removed))
+
+
+def _show(answer: Removal) -> None:
+    if answer.refused:
+        page.write_line(f"{answer.obstacle}; --force removes it all the same")
+        return
+    if answer.dry_run:
+        page.show(Cell(f"would remove {file_name}") for file_name in answer.would_remove)
     else:
-        page.show([Cell(f"would remove {file_name}") for file_name in files])
-    if obstacle:
-        page.write_line(obstacle)
-    if not yes:
-        page.write_line("nothing was removed; --yes removes it")
+        page.show(Cell(f"removed {file_name}") for file_name in answer.removed)
+    if answer.obstacle:
+        page.write_line(answer.obstacle)
 
 
 def _attached(summary: inspection.Summary) -> list[inspection.AttachedProcess]:

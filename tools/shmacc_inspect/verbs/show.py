@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
 from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
+    from shmacc import inspection
     from shmacc_inspect.output import details
     from shmacc_inspect.output.segments import Segment
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+Describe segments in full: processes, waiting takes, lock, counters, layout.
+
+It takes and changes nothing, and waits for no lock."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect show embeddings
   shmacc-inspect show embeddings --rows 20 --values
-  shmacc-inspect show shmacc.alice:embeddings
+  shmacc-inspect show shmacc.alice:embeddings 'tower.*'
   shmacc-inspect show embeddings --json | jq .lock"""
 
 _BAR_WIDTH: Final = 20
@@ -29,22 +33,22 @@ _PROCESS_COLUMNS: Final = (
     Column("PID", right=True),
     Column("ALIVE"),
     Column("CONDITION", rank=2),
-    Column("DOING"),
+    Column("DOING", least=12),
     Column("APPLIED", right=True),
     Column("DROPPED", right=True, rank=3),
     Column("TOOK", right=True, rank=4),
-    Column("LAST APPLIED", right=True),
+    Column("LAST APPLIED", right=True, rank=1),
     Column("LAST SEEN", right=True, rank=5),
     Column("ATTACHED", right=True, rank=7),
     Column("STARTED", right=True, rank=6),
-    Column("COMMAND", least=28),
+    Column("COMMAND", least=20),
 )
 _LINE_COLUMNS: Final = (
     Column("PLACE", right=True),
     Column("PID", right=True),
     Column("WAITS FOR", right=True),
     Column("FOR", right=True),
-    Column("REMARK"),
+    Column("REMARK", least=20),
 )
 _REGION_COLUMNS: Final = (
     Column("PART"),
@@ -55,29 +59,61 @@ _REGION_COLUMNS: Final = (
 )
 
 
-def run(
-    name: options.Name,
-    *,
-    rows: Annotated[int, typer.Option(min=0, help="Show this many of the most touched rows.")] = 0,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values", help="Norm, largest, NaN and infinite numbers of the round's sums."
-        ),
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Describe a segment in full: processes, waiting takes, lock, counters, layout.
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser)
+    parser.add_argument(
+        "--rows",
+        metavar="K",
+        type=options.count(0),
+        default=0,
+        help="the K rows that most gradients of this round touched",
+    )
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="norm, largest, NaN and infinite numbers of the round's sums",
+    )
+    options.add_ascii(parser)
+    options.add_namespace(parser)
+    options.add_json(parser)
 
-    It takes and changes nothing, and waits for no lock.
-    """
+
+def run(
+    *,
+    names: list[str],
+    rows: int,
+    values: bool,
+    ascii: bool,  # noqa: A002 - the option's name
+    everywhere: bool,
+    json: bool,
+) -> None:
+    """Run the verb."""
+    from shmacc_inspect import naming  # late: see the package
+    from shmacc_inspect.output import to_json
+
+    failed = False
+    found = naming.summaries(naming.select(names, everywhere=everywhere))
+    for number, summary in enumerate(found):
+        answer, now = _look(summary, rows=rows, values=values)
+        if json:
+            print(to_json(answer))
+        else:
+            page.show([*([Cell("")] if number else []), *elements(answer, now)], plain=ascii)
+        if answer.error is not None:
+            page.write_line(answer.error)
+            failed = True
+    if failed:
+        failures.end(failures.WRONG_OR_FAILED)
+
+
+def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[details.Details, float]:
+    """Return what is there, and when."""
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
-    from shmacc_inspect import naming
-    from shmacc_inspect.output import details, to_json
+    from shmacc_inspect.output import details
     from shmacc_inspect.output.segments import Segment
 
-    summary = naming.find(name)
     system_name = summary.name.system_name
     now = time.time()
     try:
@@ -93,13 +129,7 @@ def run(
         )
     except (DataLossError, PermissionDeniedError) as error:
         answer = details.Details(Segment.of(summary, now), error=str(error))
-    if json:
-        print(to_json(answer))
-    else:
-        page.show(elements(answer, now))
-    if answer.error is not None:
-        page.write_line(answer.error)
-        failures.end(failures.WRONG_OR_FAILED)
+    return answer, now
 
 
 def elements(answer: details.Details, now: float) -> Iterator[Element]:
@@ -242,7 +272,7 @@ def _taker_row(taker: details.Taker) -> list[Cell]:
             "bold",
         ),
         Cell(str(taker.num_required)),
-        Cell(formatting.duration(taker.waiting_seconds)),
+        page.duration(taker.waiting_seconds),
         Cell(remark, "yellow"),
     ]
 
@@ -251,9 +281,12 @@ def _region_row(region: details.Region) -> list[Cell]:
     return [
         Cell(region.name),
         Cell(f"{region.offset:#x}"),
-        Cell(formatting.size(region.reserved)),
-        Cell(formatting.size(region.used)),
-        Cell(formatting.percent(region.used, region.reserved)),
+        page.size(region.reserved),
+        page.size(region.used),
+        Cell(
+            percent := formatting.percent(region.used, region.reserved),
+            word=percent.replace(" ", ""),
+        ),
     ]
 
 

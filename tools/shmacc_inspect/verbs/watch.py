@@ -6,76 +6,132 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import failures, formatting, options, page
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
     from shmacc_inspect.output.intervals import Interval
     from shmacc_inspect.progress import Watch
+    from shmacc_inspect.screen import Screen
 
-EPILOG: Final = """\b
+DESCRIPTION: Final = """\
+Watch segments live: progress, rates, drops, and stragglers.
+
+On a terminal, a screen with the rounds' progress towards what the waiting take requires, steps,
+gradients and bytes a second, and the processes that have not applied in this round. In a pipe,
+one line per interval and segment. A NAME that is removed is waited for; what a glob finds comes
+and goes."""
+EXAMPLES: Final = """\
 Examples:
   shmacc-inspect watch
-  shmacc-inspect watch embeddings --interval 0.5
+  shmacc-inspect watch embeddings 'tower.*' --interval 0.5
+  shmacc-inspect watch --sort waited
   shmacc-inspect watch embeddings --interval 10 --count 6 >> progress.log
   shmacc-inspect watch --json | jq 'select(.stragglers != [])'
-\b
-Keys: q quit; up, down, j, k, 1-9 pick a segment."""
+
+Keys: q quit; up, down, j, k, page up, page down, home, end, 1-9 pick a segment;
+s sorts by the next column, r the other way round; / filters by a part of the name,
+escape shows all again."""
 
 _SHORTEST: Final = 0.05
 _SHOWN_STRAGGLERS: Final = 4
+_REST: Final = 1.5  # times as long as a look took, at least: 40 % of a core at most
+SORTS: Final[dict[str, Callable[[Interval], Any]]] = {  # what hurts stands first
+    "name": lambda now: now.name,
+    "waited": lambda now: -(now.waited_seconds or 0.0),
+    "behind": lambda now: -len(now.stragglers),
+    "lock": lambda now: -(now.lock_held_seconds or 0.0),
+    "rate": lambda now: -(now.gradients_per_second or 0.0),
+    "drops": lambda now: -(now.drops_per_second or 0.0),
+    "gradients": lambda now: -(now.gradients or 0),
+    "step": lambda now: -(now.step or 0),
+    "state": lambda now: now.state,
+}
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--interval",
+        metavar="TIME",
+        type=options.seconds(_SHORTEST),
+        default=1.0,
+        help="how often to look: 0.5, 10s, 5m (1)",
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=options.count(1), help="end after so many intervals"
+    )
+    parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
+    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
+    options.add_ascii(parser)
+    options.add_namespace(parser)
+    options.add_json(parser)
 
 
 def run(
-    name: options.OptionalName = None,
     *,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How often to look.", min=_SHORTEST)
-    ] = 1.0,
-    count: Annotated[
-        int | None,
-        typer.Option(help="End after so many intervals.", min=1, show_default=False),
-    ] = None,
-    everywhere: options.AllNamespaces = False,
-    json: options.Json = False,
+    names: list[str],
+    interval: float,
+    count: int | None,
+    sort: str,
+    reverse: bool,
+    ascii: bool,  # noqa: A002 - the option's name
+    everywhere: bool,
+    json: bool,
 ) -> None:
-    """Watch segments live: progress, rates, drops, and stragglers.
+    """Run the verb."""
+    from shmacc_inspect import progress  # late: see the package
 
-    On a terminal, a screen with the rounds' progress towards what the waiting take requires, steps,
-    gradients and bytes a second, and the processes that have not applied in this round. In a pipe,
-    one line per interval and segment. A NAME that is removed is waited for.
-    """
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming, progress
-
-    wanted = None if name is None else inspection.resolve(naming.find(name).name.system_name)
-    watched = progress.Watch(wanted, options.namespace(everywhere=everywhere))
+    watched = progress.Watch(names, everywhere=everywhere)
     signal.signal(signal.SIGTERM, _end)
     if page.is_terminal() and not json:
-        _draw(watched, interval, count)
+        from shmacc_inspect.screen import Screen
+
+        screen = Screen(watched, interval, sort=sort, reverse=reverse)
+        _draw(screen, watched, interval, count, plain=ascii)
     else:
-        _print(watched, interval, count, json=json)
+        _print(watched, interval, count, json=json, key=SORTS[sort], reverse=reverse)
 
 
 def _end(number: int, _frame: Any) -> None:
     raise SystemExit(128 + number)  # so that the terminal is left in order
 
 
-def _print(watched: Watch, interval: float, count: int | None, *, json: bool) -> None:
+def _print(
+    watched: Watch,
+    interval: float,
+    count: int | None,
+    *,
+    json: bool,
+    key: Callable[[Interval], Any],
+    reverse: bool,
+) -> None:
     from shmacc_inspect.output import to_json  # late: see the package
 
     watched.look()
     due, done = time.monotonic(), 0
     while count is None or done < count:
+        time.sleep(max(0.0, due + interval - time.monotonic()))
         due = max(due + interval, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
-        for seen in watched.look():
+        for seen in sorted(watched.look(), key=key, reverse=reverse):
             print(to_json(seen, in_one_line=True) if json else line(seen))
         sys.stdout.flush()
         done += 1
+        due = max(due, _rested(due) - interval)
+
+
+def _rested(began: float) -> float:
+    """Return when the next look may begin, after one that began then and ends now.
+
+    Of very many segments a look takes long: most of a core is for the processes that work.
+    """
+    ended = time.monotonic()
+    return ended + _REST * (ended - began)
 
 
 def line(seen: Interval) -> str:
@@ -103,6 +159,8 @@ def line(seen: Interval) -> str:
         "alive": str(seen.attached_alive),
         "behind": ",".join([*behind, *([f"+{more}"] if more else [])]) or "-",
     }
+    if seen.waited_seconds is not None:
+        parts["waited"] = f"{seen.waited_seconds:.1f}s"
     if seen.lock_holder_pid is not None:
         parts["lock"] = formatting.pid(
             seen.lock_holder_pid, is_here=bool(seen.lock_holder_pid_is_here)
@@ -112,38 +170,28 @@ def line(seen: Interval) -> str:
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])
 
 
-def _draw(watched: Watch, interval: float, count: int | None) -> None:
-    from rich.console import Console  # late: slow to import
-    from rich.live import Live
-    from rich.text import Text
+def _draw(
+    screen: Screen, watched: Watch, interval: float, count: int | None, *, plain: bool
+) -> None:
+    from shmacc_inspect import keys, live  # late: only a terminal needs them
 
-    from shmacc_inspect import keys
-    from shmacc_inspect.screen import Screen
-
-    screen, console = Screen(watched, interval), Console(highlight=False, emoji=False)
     due, looks = time.monotonic(), 0
-    with (
-        keys.Keys() as keyboard,
-        Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live,
-    ):
+    with keys.Keys() as keyboard, live.Picture(plain=plain) as picture:
         while True:
-            if time.monotonic() >= due:
+            began = time.monotonic()
+            if began >= due:
                 if count is not None and looks > count:
                     return
                 watched.look()
                 looks += 1
-                due = max(due + interval, time.monotonic())
-            lines = screen.draw(
-                page.Terminal(console.width, colour=not console.no_color), console.height
-            )
-            text = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
-            live.update(text, refresh=True)
+                due = max(due + interval, _rested(began))
+            picture.draw(screen.draw(*picture.terminal()))
             key = keyboard.wait(due)
             if key == keys.SUSPEND:
-                live.stop()
+                picture.leave()
                 keyboard.rest()
                 os.kill(os.getpid(), signal.SIGSTOP)
                 keyboard.listen()
-                live.start()
+                picture.enter()
             elif key is not None and screen.press(key):
                 failures.end(failures.FINE)

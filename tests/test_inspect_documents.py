@@ -1,0 +1,131 @@
+"""What is published about shmacc-inspect: schema, manual page, alerts, pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonschema
+import numpy as np
+import pytest
+from helpers import inspect_tool
+from helpers.inspect_tool import ask, run, start
+from helpers.support import LONG, until
+
+import inspect_reference
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc_inspect.main import VERBS
+
+if TYPE_CHECKING:
+    from helpers.support import Crew
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+ALERTS: Final = DOCS / "inspect" / "alerts.yml"
+PICTURES: Final = sorted((DOCS / "inspect").glob("*.svg"))
+
+
+def test_the_schema_and_the_manual_page_are_those_of_the_command() -> None:
+    """`make reference` writes them anew."""
+    schema = json.loads(inspect_reference.SCHEMA.read_text(encoding="utf-8"))
+    assert schema == json.loads(inspect_reference.schema())
+    assert inspect_reference.PAGE.read_text(encoding="utf-8") == inspect_reference.manual()
+    assert set(VERBS) == set(inspect_reference.ANSWERS)
+
+
+def _validator(verb: str) -> Any:
+    schema = json.loads(inspect_reference.schema())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator({**schema, "anyOf": [{"$ref": f"#/$defs/{verb}"}]})
+
+
+def test_every_answer_is_as_the_schema_says(crew: Crew) -> None:
+    with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
+        acc.apply_grad([3, 5], np.ones((2, 4), np.float32))
+        ConditionalAccumulator(np.float32, [2], "left").close()
+        inspect_tool.path_of("junk").write_bytes(b"no segment" * 1000)
+        taker = start(crew, inspect_tool.wait_in_line, "table", 5)
+        until(lambda: acc.stats().waiting == 1)
+        for command, status in (
+            ("list", 0),
+            ("show table --rows 1 --values", 0),
+            ("show junk", 1),
+            ("check", 1),
+            ("clean", 0),
+            ("remove table", 1),
+            ("remove left --yes", 0),
+            ("wait table --for count=1", 0),
+            ("metrics", 0),
+            ("cancel table --yes", 0),
+        ):
+            verb, *arguments = command.split()
+            answer = ask(verb, *arguments, status=status)
+            _validator(verb).validate(answer)
+            with pytest.raises(jsonschema.ValidationError):
+                _validator(verb).validate({**answer, "schema_version": 1})
+        watched = run("watch", "--count", "1", "--interval", "0.05", "--json").stdout
+        for line in watched.splitlines():
+            _validator("watch").validate(json.loads(line))
+        taker.result()
+        acc.unlink()
+    inspect_tool.path_of("junk").unlink()
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="needs man")
+def test_the_manual_page_is_well_formed() -> None:
+    done = subprocess.run(
+        ["man", "--warnings", "-E", "UTF-8", "-l", inspect_reference.PAGE],
+        env={"MANWIDTH": "100", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "'emb*' --sort bytes --reverse" in done.stdout
+
+
+def test_alerts_are_about_metrics_that_there_are() -> None:
+    names = {sample["name"] for metric in ask("metrics")["metrics"] for sample in metric["samples"]}
+    with ConditionalAccumulator(np.float32, [2], "bias") as acc:
+        names |= {
+            sample["name"] for metric in ask("metrics")["metrics"] for sample in metric["samples"]
+        }
+        names |= {"shmacc_head_waits_seconds"}  # while a take waits
+        acc.unlink()
+    expressions = re.findall(r"^ +expr: (.*)$", ALERTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(expressions) >= 10
+    for expression in expressions:
+        assert set(re.findall(r"shmacc_\w+", expression)) <= names, expression
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+def test_promtool_accepts_the_alerts() -> None:
+    for what, file in (("check", ALERTS), ("test", ALERTS.with_suffix(".test.yml"))):
+        done = subprocess.run(
+            ["promtool", what, "rules", file],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
+def test_a_picture_needs_no_web_font(picture: Path) -> None:
+    """And comes out the same whatever font there is: each run of text has its length."""
+    text = picture.read_text(encoding="utf-8")
+    assert "@font-face" not in text
+    assert "url(" not in text
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    lines = re.findall(r"<text [^>]*>", text)
+    assert len(lines) > 10
+    assert all("textLength=" in line or "text-anchor=" in line for line in lines)
+
+
+def test_there_are_pictures() -> None:
+    assert {path.stem for path in PICTURES} == {"list", "show", "watch"}

@@ -1,0 +1,218 @@
+"""`metrics`: what it prints, writes and serves, and that it destroys nothing on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import urllib.request
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, ask, path_of, run
+from helpers.support import LONG
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as parse_classic_text
+
+from shmacc import ConditionalAccumulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def bias() -> Iterator[ConditionalAccumulator]:
+    """An accumulator that is gone after the test."""
+    with ConditionalAccumulator(np.float64, [3], "bias") as acc:
+        yield acc
+        acc.unlink()
+
+
+def test_metrics_are_openmetrics(bias: ConditionalAccumulator) -> None:
+    bias.apply_grad([1, 2, 3])
+    text = run("metrics").stdout
+    families = {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
+    applied = families["shmacc_applied"]
+    assert applied.type == "counter"
+    assert applied.documentation
+    [sample] = [s for s in applied.samples if s.labels["name"] == "bias"]
+    assert (sample.name, sample.value) == ("shmacc_applied_total", 1.0)
+    assert families["shmacc_gradients"].type == "gauge"
+
+    metrics = {metric["name"]: metric for metric in ask("metrics")["metrics"]}
+    assert metrics["shmacc_applied_bytes"]["samples"][0]["value"] == 24.0
+    assert set(metrics) == set(families)
+
+
+def test_metrics_are_served_on_loopback(bias: ConditionalAccumulator) -> None:
+    server = subprocess.Popen(
+        [*HEEDING_CTRL_C, COMMAND, "metrics", "--listen", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    address = server.stderr.readline().split()[-1]
+    for gradients in (1, 2):
+        bias.apply_grad([1, 2, 3])
+        with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own server
+            assert f'namespace="{_namespace()}"}} {gradients}.0' in answer.read().decode()
+    server.send_signal(signal.SIGINT)
+    _, talk = server.communicate(timeout=LONG)
+    assert server.returncode == 130
+    assert talk == ""
+
+
+def _namespace() -> str:
+    return os.environ["SHMACC_NAMESPACE"]
+
+
+def test_without_prometheus_client_metrics_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError", encoding="ascii")
+    done = run("metrics", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install 'shmacc[metrics]'" in done.stderr
+    assert run("metrics", "--json", PYTHONPATH=str(tmp_path)).returncode == 0
+
+
+def test_a_textfile_is_classic_text(bias: ConditionalAccumulator, tmp_path: Path) -> None:
+    bias.apply_grad([1, 2, 3])
+    file = tmp_path / "shmacc.prom"
+    assert run("metrics", "--output", str(file)).returncode == 0
+    text = file.read_text(encoding="utf-8")
+    assert "# EOF" not in text
+    # A textfile collector wants the name of the type's line to be that of its samples.
+    assert "# TYPE shmacc_applied_total counter" in text.splitlines()
+    families = {family.name: family for family in parse_classic_text(text)}
+    assert families["shmacc_applied"].type == "counter"
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_file_is_replaced_in_one_piece_and_keeps_its_mode(tmp_path: Path) -> None:
+    file = tmp_path / "shmacc.prom"
+    file.write_text("old", encoding="ascii")
+    file.chmod(0o600)
+    with file.open(encoding="ascii") as old:
+        assert run("metrics", "--output", str(file)).returncode == 0
+        assert old.read() == "old"
+    assert "shmacc_segments" in file.read_text(encoding="utf-8")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_but_a_file_is_replaced(tmp_path: Path) -> None:
+    """A device, a pipe or a terminal is written to, and stays what it is."""
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    assert run("metrics", "--output", str(fifo)).returncode == 0
+    assert b"shmacc_segments" in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    assert "shmacc_segments" in run("metrics", "--output", "/dev/stdout").stdout
+    (tmp_path / "directory").mkdir()
+    refused = run("metrics", "--output", str(tmp_path / "directory"))
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "directory"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a device")
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        null.write_bytes(b"")
+    except PermissionError:
+        pytest.skip("no devices here")
+    assert run("metrics", "--output", str(null)).returncode == 0
+    assert stat.S_ISCHR(null.lstat().st_mode)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_not_followed_to_a_file(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    if there:
+        target.write_text("precious", encoding="ascii")
+    link.symlink_to(target)
+    refused = run("metrics", "--output", str(link))
+    assert refused.returncode == 2
+    assert str(target) in refused.stderr
+    assert link.is_symlink()
+    assert target.exists() == there
+    assert not there or target.read_text(encoding="ascii") == "precious"
+
+
+def test_metrics_of_a_copied_segment_are_still_metrics(bias: ConditionalAccumulator) -> None:
+    """No two series have the same labels, which parsers refuse."""
+    copy, link = path_of("copy"), path_of("link")
+    link.hardlink_to(path_of("bias"))
+    subprocess.run(["cp", "--sparse=always", path_of("bias"), copy], check=True)
+    text = run("metrics").stdout
+    families = {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
+    names = [s.labels["name"] for s in families["shmacc_step"].samples]
+    assert sorted(names) == ["bias", "copy", "link"]
+    copy.unlink()
+    link.unlink()
+    assert bias.stats().attached == 1
+
+
+def test_metrics_on_a_unix_socket(bias: ConditionalAccumulator, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    for killed in (True, False):  # the second finds the socket of one that was killed
+        server = subprocess.Popen(
+            [COMMAND, "metrics", "--listen", f"unix:{path}"], stderr=subprocess.PIPE, text=True
+        )
+        assert server.stderr is not None
+        assert f"listening on unix:{path}" in server.stderr.readline()
+        assert path.stat().st_mode & 0o777 == 0o660
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            answer = b""
+            while more := client.recv(65536):
+                answer += more
+        assert b" 200 OK" in answer.splitlines()[0]
+        assert b'shmacc_applied_total{name="bias"' in answer
+        busy = run("metrics", "--listen", f"unix:{path}")
+        assert busy.returncode == 2
+        assert "already" in busy.stderr
+        if killed:
+            server.kill()
+        else:
+            server.terminate()
+        assert server.wait(LONG) == (-signal.SIGKILL if killed else 143)
+        assert server.stderr.read() == ""
+        server.stderr.close()
+        assert path.exists() == killed
+    assert bias.stats().attached == 1
+
+
+def test_other_machines_only_by_an_explicit_flag() -> None:
+    refused = run("metrics", "--listen", "0.0.0.0:0")
+    assert refused.returncode == 2
+    assert "--insecure" in refused.stderr
+    server = subprocess.Popen(
+        [COMMAND, "metrics", "--listen", "0.0.0.0:0", "--insecure"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    address = server.stderr.readline().split()[-1].replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+    with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own server
+        assert b"shmacc_segments" in answer.read()
+    server.terminate()
+    assert server.wait(LONG) == 143
+    server.stderr.close()
+
+
+def test_metrics_of_some_segments_only(bias: ConditionalAccumulator) -> None:
+    with ConditionalAccumulator(np.float32, [2], "other") as other:
+        for names in (["bias"], ["b*"], [path_of("bias").name]):
+            found = ask("metrics", *names)["metrics"]
+            [info] = [metric for metric in found if metric["name"] == "shmacc_segment_info"]
+            assert [sample["labels"]["name"] for sample in info["samples"]] == ["bias"]
+        other.unlink()
+    assert bias.stats().attached == 1

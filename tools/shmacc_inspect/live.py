@@ -1,0 +1,65 @@
+"""The whole terminal as a picture that is drawn over and over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final, Self
+
+from shmacc_inspect import page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The other screen, without a cursor, and without going on in the next line at the right edge.
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+_LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_HOME: Final = "\x1b[H"
+_CLEAR: Final = "\x1b[2J"
+_REST_OF_LINE: Final = "\x1b[K"
+_REST_OF_SCREEN: Final = "\x1b[J"
+
+
+class Picture:
+    """The terminal's other screen, within a `with` block; afterwards the first one is as before."""
+
+    def __init__(self, *, plain: bool) -> None:
+        """Draw with ASCII only, if `plain`."""
+        self._plain = plain
+        self._size = (0, 0)
+
+    def __enter__(self) -> Self:
+        self.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        """Switch to the other screen."""
+        self._write(_ENTER)
+
+    def leave(self) -> None:
+        """Switch back."""
+        self._write(_LEAVE)
+
+    def terminal(self) -> tuple[page.Terminal, int]:
+        """Return the terminal and its height."""
+        return page.Terminal.of_stdout(plain=self._plain), max(
+            1, os.get_terminal_size(sys.stdout.fileno()).lines
+        )
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Draw these lines, as far as there is room, over what was there."""
+        terminal, height = self.terminal()
+        width = terminal.width or 0
+        # A terminal that became narrower has wrapped what it showed.
+        start = _HOME if self._size == (width, height) else _CLEAR + _HOME
+        self._size = (width, height)
+        drawn = (f"{page.crop(line, width)}{_REST_OF_LINE}" for line in lines[:height])
+        self._write(start + "\r\n".join(drawn) + _REST_OF_SCREEN)
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,72 @@
+"""The command's entry: what concerns the process as a whole, before anything slow is imported."""
+
+# Not `signal`, nor `typing`: importing either takes longer than all else that happens before Ctrl-C
+# is looked after.
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_FAILED = 1
+
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    os._exit(_INTERRUPTED)
+
+
+# Python sets no handler where a shell without job control had SIGINT ignored.
+_HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+if _HEEDS_CTRL_C:
+    # Until a verb runs there is nothing to put in order, and a traceback out of an import is of no
+    # use to anybody.
+    _signal.signal(_signal.SIGINT, _end_at_once)
+
+
+def main() -> int:
+    """Run the command line of this process; return its exit status."""
+    # `shmacc-inspect list | head` ends as any other tool would.
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    _fill_closed_streams()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 has no bars
+    from shmacc_inspect import main as command
+
+    try:
+        if _HEEDS_CTRL_C:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        status = command.main(sys.argv[1:])
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    if _HEEDS_CTRL_C:
+        _signal.signal(_signal.SIGINT, _end_at_once)
+    return _flushed(status)
+
+
+def _fill_closed_streams() -> None:
+    """Put something under descriptors 0 to 2 that were closed (`list >&-`).
+
+    Else the next file that is opened, a segment perhaps, gets the number, and Python's streams are
+    None. What is written to a closed stdout must fail: its descriptor is open for reading only.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _flushed(status: int) -> int:
+    """Return the exit status, that of a failure if what was printed cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if status == 0:
+            print(f"shmacc-inspect: stdout: {error.strerror}", file=sys.stderr)
+            status = _FAILED
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status

@@ -1,0 +1,117 @@
+"""Draws a terminal's screen as SVG that looks the same wherever it is shown.
+
+No font is fetched: text is set in whatever monospaced font there is, each run of it stretched to
+exactly its columns, and the characters that bars are made of are drawn as rectangles, since many
+fonts lack them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Final
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyte
+    from pyte.screens import Char
+
+FONTS: Final = (
+    "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,Liberation Mono,monospace"
+)
+CELL: Final = (8.4, 18.0)  # width and height
+BASELINE: Final = 13.2
+MARGIN: Final = 14.0
+HEAD: Final = 34.0
+PAPER: Final = "#1b1d23"
+INK: Final = "#d3d7de"
+FAINT: Final = "#868c98"
+START: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+    f'font-family="{FONTS}" font-size="14" role="img">'
+)
+HEADING: Final = f'<text x="{{x:g}}" y="22" fill="{FAINT}" text-anchor="middle">{{title}}</text>'
+COLOURS: Final = {
+    "default": INK,
+    "red": "#ef6b73",
+    "green": "#8cc570",
+    "brown": "#dfb65f",  # as pyte calls what terminals show as yellow
+    "magenta": "#c983dd",
+    "cyan": "#5bb8c4",
+}
+_BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
+_SHADE: Final = "░"
+_DIM: Final = 0.55
+_TALL: Final = 0.86  # of a cell: the highest bar, so that lines of bars do not touch
+_PIECE: Final = re.compile(r"\S+(?: \S+)*")
+
+
+def svg(screen: pyte.Screen, title: str, dim: set[tuple[int, int]]) -> str:
+    """Return the picture of a screen, without empty lines at its end.
+
+    Args:
+        screen: What the terminal shows.
+        title: What stands above it.
+        dim: The cells (line, column) that are dim, which pyte does not know.
+    """
+    used = [y for y, line in enumerate(screen.display) if line.strip()]
+    height = HEAD + (max(used, default=0) + 1) * CELL[1] + MARGIN
+    width = screen.columns * CELL[0] + 2 * MARGIN
+    parts = [
+        START.format(width=width, height=height),
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width:g}" height="{height:g}" rx="8" fill="{PAPER}"/>',
+        HEADING.format(x=width / 2, title=escape(title)),
+    ]
+    for y in used:
+        cells = [screen.buffer[y][x] for x in range(screen.columns)]
+        parts += _line(cells, y, {x for line, x in dim if line == y})
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _line(cells: Sequence[Char], y: int, dim: set[int]) -> Iterator[str]:
+    place = 0
+
+    def look(numbered: tuple[int, Char]) -> tuple[object, ...]:
+        x, cell = numbered
+        kind = "bar" if cell.data in _BARS else "shade" if cell.data == _SHADE else "text"
+        height = cell.data if kind == "bar" else ""
+        return cell.fg, cell.bold, cell.reverse, x in dim, kind, height
+
+    for _, run in itertools.groupby(enumerate(cells), look):
+        characters = [cell for _, cell in run]
+        yield from _run(characters, place, y, is_dim=place in dim)
+        place += len(characters)
+
+
+def _run(cells: list[Char], x: int, y: int, *, is_dim: bool) -> Iterator[str]:
+    first, text = cells[0], "".join(cell.data for cell in cells)
+    left, top = MARGIN + x * CELL[0], HEAD + y * CELL[1]
+    width, height = len(cells) * CELL[0], CELL[1]
+    colour = COLOURS.get(first.fg, INK)
+    faint = f' opacity="{_DIM}"' if is_dim else ""
+    if first.data in _BARS:
+        tall = height * _BARS[first.data] * _TALL
+        yield _rectangle(left, top + height - tall, width, tall, colour)
+    elif first.data == _SHADE:
+        tall = height * _TALL
+        yield _rectangle(left, top + height - tall, width, tall, colour, ' opacity="0.25"')
+    elif first.reverse:
+        yield _rectangle(left, top, width, height, colour)
+        colour = PAPER
+    if first.data in _BARS or first.data == _SHADE:
+        return
+    bold = ' font-weight="bold"' if first.bold else ""
+    # Piece by piece, so that columns stand below each other whatever the widths of the font are.
+    for piece in _PIECE.finditer(text):
+        yield (
+            f'<text x="{left + piece.start() * CELL[0]:g}" y="{top + BASELINE:g}" '
+            f'textLength="{len(piece[0]) * CELL[0]:g}" lengthAdjust="spacingAndGlyphs" '
+            f'fill="{colour}"{bold}{faint}>{escape(piece[0])}</text>'
+        )
+
+
+def _rectangle(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"{more}/>'
