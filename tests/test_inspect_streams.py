@@ -97,9 +97,8 @@ def test_a_stdout_that_cannot_be_written_is_a_failure(
     for where, reason in ((">&-", "Bad file descriptor"), (">/dev/full", "No space left")):
         done = shell(f"$I {verb} {where}")
         assert done.returncode == 1, (verb, where)
-        assert reason in done.stderr
-        failures = [line for line in done.stderr.splitlines() if "shared memory" not in line]
-        assert len(failures) == 1, done.stderr
+        assert reason in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
     assert table.stats().attached == 1
 
 

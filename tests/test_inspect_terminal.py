@@ -285,13 +285,13 @@ def test_nothing_is_left_over_from_another_size(
     """What is on the screen after a change of size is what would be there without one."""
     with Terminal("watch", "--interval", "0.1", columns=150, rows=40, COLUMNS="150") as terminal:
         terminal.wait_for("BYTES/S", "drops/s")
-        terminal.resize(64, 14)
+        terminal.resize(72, 14)
         # A terminal wraps or cuts what it shows: here the worst, all is full of something.
         terminal.screen.reset()
         for row in range(14):
             terminal.screen.cursor_position(row + 1, 1)
-            terminal.screen.draw("X" * 63)
-        screen = terminal.wait_for("▶  embeddings", "q quit")
+            terminal.screen.draw("X" * 71)
+        screen = terminal.wait_for("▶  embeddings", "by name")
         until(lambda: terminal.read() and "X" not in terminal.text())
         assert "X" not in screen.splitlines()[0]
         terminal.resize(150, 40)
