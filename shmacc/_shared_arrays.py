@@ -40,7 +40,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]]):
     shapes and dtypes do not change.
 
     No lock is taken. Arrays that are written only in the block of an accumulator's ``round`` are
-    not written while a gradient that counts is computed from them.
+    not written while a gradient that counts is computed from them. A process that is killed while
+    it writes leaves what it has written.
 
     An array keeps its memory mapped for as long as it, or a view of it, lives: also after `close`
     and `unlink`. It also keeps this object, and so the process attached, unless `close` is called:
