@@ -258,6 +258,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the array of that name: the shared memory itself, as an ndarray.
 
+        It is another ndarray each time, of the same memory, for a few microseconds; the first time
+        takes longer, as the memory is mapped.
+
         Raises:
             KeyError: There is none of that name.
             FailedPreconditionError: This object is closed.
