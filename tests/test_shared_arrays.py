@@ -628,8 +628,9 @@ def test_inspection_sees_them() -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert inspection.check(NAME) == ()
         assert run("clean", "--yes").returncode == 0
-        with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
-            inspection.cancel(NAME)
+        for refusal in (inspection.cancel, inspection.summarise_values):
+            with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
+                refusal(NAME)
         same_bits(SharedArrays.attach(NAME)["emb"], TABLE)
     gc.collect()
     assert run("clean", "--yes").returncode == 0
