@@ -40,7 +40,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     shapes and dtypes do not change.
 
     No lock is taken. Arrays that are written only in the block of an accumulator's ``round`` are
-    not written while a gradient that counts is computed from them.
+    not written while a gradient that counts is computed from them. A process that is killed while
+    it writes leaves what it has written.
 
     An array keeps its memory mapped for as long as it, or a view of it, lives: also after `close`
     and `unlink`. It also keeps this object, and so the process attached, unless `close` is called:
@@ -256,6 +257,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the array of that name: the shared memory itself, as an ndarray.
+
+        It is another ndarray each time, of the same memory, for a few microseconds; the first time
+        takes longer, as the memory is mapped.
 
         Raises:
             KeyError: There is none of that name.

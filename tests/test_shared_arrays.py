@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +67,21 @@ def some(dtype: np.dtype[Any]) -> Array:
     plain = np.dtype(dtype[0]) if dtype.names else dtype
     values = np.arange(6).reshape(2, 3).astype(plain)
     return values.view(dtype)
+
+
+def test_signatures() -> None:
+    owners = "mode=None, owners='mine', if_exists='attach', unlink_on_close=False"
+    for signature, want in {
+        inspect.signature(SharedArrays): f"(contents, shared_name=None, *, {owners})",
+        inspect.signature(SharedArrays.attach): (
+            "(shared_name, *, writable=False, timeout=None, owners='mine')"
+        ),
+    }.items():
+        plain = [
+            parameter.replace(annotation=inspect.Parameter.empty)
+            for parameter in signature.parameters.values()
+        ]
+        assert str(inspect.Signature(plain)) == want
 
 
 # -- contents -------------------------------------------------------------------------------------
@@ -526,6 +543,49 @@ def test_the_memory_goes_with_the_last_array() -> None:
     assert mapped_kib() == before
 
 
+def test_closed_while_other_threads_get_arrays() -> None:
+    """They get the array, which is whole for as long as they have it, or the error."""
+    for _ in range(50):
+        params = SharedArrays({"a": TensorSpec((1 << 16,), "uint8")})
+        params["a"][:] = 1
+        ends: list[str] = []
+
+        def get(params: SharedArrays = params, ends: list[str] = ends) -> None:
+            try:
+                while int(params["a"].sum()) == 1 << 16:
+                    pass
+                ends.append("wrong contents")
+            except errors.FailedPreconditionError:
+                ends.append("closed")
+
+        threads = [threading.Thread(target=get) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        params.close()
+        for thread in threads:
+            thread.join()
+        assert ends == ["closed"] * 3
+
+
+def test_arrays_outlive_the_descriptor() -> None:
+    """A daemon closes all it finds."""
+    script = """
+        params = shmacc.SharedArrays({"a": np.ones(3)})
+        same = shmacc.attach(params.shared_name)
+        kept = params["a"]
+        os.closerange(3, 1000)
+        kept += 1
+        for one in (params, same):
+            try:
+                one["a"]
+            except shmacc.errors.FailedPreconditionError as error:
+                assert "has closed the segment's descriptor" in str(error)
+            one.close()
+        print(kept.sum())
+    """
+    assert interpreter.run(script) == (0, "6.0", "")
+
+
 def test_nothing_is_kept_in_a_cycle() -> None:
     params = SharedArrays({"a": TABLE})
     gone = weakref.ref(params)
@@ -568,8 +628,9 @@ def test_inspection_sees_them() -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert inspection.check(NAME) == ()
         assert run("clean", "--yes").returncode == 0
-        with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
-            inspection.cancel(NAME)
+        for refusal in (inspection.cancel, inspection.summarise_values):
+            with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
+                refusal(NAME)
         same_bits(SharedArrays.attach(NAME)["emb"], TABLE)
     gc.collect()
     assert run("clean", "--yes").returncode == 0

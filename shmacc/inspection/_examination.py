@@ -12,7 +12,7 @@ from shmacc import _core
 from shmacc import _dtypes as dtypes
 from shmacc import _layout as layout
 from shmacc._records import IndexArray, ValueArray
-from shmacc.errors import DataLossError
+from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables
@@ -57,10 +57,18 @@ def most_touched(
 
 
 def summarise_values(name: str) -> ValueSummary:
-    """Summarise the round's sums: norm, largest, NaN, infinite; errors as for `most_touched`."""
+    """Summarise the round's sums: norm, largest, NaN, infinite.
+
+    Raises:
+        InvalidArgumentError: It is no accumulator, but shared arrays.
+        Everything else as for `most_touched`.
+    """
     tally, all_still = _Tally(), True
     with open_view(resolve(name)) as view:
-        for table, member in tables(view, view.config()):
+        config = view.config()
+        if config["kind"] == layout.KINDS["arrays"]:
+            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
+        for table, member in tables(view, config):
             dtype = dtypes.by_number(member["dtype"])
             if dtype is None:
                 raise DataLossError(f"{name}: unknown dtype")

@@ -31,8 +31,8 @@ FILLER: Final = Path("/dev/shm/filler")  # noqa: S108  the very place that is to
 # Of Config, in bytes: the checksum of the directory, the end of the record, its own checksum.
 DIRECTORY_BYTES, DIRECTORY_CHECKSUM, CONFIG_END = 96, 104, 312
 DIRECTORY: Final = layout.REGION_SPAN
-# Of the directory's first entry: the dtype, the rank, the first dimension.
-DTYPE, RANK, FIRST_DIM = 4, 20, 48
+# Of the directory's first entry: the dtype, the rank, the first dimension, the name.
+DTYPE, RANK, FIRST_DIM, NAME_BYTES = 4, 20, 48, 56
 
 
 def path() -> Path:
@@ -168,6 +168,7 @@ FORGED: Final = {
     "an unknown dtype": (DTYPE, struct.pack("<I", 99), "unknown dtype"),
     "no dtype": (DTYPE, struct.pack("<I", 0), "unknown dtype"),
     "a sparse member": (0, struct.pack("<I", 1), "unknown dtype or shape"),
+    "a name that is no text": (NAME_BYTES, b"\xff" * 8, "UTF-8"),
     "a rank beyond the directory": (RANK, struct.pack("<I", 60), "directory"),
 }
 
