@@ -36,4 +36,3 @@ BUCKET_ENTRIES = _core.BUCKET_ENTRIES
 SLOT_BYTES = _core.SLOT_BYTES
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
 """The size of the semaphore's file; to open a shorter one is to die of a bus error."""
-

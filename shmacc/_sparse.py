@@ -181,8 +181,10 @@ class SparseConditionalAccumulator(SingleAccumulator):
             indices, values, given, ascending=ascending, repeats=counts is None
         )
         conflict = gradients.declared_conflict(values.shape, self._shape)
-        if conflict is not None and refusal is None and self._handle.drop_if_stale(
-            step, 1 if terms is None else terms[0]
+        if (
+            conflict is not None
+            and refusal is None
+            and self._handle.drop_if_stale(step, 1 if terms is None else terms[0])
         ):
             return False
         if conflict is not None and (refusal is None or step >= self._handle.step):
@@ -226,9 +228,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
-        return taking.take(
-            self._handle, self._gradient, num_required, timeout
-        )
+        return taking.take(self._handle, self._gradient, num_required, timeout)
 
     def take_indexed_slices_grad(
         self,
@@ -238,9 +238,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
         timeout: float | None = None,
     ) -> IndexedSlices:
         """Take like `take_grad`; return IndexedSlices."""
-        return taking.take(
-            self._handle, self._slices, num_required, timeout
-        )
+        return taking.take(self._handle, self._slices, num_required, timeout)
 
     def take(
         self,
@@ -253,11 +251,9 @@ class SparseConditionalAccumulator(SingleAccumulator):
 
         With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
         is found dead; each death ends one wait. A process that closed its accumulator or exited in
-        order is not dead. Gradients that are enough are taken, whoever has died.
+        order is not dead. Gradients that are enough are taken, whether a process has died or not.
         """
-        return taking.take(
-            self._handle, self._taken, num_required, timeout, on_death
-        )
+        return taking.take(self._handle, self._taken, num_required, timeout, on_death)
 
     def round(
         self,

@@ -31,7 +31,9 @@ class TensorSpec:
     ) -> None:
         self.shape = arguments.declared_shape(shape, self._KIND)
         self.dtype = dtypes.resolve(dtype).numpy
-        self.reduction_type = None if reduction_type is None else arguments.reduction(reduction_type)
+        self.reduction_type = (
+            None if reduction_type is None else arguments.reduction(reduction_type)
+        )
 
     def __repr__(self) -> str:
         reduction = f", reduction_type={self.reduction_type!r}" if self.reduction_type else ""
@@ -40,7 +42,9 @@ class TensorSpec:
     def member(self, name: str, reduction_type: str) -> "MemberSpec":
         """Return the spec of a member of that name, in a group with that reduction_type."""
         dtype = dtypes.resolve(self.dtype)
-        return MemberSpec(name, self._KIND, dtype, self.shape, self.reduction_type or reduction_type)
+        return MemberSpec(
+            name, self._KIND, dtype, self.shape, self.reduction_type or reduction_type
+        )
 
 
 class IndexedSlicesSpec(TensorSpec):

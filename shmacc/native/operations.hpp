@@ -345,7 +345,7 @@ class Operations {
 
     bool is_full(int64_t pending, int64_t count) const {
         const int64_t capacity = segment_.config().capacity;
-        return pending > 0 && (count > capacity || pending > capacity - count);
+        return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
     // All of the gradient, or, if this throws, nothing.

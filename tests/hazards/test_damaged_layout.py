@@ -55,12 +55,15 @@ def _look(path: str) -> dict[str, object]:
                 for slot in (file.record("slot", i) for i in range(member.rows))
             ],
             "sums": np.frombuffer(
-                file.read(layout.region("rows 0"), member.rows * member.row_elements * 4), np.float32
+                file.read(layout.region("rows 0"), member.rows * member.row_elements * 4),
+                np.float32,
             ).tolist(),
             "participant": file.record("participant").pid,
             "participants": file.record("participants_top").word,
             "journal": file.record("journal").generation,
-            "undo": [getattr(file.record("undo"), name) for name in ("first_slot", "slots", "member")],
+            "undo": [
+                getattr(file.record("undo"), name) for name in ("first_slot", "slots", "member")
+            ],
             "unlinked": file.record("unlinked").word,
             "places": sum(map(bool, [*file.record("bucket0").tags, *file.record("bucket1").tags])),
         }

@@ -64,9 +64,7 @@ class SegmentFile:
     def record(self, kind: str, number: int = 0) -> Any:
         """A copy of a record."""
         structure, _ = layout.RECORDS[kind]
-        return self.record_at(
-            structure, self.table.first(kind) + number * ctypes.sizeof(structure)
-        )
+        return self.record_at(structure, self.table.first(kind) + number * ctypes.sizeof(structure))
 
     def record_at(self, structure: type[_Record], offset: int) -> _Record:
         """A copy of the record that stands somewhere; zeros past the file's end."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 import shmacc
 from shmacc import (
+    AccumulatorGroup,
     ConditionalAccumulator,
     DensePartial,
     DenseTaken,
@@ -63,7 +64,7 @@ def opening() -> None:
     assert_type(ConditionalAccumulator.attach("name", timeout=0.5), ConditionalAccumulator)
     assert_type(ConditionalAccumulator.attach("name", owners="any"), ConditionalAccumulator)
     found = shmacc.attach("name")
-    assert_type(found, SparseConditionalAccumulator | ConditionalAccumulator)
+    assert_type(found, SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup)
     assert_type(
         shmacc.sparse.SparseConditionalAccumulator.attach("n"), SparseConditionalAccumulator
     )
