@@ -153,7 +153,7 @@ class UndoLog:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A damage to what another lane has, or has of another member, or to the set of contributors."""
+    """A damage to what another lane has, or of another member, or to the set of contributors."""
 
     lane: int
     member: int

@@ -178,7 +178,7 @@ class ModelledGroup:
             with self.group.round(1, timeout=0) as taken:
                 self.sums.check(taken, self.step, divided=True)
                 if raises:
-                    raise LookupError
+                    raise LookupError  # noqa: TRY301 - it is to leave the block
         except LookupError:
             self.agree()
         else:
