@@ -96,7 +96,7 @@ def test_without_it_deaths_are_nothing(acc: ConditionalAccumulator) -> None:
 
 def test_several_deaths_are_told_together(acc: ConditionalAccumulator) -> None:
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker(i if i else None)) for i in range(3)]
+        workers = [stack.enter_context(worker(i or None)) for i in range(3)]
         for process in workers:
             process.kill()
         with pytest.raises(errors.WorkerDiedError) as caught:

@@ -122,8 +122,8 @@ def plain(function: Callable[..., Any]) -> str:
 def test_top_level_names() -> None:
     names = {
         "SparseConditionalAccumulator", "ConditionalAccumulator", "IndexedSlices", "attach",
-        "AccumulatorGroup", "TensorSpec", "IndexedSlicesSpec", "NEVER_STALE", "errors", "raw_ops", "sparse", "inspection",
-        "testing", "__version__",
+        "AccumulatorGroup", "TensorSpec", "IndexedSlicesSpec", "NEVER_STALE", "errors", "raw_ops",
+        "sparse", "inspection", "testing", "__version__",
     }  # fmt: skip
     assert names <= set(dir(shmacc))
     assert names - {"__version__"} <= set(shmacc.__all__)

@@ -59,7 +59,8 @@ def test_it_is_what_the_next_take_gives(make: Callable[[int], Any], lanes: int) 
         first, second = acc.snapshot(), acc.snapshot()
         assert acc.stats() == before
         same(first, second)
-        assert type(first) is type(taken := acc.take(1))
+        taken = acc.take(1)
+        assert type(first) is type(taken)
         same(first, taken)
         first_array = first.values if make is sparse else first.value
         first_array[...] = 0  # the caller's own memory
