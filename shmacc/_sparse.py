@@ -251,7 +251,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
 
         With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
         is found dead; each death ends one wait. A process that closed its accumulator or exited in
-        order is not dead. Gradients that are enough are taken, whoever has died.
+        order is not dead. Gradients that are enough are taken, whether a process has died or not.
         """
         return taking.take(self._handle, self._taken, num_required, timeout, on_death)
 

@@ -236,5 +236,7 @@ def test_a_name_of_nothing_is_seen(comment: str) -> None:
 
 
 def test_what_exists_may_be_named() -> None:
-    comment = "`checksum_of` in layout.hpp, State::rows, Header::config, kRegions, kSparse, fork()"
+    comment = (
+        "`checksum_of` in layout.hpp, LaneState::count, Header::config, kMaxRows, kSparse, fork()"
+    )
     assert unknown_in_cpp(Source(f"// {comment}\n")) == []

@@ -12,34 +12,50 @@ import numpy as np
 import pytest
 
 import shmacc
-from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlices,
+    IndexedSlicesSpec,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONSTRUCTOR: Final = (
     "(dtype, shape=None, shared_name=None, name={name!r}, reduction_type='MEAN', *, "
-    "mode=None, owners='mine', if_exists='attach', unlink_on_close=False)"
+    "mode=None, owners='mine', if_exists='attach', unlink_on_close=False, lanes=None, "
+    "capacity=None)"
 )
+# What every apply of a gradient takes at its end.
+TERMS: Final = "*, contributor=None, weight=1, timeout=None)"
 
 METHODS: Final[dict[type, dict[str, str]]] = {
     SparseConditionalAccumulator: {
-        "apply_grad": "(self, grad_indices, grad_values, grad_shape=None, local_step=0, name=None)",
-        "apply_indexed_slices_grad": "(self, grad, local_step=0, name=None)",
+        "apply_grad": "(self, grad_indices, grad_values, grad_shape=None, local_step=0, name=None, "
+        + TERMS,
+        "apply_indexed_slices_grad": "(self, grad, local_step=0, name=None, " + TERMS,
         "take_grad": "(self, num_required, name=None, *, timeout=None)",
         "take_indexed_slices_grad": "(self, num_required, name=None, *, timeout=None)",
     },
     ConditionalAccumulator: {
-        "apply_grad": "(self, grad, local_step=0, name=None)",
+        "apply_grad": "(self, grad, local_step=0, name=None, " + TERMS,
         "take_grad": "(self, num_required, name=None, *, timeout=None)",
     },
+    AccumulatorGroup: {"apply": "(self, gradient, local_step, " + TERMS},
 }
 
-BOTH: Final = {
-    "take": "(self, num_required, *, timeout=None)",
+ALL: Final = {
+    "take": "(self, num_required, *, timeout=None, on_death='wait')",
+    "round": "(self, num_required, *, timeout=None, on_death='wait')",
+    "snapshot": "(self)",
+    "contributors": "(self)",
     "take_partial": "(self, num_required=1, *, timeout=None, seal=False)",
     "unseal": "(self)",
-    "apply_partial": "(self, partial, local_step=0)",
+    "apply_partial": "(self, partial, local_step=0, *, timeout=None)",
     "advance_step": "(self, step)",
     "wait_step": "(self, after, *, timeout=None)",
     "num_accumulated": "(self, name=None)",
@@ -59,6 +75,8 @@ READ_ONLY: Final = (
     "name",
     "shared_name",
     "accumulator_ref",
+    "lanes",
+    "capacity",
 )
 
 RAW_OPS: Final = {
@@ -90,6 +108,7 @@ ERRORS: Final[dict[str, tuple[type[BaseException], ...]]] = {
     "PermissionDeniedError": (PermissionError,),
     "OutOfRangeError": (OverflowError,),
     "DataLossError": (),
+    "WorkerDiedError": (),
 }
 
 
@@ -103,7 +122,8 @@ def plain(function: Callable[..., Any]) -> str:
 def test_top_level_names() -> None:
     names = {
         "SparseConditionalAccumulator", "ConditionalAccumulator", "IndexedSlices", "attach",
-        "NEVER_STALE", "errors", "raw_ops", "sparse", "inspection", "testing", "__version__",
+        "AccumulatorGroup", "TensorSpec", "IndexedSlicesSpec", "NEVER_STALE", "errors", "raw_ops",
+        "sparse", "inspection", "testing", "__version__",
     }  # fmt: skip
     assert names <= set(dir(shmacc))
     assert names - {"__version__"} <= set(shmacc.__all__)
@@ -149,12 +169,27 @@ def test_constructors(kind: type, name: str) -> None:
 
 @pytest.mark.parametrize("kind", list(METHODS))
 def test_methods(kind: type) -> None:
-    for name, signature in (METHODS[kind] | BOTH).items():
+    for name, signature in (METHODS[kind] | ALL).items():
         assert plain(getattr(kind, name)) == signature, name
         assert inspect.getdoc(getattr(kind, name)), name
 
 
-@pytest.mark.parametrize("kind", list(METHODS))
+def test_a_group_is_constructed_of_specs() -> None:
+    keywords = CONSTRUCTOR[CONSTRUCTOR.index("*, ") :]
+    assert plain(AccumulatorGroup) == (
+        f"(members, shared_name=None, name=None, reduction_type='MEAN', {keywords}"
+    )
+    for spec in (TensorSpec, IndexedSlicesSpec):
+        assert plain(spec) == "(shape=None, dtype='float32', *, reduction_type=None)"
+    with AccumulatorGroup({"m": TensorSpec()}) as group:
+        for name in READ_ONLY:
+            if name not in {"dtype", "shape"}:
+                getattr(group, name)
+                with pytest.raises(AttributeError):
+                    setattr(group, name, 1)
+
+
+@pytest.mark.parametrize("kind", [SparseConditionalAccumulator, ConditionalAccumulator])
 def test_read_only_attributes(kind: type) -> None:
     with kind(np.float32) as acc:
         for name in READ_ONLY:

@@ -175,7 +175,7 @@ class Apply : public Operation {
 
     bool is_full(int64_t pending, int64_t count) const {
         const int64_t capacity = segment_.config().capacity;
-        return pending > 0 && (count > capacity || pending > capacity - count);
+        return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
     // All of the gradient, or, if this throws, nothing. before_commit: no exception leaves it.

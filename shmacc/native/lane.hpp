@@ -143,7 +143,7 @@ class Lane {
     //   rounds before it needed there (the index: twice).
     //
     // Rounds without gradients count. This is decided when the first gradient of a later round comes, or by a
-    // take or a new step that finds a member idle for so many rounds (Session::trim).
+    // take or a new step that finds a member idle for so many rounds (RoundSession::trim).
     static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
     static constexpr uint64_t kSmallRounds = 8;
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }

@@ -203,7 +203,7 @@ class SegmentFile {
         return found;
     }
 
-    // As long as it is now: who has checked that says so, before it is used as a segment.
+    // As long as it is now; set when that has been checked, before the file is used as a segment.
     void set_size(uint64_t size) { size_ = size; }
     uint64_t size() const { return size_; }
 

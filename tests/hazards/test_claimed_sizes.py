@@ -14,7 +14,7 @@ import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
 from helpers.apart import Apart, forks, needs_own_shm
-from helpers.damage import SetField, Sizes, UndoLog
+from helpers.damage import Directory, SetField, Sizes, UndoLog
 from helpers.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
 from helpers.segment_file import SegmentFile
 from helpers.support import SANITIZED
@@ -56,12 +56,16 @@ CLAIMS: Final[dict[str, tuple[Scenario, Damage]]] = {
     "reserved only": (SPARSE, sizes(3, rows=3, reserved=layout.REGION_SPAN)),
     "a dense array of 512 MiB": (DENSE, sizes(1 << 26, rows=0)),
     "a dense array as large as its region": (DENSE, sizes(1 << 18, 1 << 19, rows=0)),
-    "a large undo log": (SPARSE, UndoLog(((0, 1 << 31),), 1 << 40, layout.REGION_SPAN, 1 << 40)),
-    "an undo log that is read": (SPARSE, UndoLog(((0, 1 << 31),) * 3, 3, None, 0)),
+    "a large undo log": (SPARSE, UndoLog(((0, 1 << 15, 0),), 1 << 40, layout.REGION_SPAN, 1 << 40)),
+    "an undo log that is read": (SPARSE, UndoLog(((0, 1 << 15, 0),) * 3, 3, None, 0)),
     "processes": (SPARSE, SetField("participants_top", "word", (1 << 32) - 1)),
-    "takes": (SPARSE, SetField("line", "top", (1 << 32) - 1)),
-    "dimensions of the declared shape": (SPARSE, SetField("config", "declared_rank", 1 << 31)),
+    "takes": (SPARSE, SetField("queue", "top", (1 << 32) - 1)),
+    "dimensions of the declared shape": (SPARSE, Directory("declared_rank", 1 << 31)),
     "dimensions of the round": (SPARSE, SetField("shape", "rank", 1 << 60, number=0)),
+    "the name of a member": (SPARSE, Directory("name_length", (1 << 32) - 1)),
+    "its directory": (SPARSE, SetField("config", "directory_bytes", 1 << 20)),
+    "members": (SPARSE, SetField("config", "members", 4096)),
+    "lanes": (SPARSE, SetField("config", "lanes", 32)),
     "its name's length": (SPARSE, SetField("config", "name_length", (1 << 32) - 1)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 import numpy as np
 from helpers import segment_layout as layout
@@ -20,34 +21,49 @@ pytestmark = forks
 def _look(path: str) -> dict[str, object]:
     with SegmentFile(path) as file:
         config = file.record("config")
-        state = file.record("state", file.current)
-        shape = file.record("shape", state.shape)
+        state = file.committed("round")
+        lane, member = file.committed("lane"), file.committed("member")
+        shape = file.record("shape", member.shape)
+        entry = file.record("directory")
+        size = ctypes.sizeof(entry)
+        declared = file.read(layout.region("directory") + size, entry.declared_rank * 8)
+        directory = file.read(layout.region("directory"), config.directory_bytes)
         return {
             "magic": bytes(config.magic),
             "version": config.version,
             "kind": config.kind,
-            "declared": list(config.declared_dims[: config.declared_rank]),
+            "members": (config.members, config.lanes, entry.kind, entry.sum, entry.name_length),
+            "declared": [*struct.unpack(f"={entry.declared_rank}q", declared)],
             "name": config.name[: config.name_length],
             "config checksum": config.checksum == layout.checksum_of(config),
-            "state checksum": state.checksum == layout.checksum_of(state),
+            "directory checksum": config.directory_checksum == layout.mix_words(directory),
+            "checksums": [
+                record.checksum == layout.checksum_of(record) for record in (state, lane, member)
+            ],
             "generation": state.generation == file.record("generation").word,
+            "lane generation": lane.generation == file.record("lane_generation").word,
+            "member generation": member.generation <= lane.generation,
+            "rounds": lane.round == member.round == state.round,
             "step": state.step,
-            "count": state.count,
-            "rows": state.rows,
+            "count": (lane.count, lane.weight, member.count, member.weight),
+            "rows": member.rows,
             "shape": list(shape.dims[: shape.rank]),
-            "applied": state.applied,
-            "dropped": state.dropped,
+            "applied": lane.applied,
+            "dropped": lane.dropped,
             "slots": [
                 (slot.row, slot.contributions)
-                for slot in (file.record("slot", i) for i in range(state.rows))
+                for slot in (file.record("slot", i) for i in range(member.rows))
             ],
             "sums": np.frombuffer(
-                file.read(layout.region("rows 0"), state.rows * state.row_elements * 4), np.float32
+                file.read(layout.region("rows 0"), member.rows * member.row_elements * 4),
+                np.float32,
             ).tolist(),
             "participant": file.record("participant").pid,
             "participants": file.record("participants_top").word,
             "journal": file.record("journal").generation,
-            "undo": (file.record("undo").first_slot, file.record("undo").slots),
+            "undo": [
+                getattr(file.record("undo"), name) for name in ("first_slot", "slots", "member")
+            ],
             "unlinked": file.record("unlinked").word,
             "places": sum(map(bool, [*file.record("bucket0").tags, *file.record("bucket1").tags])),
         }
@@ -56,7 +72,6 @@ def _look(path: str) -> dict[str, object]:
 def test_records_stand_where_the_tests_think() -> None:
     assert (layout.VERSION, layout.MAX_RANK) == (_core.VERSION, _core.MAX_RANK)
     assert tuple(sorted(_core.REGIONS, key=_core.REGIONS.__getitem__)) == layout.REGIONS
-    assert (layout.REGION_SPAN, layout.HEADER_BYTES) == (_core.REGION_SPAN, _core.HEADER_BYTES)
     assert [
         ctypes.sizeof(entry)
         for entry in (layout.Participant, layout.Waiter, layout.Bucket, layout.Slot)
@@ -74,13 +89,18 @@ def test_records_stand_where_the_tests_think() -> None:
             "magic": b"shmacc\r\n",
             "version": layout.VERSION,
             "kind": 1,
+            "members": (1, 1, 1, 1, 0),
             "declared": [9, 2],
             "name": b"known",
             "config checksum": True,
-            "state checksum": True,
+            "directory checksum": True,
+            "checksums": [True, True, True],
             "generation": True,
+            "lane generation": True,
+            "member generation": True,
+            "rounds": True,
             "step": 7,
-            "count": 2,
+            "count": (2, 2, 2, 2),
             "rows": 2,
             "shape": [2],
             "applied": 2,
@@ -88,7 +108,7 @@ def test_records_stand_where_the_tests_think() -> None:
             "slots": [(3, 1), (5, 2)],
             "sums": [1, 2, 13, 24],
             "participants": 1,  # this process; the forked one that looks takes no place
-            "undo": (1, 1),
+            "undo": [1, 1, 0],
             "unlinked": 0,
             "places": 2,
         }

@@ -212,7 +212,7 @@ def _hold(path: Path, byte: int, *, pipe: Pipe) -> None:
     pipe.hear()
 
 
-@pytest.mark.parametrize("byte", [0, 4096, layout.LOCK_BYTE, layout.PRESENCE_BYTE + 7])
+@pytest.mark.parametrize("byte", [0, 4096, layout.lane_byte(), layout.PRESENCE_BYTE + 7])
 @pytest.mark.parametrize("make", UNFINISHED)
 def test_what_a_living_process_is_making_is_left_alone(
     make: Callable[[Path], None], byte: int

@@ -33,10 +33,21 @@ pytestmark = [forks, needs_own_shm]
 # One example of the other tests is worth 2 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "600")) / 400
 
-_RECORDS: Final = ("state", "shape", "journal", "line", "waiter", "participant", "generation")
+_RECORDS: Final = (
+    "round",
+    "lane",
+    "member",
+    "shape",
+    "journal",
+    "queue",
+    "waiter",
+    "participant",
+    "generation",
+    "lane_generation",
+)
 _PLACES: Final = (
     (0, layout.HEADER_USED),
-    (layout.STATES, layout.HEADER_USED - layout.STATES),
+    (layout.ROUNDS, layout.HEADER_USED - layout.ROUNDS),
     *[(layout.region(name), 4096) for name in layout.REGIONS[1:]],
 )
 
@@ -74,7 +85,7 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
                 else:
                     # A record with one field changed and a right checksum gets further.
                     kind = rng.choice(_RECORDS)
-                    number = rng.randrange(layout.RECORDS[kind][2])
+                    number = rng.randrange(layout.RECORDS[kind][1])
                     record = file.record(kind, number)
                     field = rng.choice([name for name, *_ in record._fields_])
                     with suppress(TypeError):
@@ -127,7 +138,7 @@ def test_a_take_that_cannot_look_at_its_line_gives_its_place_up() -> None:
         with SegmentFile(path) as file:
             until(lambda: file.record("waiter").ticket)
             _fill(path.parent)
-            line = file.record("line")
-            line.top = 4000
-            file.put("line", line)
+            queue = file.record("queue")
+            queue.top = 4000
+            file.put("queue", queue)
         assert victim.result() == "ResourceExhaustedError"

@@ -294,7 +294,7 @@ def test_a_readers_lock_keeps_others_waiting(owner: Owner) -> None:
     with Apart(_wait_in_vain) as waiting, Apart(_apply_later) as applying:
         waiting.hear()
         applying.hear()
-        with reader(layout.LOCK_BYTE) as process:
+        with reader(layout.lane_byte()) as process:
             waiting.say()
             assert waiting.result() == ["DeadlineExceededError", *["AlarmError"] * 3]
             assert owner("num_accumulated") == 1

@@ -285,13 +285,13 @@ def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator, way
 
 
 @pytest.mark.parametrize("way", ["returns", "exits", "closes it"])
-@pytest.mark.parametrize("byte", [layout.LOCK_BYTE, layout.NAME_BYTE])
+@pytest.mark.parametrize("byte", [layout.lane_byte(), layout.NAME_BYTE])
 def test_a_handler_forks_in_a_wait_for_a_lock(
     acc: ConditionalAccumulator, way: str, byte: int
 ) -> None:
     """The lock of an apply, and the right to the name, of an opener and a remover."""
     waits: dict[int, tuple[Callable[[], Any], ...]] = {
-        layout.LOCK_BYTE: (lambda: acc.apply_grad(1.0),),
+        layout.lane_byte(): (lambda: acc.apply_grad(1.0),),
         layout.NAME_BYTE: (lambda: shmacc.attach("forked").close(), acc.unlink),
     }
     for wait in waits[byte]:
@@ -303,7 +303,7 @@ def test_a_handler_forks_in_a_wait_for_a_lock(
             until(lambda: _has_a_child(waiting.pid))
             holder.kill()
             waiting.result()
-    assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == () or byte == layout.LOCK_BYTE
+    assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == () or byte == layout.lane_byte()
 
 
 def _has_a_child(pid: int) -> bool:

@@ -194,7 +194,7 @@ def _beside_a_read_only_one() -> None:
     with make("damaged"):
         pass
     with path("damaged").open("r+b") as file:
-        file.seek(layout.STATES)
+        file.seek(layout.ROUNDS)
         file.write(b"damage" * 300)
     (SHM / f"sem.{path('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
     with Apart(_make_and_stay) as other:
@@ -234,7 +234,7 @@ def _look_without_locks(byte: int, what: str) -> None:
 
 @pytest.mark.skipif(not LOCKS.exists(), reason="needs /proc/locks, to hide it")
 @pytest.mark.parametrize(
-    ("byte", "what"), [(layout.LOCK_BYTE, "the lock"), (layout.NAME_BYTE, "the name")]
+    ("byte", "what"), [(layout.lane_byte(), "the lock"), (layout.NAME_BYTE, "the name")]
 )
 def test_proc_locks_is_masked(byte: int, what: str) -> None:
     """As containers have it. Who holds a lock is asked of the lock itself."""

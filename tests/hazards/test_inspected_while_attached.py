@@ -45,7 +45,7 @@ def path(name: str) -> Path:
 
 def _damage(name: str) -> None:
     with SegmentFile(path(name)) as file:
-        file.write(layout.STATES, b"damage" * 300)
+        file.write(layout.ROUNDS, b"damage" * 300)
 
 
 def make_segments_in_all_states() -> list[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from helpers.apart import forks
-from helpers.killing_scenes import NAME, Record, Scene, rows
+from helpers.killing_scenes import NAME, GroupScene, Record, Scene, rows
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import judge, kill, under_the_lock, walk
 
@@ -24,6 +24,14 @@ ADDING: Final = Scene(
     64,
     before=lambda acc: acc.apply_grad(*rows(*range(0, 24, 2), width=64)),
     operation=lambda acc: acc.apply_grad(*rows(*range(24), width=64)),
+    more=(0, 7, 8, 30),
+)
+IN_A_GROUP: Final = GroupScene(
+    "the same in three members",
+    "float64",
+    16,
+    before=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(0, 12, 2)), 0, contributor=1),
+    operation=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(12), seed=3), 0, contributor=2),
     more=(0, 7, 8, 30),
 )
 
@@ -45,17 +53,18 @@ def half_done(scene: Scene) -> list[Look]:
 
 
 @pytest.mark.parametrize("deaths_before", [1, 2])
-def test_at_every_instruction(deaths_before: int, record_property: Record) -> None:
-    clean = ADDING.prepare()
-    before = ADDING.testimony(clean)
-    torn = [look.image for look in half_done(ADDING)]
+@pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
+def test_at_every_instruction(scene: Scene, deaths_before: int, record_property: Record) -> None:
+    clean = scene.prepare()
+    before = scene.testimony(clean)
+    torn = [look.image for look in half_done(scene)]
     for _ in range(1, deaths_before):
         looks = walk(torn[-1], clean, come_upon_it)
         torn = [looks[len(looks) // 2].image]
     for image in torn:
         looks = walk(image, clean, come_upon_it)
         assert len(looks) > 20, "there was nothing to undo"
-        record_property("judged", judge(ADDING, looks, before, before))
+        record_property("judged", judge(scene, looks, before, before))
         for part in (1, 2):
             kill(image, come_upon_it, looks[-1].step * part // 3)
-            assert ADDING.testify() == before
+            assert scene.testify() == before

@@ -105,7 +105,7 @@ def test_who_waits_learns_within_a_moment(acc: ConditionalAccumulator, operation
 
 def _hold_the_lock(*, pipe: Pipe) -> None:
     fd = os.open(segment(), os.O_RDWR)
-    fcntl.lockf(fd, fcntl.LOCK_EX, 1, layout.LOCK_BYTE)
+    fcntl.lockf(fd, fcntl.LOCK_EX, 1, layout.lane_byte())
     pipe.say("held")
     pipe.hear()
 

@@ -36,10 +36,10 @@ ROWS: Final = 100
 
 DAMAGES: Final[dict[str, Damage]] = {
     "processes": SetField("participants_top", "word", 4096),
-    "takes": SetField("line", "top", 65536),
+    "takes": SetField("queue", "top", 65536),
     "rows": Sizes(50_000, (3,), reserved=4 * MIB, buckets=5_000, count=1),
     "reserved": Sizes(ROWS, (3,), reserved=MIB, buckets=None, count=1),
-    "noise": Overwrite(layout.STATES, b"\xa5" * 4096),
+    "noise": Overwrite(layout.ROUNDS, b"\xa5" * 4096),
     "noise in the tables": Overwrite(layout.region("participants"), b"\xa5" * 4096),
     "truncated": Resize(4096),
     "empty pages": Resize(0, and_back=True),

@@ -49,7 +49,7 @@ class Resize:
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
         file.resize(self.size)
         if self.and_back:
-            file.resize(layout.FILE_SIZE)
+            file.resize(file.table.file_size)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Transplant:
 class SetField:
     """One field of a record, set or moved, with the checksum made right again or not.
 
-    `number` None: of the states, the committed one.
+    `number` None: of those that are kept twice, the committed one.
     """
 
     record: str
@@ -79,7 +79,7 @@ class SetField:
     checksum: bool = True
 
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
-        number = file.current if self.number is None else self.number
+        number = file.current(self.record) if self.number is None else self.number
         record = file.record(self.record, number)
         old = getattr(record, self.field)
         if isinstance(old, bytes):
@@ -104,48 +104,99 @@ class Sizes:
     count: int
 
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
-        number = file.current
-        state = file.record("state", number)
-        config = file.record("config")
-        elements = config.components
+        member, lane = file.committed("member"), file.committed("lane")
+        elements = file.record("directory").components
         for dim in self.dims:
             elements *= dim
-        shape = file.record("shape", state.shape & 1)
+        shape = file.record("shape", member.shape & 1)
         shape.rank = len(self.dims)
         for i, dim in enumerate(self.dims[: layout.MAX_RANK]):
             shape.dims[i] = dim
-        state.count, state.rows, state.row_elements = self.count, self.rows, elements
+        member.shape &= 1
+        member.count = member.weight = lane.count = lane.weight = self.count
+        member.round = lane.round = file.committed("round").round
+        member.rows, member.row_elements = self.rows, elements
         if self.buckets is not None:
-            state.index_buckets = self.buckets
+            member.index_buckets = self.buckets
         if self.reserved is not None:
-            for i in range(len(layout.REGIONS)):
-                state.reserved[i] = self.reserved
-        file.put("shape", shape, state.shape & 1)
-        file.put("state", state, number)
+            for state in (member, lane):
+                for i in range(len(state.reserved)):
+                    state.reserved[i] = self.reserved
+        file.put("shape", shape, member.shape)
+        file.put("lane", lane, file.current("lane"))
+        file.put("member", member, file.current("member"))
 
 
 @dataclass(frozen=True)
 class UndoLog:
     """An operation that seems to have been cut short, and an undo log of it."""
 
-    records: tuple[tuple[int, int], ...]  # first slot, slots
+    records: tuple[tuple[int, int, int], ...]  # first slot, slots, member
     counted: int
     reserved: int | None
     new_rows: int
 
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
-        number = file.current
-        state = file.record("state", number)
+        number = file.current("lane")
+        state = file.record("lane", number)
         if self.reserved is not None:
             for region in ("undo log", "undo rows"):
-                state.reserved[layout.REGIONS.index(region)] = self.reserved
-            file.put("state", state, number)
+                state.reserved[layout.LANE_REGIONS.index(region)] = self.reserved
+            file.put("lane", state, number)
         log = b"".join(
-            bytes(layout.UndoRecord(first, slots)) + bytes(slots % 65 * 8)
-            for first, slots in self.records
+            bytes(layout.UndoRecord(first, slots, member)) + bytes(slots % 65 * 8)
+            for first, slots, member in self.records
         )
-        file.write(layout.region("undo log"), log)
+        file.write(file.table.region("undo log"), log)
         file.put("journal", layout.Journal(state.generation + 1, self.counted, self.new_rows))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A damage to what another lane has, or of another member, or to the set of contributors."""
+
+    lane: int
+    member: int
+    damage: Damage
+
+    def do(self, file: SegmentFile, other: SegmentFile) -> None:
+        file.look_at(self.lane, self.member)
+        try:
+            self.damage.do(file, other)
+        finally:
+            file.look_at(0, 0)
+
+
+@dataclass(frozen=True)
+class AgeOfCopies:
+    """Both copies of a member claim a generation, counted from the lane's."""
+
+    first: int
+    second: int
+
+    def do(self, file: SegmentFile, _: SegmentFile) -> None:
+        generation = file.record("lane_generation").word
+        for number, age in enumerate((self.first, self.second)):
+            copy = file.record("member", number)
+            copy.generation = generation + age
+            file.put("member", copy, number)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A field of the first member's entry, or a byte of what follows; with right checksums."""
+
+    field: str
+    value: int
+
+    def do(self, file: SegmentFile, _: SegmentFile) -> None:
+        config = file.record("config")
+        entry = file.record("directory")
+        setattr(entry, self.field, self.value)
+        file.put("directory", entry)
+        held = file.read(file.table.region("directory"), min(config.directory_bytes, 1 << 16))
+        config.directory_checksum = layout.mix_words(held)
+        file.put("config", config)
 
 
 @dataclass(frozen=True)
@@ -159,9 +210,9 @@ class PhantomWaiter:
 
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
         owner = file.record("participant", self.participant & 3)
-        line = file.record("line")
-        line.top = max(line.top, self.entry + 1)
-        file.put("line", line)
+        queue = file.record("queue")
+        queue.top = max(queue.top, self.entry + 1)
+        file.put("queue", queue)
         waiter = file.record("waiter", self.entry)
         waiter.ticket, waiter.participant_token = self.ticket, owner.token
         waiter.num_required, waiter.participant = self.num_required, self.participant
@@ -199,8 +250,10 @@ numbers: Final = st.one_of(
 _SPANS: Final = (
     *[(0, layout.HEADER_USED)] * 4,
     (0, ctypes.sizeof(layout.Config)),
-    (layout.STATES, 2 * ctypes.sizeof(layout.State)),
-    (layout.JOURNAL, layout.HEADER_USED - layout.JOURNAL),
+    (layout.ROUNDS, 2 * ctypes.sizeof(layout.RoundState)),
+    (layout.QUEUE, layout.HEADER_USED - layout.QUEUE),
+    *[(layout.region("states"), layout.SINGLE.bytes_of_lane)] * 4,
+    (layout.region("directory"), ctypes.sizeof(layout.DirectoryEntry) + 64),
     (layout.region("participants"), 512),
     (layout.region("waiters"), 256),
     (layout.region("index 0"), 1024),
@@ -210,7 +263,9 @@ _SPANS: Final = (
     (layout.region("rows 1"), 256),
     (layout.region("undo log"), 256),
     (layout.region("undo rows"), 256),
+    (layout.region("shapes"), 1024),
 )
+_TWICE: Final = ("round", "lane", "member")
 
 
 @st.composite
@@ -231,8 +286,8 @@ def _fields_set(draw: st.DrawFn, records: tuple[str, ...] = tuple(layout.RECORDS
         field=draw(st.sampled_from(_fields(record))),
         value=draw(numbers),
         number=None
-        if record == "state" and draw(st.booleans())
-        else draw(st.integers(0, layout.RECORDS[record][2] - 1)),
+        if record in _TWICE and draw(st.booleans())
+        else draw(st.integers(0, layout.RECORDS[record][1] - 1)),
         element=draw(st.integers(0, 11)),
         relative=draw(st.booleans()),
         checksum=draw(st.sampled_from((True, True, True, False))),
@@ -263,16 +318,9 @@ _dims: Final = st.one_of(
     st.lists(st.sampled_from((0, 1)), min_size=62, max_size=65),
 ).map(tuple)
 
-damages: Final[st.SearchStrategy[Damage]] = st.one_of(
-    st.builds(Overwrite, _places(), _data),
-    st.builds(FlipBit, _places(), st.integers(0, 7)),
-    st.builds(Resize, _file_sizes, st.booleans()),
-    st.builds(Transplant, _places(), st.integers(1, 8192)),
-    st.sampled_from([Transplant(layout.REGION_SPAN * i, 8192) for i in range(len(layout.REGIONS))]),
-    _fields_set(),
-    _fields_set(("state",)),
-    _fields_set(("config",)),
-    _fields_set(("line", "waiter", "participant", "participants_top", "journal", "courtesy")),
+_of_a_table: Final[st.SearchStrategy[Damage]] = st.one_of(
+    _fields_set(("lane", "member")),
+    _fields_set(("lane_generation", "journal", "fairness", "shape", "slot", "undo")),
     st.builds(
         Sizes,
         rows=numbers,
@@ -283,11 +331,29 @@ damages: Final[st.SearchStrategy[Damage]] = st.one_of(
     ),
     st.builds(
         UndoLog,
-        records=st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple),
+        records=st.lists(st.tuples(numbers, numbers, numbers), max_size=4).map(tuple),
         counted=numbers,
         reserved=st.none() | numbers,
         new_rows=numbers,
     ),
+    st.builds(AgeOfCopies, st.integers(-2, 3), st.integers(-2, 3)),
+)
+
+damages: Final[st.SearchStrategy[Damage]] = st.one_of(
+    st.builds(Overwrite, _places(), _data),
+    st.builds(FlipBit, _places(), st.integers(0, 7)),
+    st.builds(Resize, _file_sizes, st.booleans()),
+    st.builds(Transplant, _places(), st.integers(1, 8192)),
+    st.sampled_from([Transplant(layout.REGION_SPAN * i, 8192) for i in range(len(layout.REGIONS))]),
+    _fields_set(),
+    _fields_set(("round",)),
+    _fields_set(("config",)),
+    _fields_set(("queue", "waiter", "participant", "participants_top", "event")),
+    st.builds(
+        Directory, st.sampled_from([name for name, _ in layout.DirectoryEntry._fields_]), numbers
+    ),
+    _of_a_table,
+    st.builds(Elsewhere, st.integers(0, 3), st.integers(0, 3), _of_a_table),
     st.builds(
         PhantomWaiter,
         entry=st.sampled_from((0, 1, 2, 63, 64, 4095)),

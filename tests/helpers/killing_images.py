@@ -9,7 +9,6 @@ value is only a hint, and real deaths with its real value are other tests' busin
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from helpers import segment_layout as layout
+from helpers.segment_file import SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Image:
             return cls(
                 os.fstat(fd).st_size,
                 frozenset((offset, len(content)) for offset, content in pieces)
-                | frozenset(_reserved(fd)),
+                | frozenset(_reserved(path)),
                 tuple((offset, used) for offset, content in pieces if (used := _used(content))),
             )
         finally:
@@ -88,20 +88,26 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
         yield start, os.pread(fd, end - start, start)
 
 
-def _reserved(fd: int) -> Iterator[tuple[int, int]]:
+def _reserved(path: str) -> Iterator[tuple[int, int]]:
     """What is reserved whether recorded or not; untouched, the kernel takes it for a hole."""
-    yield 0, layout.HEADER_BYTES
-    generation = int.from_bytes(os.pread(fd, 8, layout.GENERATION), "little")
-    state = layout.State.from_buffer_copy(
-        os.pread(
-            fd,
-            ctypes.sizeof(layout.State),
-            layout.STATES + (generation & 1) * ctypes.sizeof(layout.State),
-        )
-    )
-    for name, length in zip(layout.REGIONS, state.reserved, strict=True):
-        if length:
-            yield layout.region(name), length
+    with SegmentFile(path) as file:
+        for name in layout.FIXED_REGIONS:
+            yield layout.region(name), _PAGE
+        for lane in range(file.table.lanes):
+            for member in range(file.table.members + 1):
+                file.look_at(lane, member)
+                of_lane, of_member = file.committed("lane"), file.committed("member")
+                named = (
+                    *zip(layout.LANE_REGIONS, of_lane.reserved, strict=True),
+                    *zip(layout.MEMBER_REGIONS, of_member.reserved, strict=True),
+                )
+                yield from ((file.table.region(name), length) for name, length in named if length)
+
+
+def _regions(path: str) -> Iterator[int]:
+    """Where each region begins that the segment has."""
+    with SegmentFile(path) as file:
+        return iter(range(0, file.table.file_size, layout.REGION_SPAN))
 
 
 def _used(content: bytes) -> bytes:
@@ -119,7 +125,7 @@ class Windows:
 
     def __init__(self, path: str, *images: Image) -> None:
         """Map them."""
-        lengths = {layout.region(name): _PAGE for name in layout.REGIONS}
+        lengths = dict.fromkeys(_regions(path), _PAGE)
         for image in images:
             for offset, content in image.pieces:
                 lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)

@@ -8,7 +8,7 @@ that is what `testify` looks at.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,14 @@ from helpers.apart import run_apart
 from helpers.killing_images import Image
 
 import shmacc
-from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    SparseConditionalAccumulator,
+    TensorSpec,
+)
 from shmacc import _names as names
 
 if TYPE_CHECKING:
@@ -98,12 +105,12 @@ class Scene:
         acc: Any = shmacc.attach(NAME)
         with acc:
             stats = acc.stats()
-            more = self.gradient(*self.more)
+            contributors = tuple(acc.contributors().tolist())
             acc.unseal()
-            assert acc.apply_grad(*more, local_step=NEVER_STALE)
+            assert self.add(acc)
             waited = time.monotonic() - start
             round_at_stake = _content(acc.take_partial(0, timeout=0))
-            assert acc.apply_grad(*more, local_step=NEVER_STALE)
+            assert self.add(acc)
             next_round = _content(acc.take(1, timeout=0))
             assert acc.num_accumulated() == 0
             acc.unlink()
@@ -120,14 +127,55 @@ class Scene:
             stats.rows,
             stats.global_step,
             stats.sealed,
+            contributors,
         )
         return Testimony(counters, round_at_stake, next_round)
 
-    def gradient(self, *indices: int, seed: int = 0) -> tuple[Any, ...]:
-        """Make a gradient for this accumulator."""
-        if self.width:
-            return rows(*indices, width=self.width, seed=seed)
-        return (array(seed),)
+    def make(self) -> Any:
+        """A new accumulator."""
+        make = SparseConditionalAccumulator if self.width else ConditionalAccumulator
+        return make(self.dtype, None, NAME, reduction_type="SUM")
+
+    def add(self, acc: Any) -> bool:
+        """Apply a gradient of the rows of ``more``."""
+        gradient = rows(*self.more, width=self.width) if self.width else (array(),)
+        return bool(acc.apply_grad(*gradient, local_step=NEVER_STALE))
+
+
+@dataclass(frozen=True)
+class GroupScene(Scene):
+    """The same with a group, of two sparse members and a dense one; ``width`` is the first's.
+
+    Attributes:
+        lanes: The group's.
+    """
+
+    lanes: int = 1
+
+    def make(self) -> Any:
+        """A new group."""
+        return AccumulatorGroup(
+            {
+                "rows": IndexedSlicesSpec((None, self.width), self.dtype),
+                "wide": IndexedSlicesSpec((None, 40), self.dtype),
+                "array": TensorSpec(None, self.dtype),
+            },
+            NAME,
+            reduction_type="SUM",
+            lanes=self.lanes,
+        )
+
+    def add(self, acc: Any) -> bool:
+        """Apply a gradient of all members."""
+        return bool(acc.apply(self.gradient(*self.more), NEVER_STALE))
+
+    def gradient(self, *indices: int, seed: int = 0) -> dict[str, Any]:
+        """Make a gradient of all members; rows of these numbers."""
+        return {
+            "rows": rows(*indices, width=self.width, seed=seed),
+            "wide": rows(*indices[::-1], width=40, seed=seed + 1),
+            "array": array(seed)[:100],
+        }
 
 
 @dataclass(frozen=True)
@@ -135,14 +183,14 @@ class Testimony:
     """What can be seen of an accumulator, exactly.
 
     Attributes:
-        counters: Those of its stats that only operations change.
+        counters: Those of its stats that only operations change, and the contributors.
         content: Its round, with one more gradient added to it.
         next_round: A round after that.
     """
 
-    counters: tuple[int, ...]
-    content: tuple[bytes | int, ...]
-    next_round: tuple[bytes | int, ...]
+    counters: tuple[Any, ...]
+    content: tuple[Any, ...]
+    next_round: tuple[Any, ...]
 
 
 def path() -> str:
@@ -151,12 +199,7 @@ def path() -> str:
 
 
 def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> Image:
-    acc: Any
-    if scene.width:
-        acc = SparseConditionalAccumulator(scene.dtype, None, NAME, reduction_type="SUM")
-    else:
-        acc = ConditionalAccumulator(scene.dtype, None, NAME, reduction_type="SUM")
-    with acc:
+    with scene.make() as acc:
         scene.before(acc)
     with shmacc.attach(NAME) as again:
         for operation in operations:
@@ -167,7 +210,11 @@ def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> I
     return image
 
 
-def _content(taken: Any) -> tuple[bytes | int, ...]:
+def _content(taken: Any) -> tuple[Any, ...]:
+    if isinstance(taken, Mapping):
+        members = tuple((name, _content(member)) for name, member in taken.items())
+        return taken.count, taken.step, taken.weight, members
     fields = ("value",) if hasattr(taken, "value") else ("indices", "values", "row_counts")
     arrays = [getattr(taken, field) for field in fields]
-    return (taken.count, taken.step, *(array.tobytes() for array in arrays))
+    arrays.append(taken.contributors)
+    return taken.count, taken.step, taken.weight, *(array.tobytes() for array in arrays)

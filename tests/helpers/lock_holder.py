@@ -31,7 +31,7 @@ def _hold(path: str, byte: int, *, pipe: Pipe) -> None:
 
 
 @contextmanager
-def held(name: str, byte: int = layout.LOCK_BYTE) -> Iterator[Apart]:
+def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
     """A stopped process holds the lock (or the right to the name), until it is killed or continued.
 
     Who holds the record lock holds the lock: where in an operation it was stopped is another test.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from helpers import segment_layout as layout
 
@@ -13,17 +14,26 @@ if TYPE_CHECKING:
 
 _Record = TypeVar("_Record", bound=ctypes.Structure)
 
+_MOST_MEMBERS: Final = 64
+
 
 class SegmentFile:
     """The file, open.
 
     For use in another process than those that have the segment attached: closing it drops the
-    record locks that its process has on the file.
+    record locks that its process has on the file. Records of lanes and members are those of
+    ``table``, which is the first lane's first member at first.
     """
 
     def __init__(self, path: str | Path) -> None:
         """Open it."""
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        config = self.record_at(layout.Config, 0)
+        damaged = not (
+            1 <= config.members <= _MOST_MEMBERS and 1 <= config.lanes <= layout.MAX_LANES
+        )
+        members, lanes = (1, 1) if damaged else (config.members, config.lanes)
+        self.table = layout.Table(members=members, lanes=lanes)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -32,6 +42,12 @@ class SegmentFile:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         os.close(self._fd)
+
+    def look_at(self, lane: int, member: int) -> None:
+        """Let records be those of another table; each number is taken modulo how many there are."""
+        self.table = replace(
+            self.table, lane=lane % self.table.lanes, member=member % (self.table.members + 1)
+        )
 
     def read(self, offset: int, count: int) -> bytes:
         """Bytes; fewer at the file's end."""
@@ -47,8 +63,8 @@ class SegmentFile:
 
     def record(self, kind: str, number: int = 0) -> Any:
         """A copy of a record."""
-        structure, first, _ = layout.RECORDS[kind]
-        return self.record_at(structure, first + number * ctypes.sizeof(structure))
+        structure, _ = layout.RECORDS[kind]
+        return self.record_at(structure, self.table.first(kind) + number * ctypes.sizeof(structure))
 
     def record_at(self, structure: type[_Record], offset: int) -> _Record:
         """A copy of the record that stands somewhere; zeros past the file's end."""
@@ -57,12 +73,22 @@ class SegmentFile:
 
     def put(self, kind: str, record: Any, number: int = 0, *, checksum: bool = True) -> None:
         """Write a record back, with a right checksum if it has one."""
-        structure, first, _ = layout.RECORDS[kind]
+        structure, _ = layout.RECORDS[kind]
         if checksum and hasattr(record, "checksum"):
             record.checksum = layout.checksum_of(record)
-        self.write(first + number * ctypes.sizeof(structure), bytes(record))
+        self.write(self.table.first(kind) + number * ctypes.sizeof(structure), bytes(record))
 
-    @property
-    def current(self) -> int:
-        """Which of the two states is the committed one."""
-        return int(self.record("generation").word) & 1
+    def current(self, kind: str) -> int:
+        """Which of the two copies of a record is the committed one."""
+        if kind == "round":
+            return int(self.record("generation").word) & 1
+        generation = int(self.record("lane_generation").word)
+        if kind == "lane":
+            return generation & 1
+        stamps = [self.record("member", number).generation for number in range(2)]
+        valid = [stamp if stamp <= generation else -1 for stamp in stamps]
+        return valid.index(max(valid))
+
+    def committed(self, kind: str) -> Any:
+        """A copy of the committed one of a record that is kept twice."""
+        return self.record(kind, self.current(kind))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from helpers import segment_layout as layout
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
 from helpers.stepping_tracer import Traced, on_one_core
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
 
 # Of the looks at which nothing but rows, slots, index entries or undo records had changed, one in
-# so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header had changed
-# always are: there lie the journal, both states, and the generation that says which is current.
+# so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header or the lanes'
+# states had changed always are: there lie the journals, both copies of everything that is
+# committed, and the generations that say which is current.
 _ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
+_RECORDS: Final = {layout.region("header"), layout.region("states")}
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,17 @@ class Look:
 
     Attributes:
         step: After how many instructions under the lock.
-        in_header: Whether the header had changed.
+        in_records: Whether the header or the lanes' states had changed.
         image: The bytes.
     """
 
     step: int
-    in_header: bool
+    in_records: bool
     image: Image
 
 
 class LockView:
-    """Whether some process owns the segment's lock, by the kernel's word."""
+    """Whether some process owns the lock of the segment's first lane, by the kernel's word."""
 
     def __init__(self) -> None:
         """Look at the scenes' segment, without attaching."""
@@ -105,7 +108,7 @@ def walk_between_marks(before: Image, after: Image, act: Callable[[Mark], None])
 def _looks(steps: Iterator[int], windows: Windows) -> Iterator[Look]:
     for step in steps:
         if changed := windows.look():
-            yield Look(step, 0 in changed, windows.image())
+            yield Look(step, not _RECORDS.isdisjoint(changed), windows.image())
 
 
 def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
@@ -152,7 +155,7 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
     """
     done, judged = False, 0
     for number, look in enumerate(looks, start=1):
-        if look.in_header or number % _ONE_IN == 0 or number == len(looks):
+        if look.in_records or number % _ONE_IN == 0 or number == len(looks):
             judged += 1
             testimony = scene.testimony(look.image)
             done = done or testimony == after

@@ -1,0 +1,200 @@
+"""A plain NumPy model of a group: what a round of gradients of several members must come to.
+
+Whole numbers throughout, so that every sum is exact in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from hypothesis import strategies as st
+
+import shmacc
+from shmacc import IndexedSlicesSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from helpers.numpy_model import Array
+
+MEMBERS: Final[dict[str, TensorSpec]] = {
+    "rows, mean": IndexedSlicesSpec((10, 2), "float64"),
+    "rows, mean over all": IndexedSlicesSpec((None, 2), "float64", reduction_type="CMEAN"),
+    "summed": TensorSpec((3,), "int32", reduction_type="SUM"),
+    "mean": TensorSpec((2,), "float64"),
+    "mean over all": TensorSpec((), "float64", reduction_type="CMEAN"),
+}
+SPARSE: Final = tuple(name for name, spec in MEMBERS.items() if isinstance(spec, IndexedSlicesSpec))
+
+_numbers: Final = st.integers(-9, 9)
+_rows: Final = st.lists(st.tuples(st.integers(0, 9), _numbers, _numbers), max_size=4).map(
+    lambda rows: (
+        np.array([row for row, *_ in rows], np.int64),
+        np.array([values for _, *values in rows], np.float64).reshape(-1, 2),
+    )
+)
+gradients: Final[st.SearchStrategy[dict[str, Any]]] = st.fixed_dictionaries(
+    {},
+    optional={
+        name: _rows
+        if name in SPARSE
+        else st.lists(
+            _numbers, min_size=int(np.prod(spec.shape)), max_size=int(np.prod(spec.shape))
+        ).map(lambda numbers, shape=spec.shape: np.array(numbers, np.int32).reshape(shape))
+        for name, spec in MEMBERS.items()
+    },
+)
+
+
+@dataclass
+class Part:
+    """What gradients have of a member: rows with their weights, or an array."""
+
+    count: int
+    weight: int
+    rows: dict[int, tuple[Array, int]] = field(default_factory=dict)
+    array: Any = 0
+
+    def add(self, other: Part) -> None:
+        """One more."""
+        self.count += other.count
+        self.weight += other.weight
+        self.array = self.array + other.array
+        for row, (values, weight) in other.rows.items():
+            before, touched = self.rows.get(row, (np.zeros(2), 0))
+            self.rows[row] = (before + values, touched + weight)
+
+
+@dataclass
+class Sums:
+    """Gradients added up."""
+
+    count: int = 0
+    weight: int = 0
+    contributors: set[int] = field(default_factory=set)
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, gradient: dict[str, Any], weight: int, contributor: int | None) -> Sums:
+        """One gradient."""
+        sums = cls(1, weight, set() if contributor is None else {contributor})
+        for name, value in gradient.items():
+            part = sums.parts[name] = Part(1, weight)
+            if name not in SPARSE:
+                part.array = value.astype(np.float64) * weight
+                continue
+            for row, values in zip(*value, strict=True):
+                before, _ = part.rows.get(int(row), (np.zeros(2), 0))
+                part.rows[int(row)] = (before + values * weight, weight)
+        return sums
+
+    def add(self, other: Sums) -> None:
+        """More gradients."""
+        self.count += other.count
+        self.weight += other.weight
+        self.contributors |= other.contributors
+        for name, part in other.parts.items():
+            self.parts.setdefault(name, Part(0, 0)).add(part)
+
+    def check(self, taken: Any, step: int, *, divided: bool) -> None:
+        """Hold what was taken against these sums."""
+        assert (taken.count, taken.weight, taken.step) == (self.count, self.weight, step)
+        assert taken.contributors.tolist() == sorted(self.contributors)
+        assert taken.contributors.dtype == np.int64
+        assert set(taken) == set(self.parts)
+        for name, part in self.parts.items():
+            got = taken[name]
+            assert (got.count, got.weight, got.step) == (part.count, part.weight, step)
+            assert got.contributors.tolist() == sorted(self.contributors)
+            reduction = MEMBERS[name].reduction_type or "MEAN"
+            if name in SPARSE:
+                rows = sorted(part.rows)
+                assert got.indices.tolist() == rows
+                assert got.row_counts.tolist() == [part.rows[row][1] for row in rows]
+                sums = np.array([part.rows[row][0] for row in rows]).reshape(-1, 2)
+                each = got.row_counts[:, None] if reduction == "MEAN" else self.weight
+                np.testing.assert_array_equal(got.values, sums / each if divided else sums)
+            else:
+                by = {"SUM": 1, "MEAN": part.weight, "CMEAN": self.weight}[reduction]
+                np.testing.assert_array_equal(got.value, part.array / by if divided else part.array)
+
+
+class ModelledGroup:
+    """A group, and what it must come to, step by step."""
+
+    def __init__(self, lanes: int, shared_name: str | None = None) -> None:
+        """Make both."""
+        self.group = shmacc.AccumulatorGroup(MEMBERS, shared_name, lanes=lanes)
+        self.sums = Sums()
+        self.step = 0
+
+    def apply(
+        self, gradient: dict[str, Any], offset: int, contributor: int | None, weight: int
+    ) -> None:
+        """Apply a gradient to both."""
+        fresh = offset >= 0
+        got = self.group.apply(
+            gradient, self.step + offset, contributor=contributor, weight=weight, timeout=0
+        )
+        assert got is fresh
+        if fresh and contributor not in self.sums.contributors:
+            self.sums.add(Sums.of(gradient, weight, contributor))
+        self.agree()
+
+    def apply_partial(self, partial: Any, sums: Sums) -> None:
+        """Apply a partial of these sums to both."""
+        if sums.contributors & self.sums.contributors:
+            try:
+                self.group.apply_partial(partial, shmacc.NEVER_STALE, timeout=0)
+            except shmacc.errors.AlreadyExistsError:
+                self.agree()
+                return
+            raise AssertionError("a contributor is in twice")
+        assert self.group.apply_partial(partial, shmacc.NEVER_STALE, timeout=0)
+        self.sums.add(sums)
+        self.agree()
+
+    def take(self) -> None:
+        """Take all there is."""
+        if self.sums.count:
+            taken = self.group.take(self.sums.count, timeout=0)
+            self.sums.check(taken, self.step, divided=True)
+            self.sums, self.step = Sums(), self.step + 1
+        self.agree()
+
+    def take_partial(self) -> tuple[Any, Sums]:
+        """Take the sums of all there is."""
+        partial, sums = self.group.take_partial(0, timeout=0), self.sums
+        sums.check(partial, self.step, divided=False)
+        self.sums = Sums()
+        self.agree()
+        return partial, sums
+
+    def round(self, *, raises: bool) -> None:
+        """Have a round, and leave it by an exception or in order."""
+        if not self.sums.count:
+            return
+        try:
+            with self.group.round(1, timeout=0) as taken:
+                self.sums.check(taken, self.step, divided=True)
+                if raises:
+                    raise LookupError  # noqa: TRY301 - it is to leave the block
+        except LookupError:
+            self.agree()
+        else:
+            self.sums, self.step = Sums(), self.step + 1
+            self.agree()
+
+    def advance(self, steps: int) -> None:
+        """Move the step on."""
+        assert self.group.advance_step(self.step + steps) == (self.sums.count if steps else 0)
+        if steps:
+            self.sums, self.step = Sums(), self.step + steps
+        self.agree()
+
+    def agree(self) -> None:
+        """Whatever can be looked at without changing it."""
+        assert self.group.num_accumulated() == self.sums.count
+        assert self.group.global_step == self.step
+        assert self.group.contributors().tolist() == sorted(self.sums.contributors)
+        self.sums.check(self.group.snapshot(), self.step, divided=True)

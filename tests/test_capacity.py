@@ -1,0 +1,266 @@
+"""A full accumulator keeps applies waiting until a take makes room, and nobody else."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.lock_holder import activity
+from helpers.support import LONG, refused, until
+
+import shmacc
+from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME: Final = "bounded"
+
+
+def make(capacity: int | None, lanes: int = 1) -> ConditionalAccumulator:
+    """A named one of sums."""
+    return ConditionalAccumulator(
+        "f8", (), NAME, reduction_type="SUM", capacity=capacity, lanes=lanes
+    )
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """One that is full of two gradients; one of them contributor 1's."""
+    with make(2) as made:
+        made.apply_grad(1.0, contributor=1)
+        made.apply_grad(2.0)
+        yield made
+        made.unlink()
+
+
+def apply(value: float, step: int = NEVER_STALE, *, pipe: Pipe) -> bool:
+    """Say that it begins, then apply."""
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.say()
+        return own.apply_grad(value, step)
+
+
+def wait_for_room(process: Apart) -> None:
+    """Return when a process that applies has found that there is no room."""
+    process.hear()
+    until(lambda: activity(NAME, process.pid) == "waits for room")
+
+
+@forks
+def test_an_apply_waits_for_a_take(acc: ConditionalAccumulator) -> None:
+    with Apart(apply, 4.0) as one, Apart(apply, 8.0) as other:
+        wait_for_room(one)
+        wait_for_room(other)
+        assert acc.num_accumulated() == 2
+        assert acc.take(2, timeout=0).value == 3.0
+        assert one.result(LONG)
+        assert other.result(LONG)
+    assert acc.take(2, timeout=0).value == 12.0
+
+
+@forks
+def test_producers_never_get_ahead_by_more_than_the_capacity() -> None:
+    with make(3) as acc, Apart(_produce, 100) as one, Apart(_produce, 100) as other:
+        total = count = 0
+        while count < 200:
+            taken = acc.take(1, timeout=LONG)
+            assert taken.count <= 3
+            total += taken.value.item()
+            count += taken.count
+        assert total == 2 * sum(range(100))
+        assert one.result()
+        assert other.result()
+        acc.unlink()
+
+
+def _produce(number: int) -> bool:
+    with ConditionalAccumulator.attach(NAME) as own:
+        return all(own.apply_grad(float(i), NEVER_STALE) for i in range(number))
+
+
+@forks
+@pytest.mark.parametrize("make_room", ["take_partial", "advance_step", "round"])
+def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> None:
+    with Apart(apply, 4.0) as waiting:
+        wait_for_room(waiting)
+        if make_room == "take_partial":
+            acc.take_partial(2)
+        elif make_room == "advance_step":
+            assert acc.advance_step(1) == 2
+        else:
+            with acc.round(2):
+                pass
+        assert waiting.result(LONG)
+    assert acc.snapshot().value == 4.0
+
+
+@forks
+@pytest.mark.parametrize("judged_by", ["take", "seal", "set_global_step"])
+def test_it_is_judged_when_it_gets_in(acc: ConditionalAccumulator, judged_by: str) -> None:
+    with Apart(apply, 4.0, 0) as waiting:
+        wait_for_room(waiting)
+        if judged_by == "take":
+            acc.take(2)
+        elif judged_by == "seal":
+            acc.take_partial(2, seal=True)
+        else:
+            acc.set_global_step(1)  # it becomes stale while there is still no room
+        assert waiting.result(LONG) is False
+    assert acc.stats().dropped == 1
+
+
+def test_a_timeout_adds_nothing(acc: ConditionalAccumulator) -> None:
+    for timeout in (0, 0.02):
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.apply_grad(4.0, timeout=timeout)
+        error = caught.value
+        assert (error.accumulated, error.step, error.required) == (2, 0, None)
+    stats = acc.stats()
+    assert (stats.applied, stats.dropped, stats.num_accumulated) == (2, 0, 2)
+    assert acc.take(2, timeout=0).value == 3.0
+    assert acc.apply_grad(4.0, 1, timeout=0)
+
+
+def test_what_needs_no_room_is_answered_at_once(acc: ConditionalAccumulator) -> None:
+    assert acc.apply_grad(9.0, contributor=1)  # it is in
+    assert not acc.apply_grad(9.0, -1)
+    assert acc.num_accumulated() == 2
+    with acc.round(2):
+        assert not acc.apply_grad(9.0, 0)
+    acc.apply_grad(1.0, 1)
+    acc.apply_grad(1.0, 1)
+    acc.take_partial(2, seal=True)
+    assert not acc.apply_grad(9.0, 1)
+
+
+@forks
+def test_a_contributor_that_comes_in_while_it_waits_is_answered(
+    acc: ConditionalAccumulator,
+) -> None:
+    """Its twin, that is: the gradient that it sends a second time."""
+    with Apart(_apply_of, 5) as one, Apart(_apply_of, 5) as twin:
+        wait_for_room(one)
+        wait_for_room(twin)
+        acc.take(2)
+        assert one.result(LONG)
+        assert twin.result(LONG)
+    assert acc.contributors().tolist() == [5]
+    assert acc.num_accumulated() == 1
+
+
+def _apply_of(contributor: int, *, pipe: Pipe) -> bool:
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.say()
+        return own.apply_grad(4.0, NEVER_STALE, contributor=contributor)
+
+
+def test_a_close_ends_the_wait(acc: ConditionalAccumulator) -> None:
+    with ThreadPoolExecutor() as pool:
+        own = ConditionalAccumulator.attach(NAME)
+        waiting = pool.submit(own.apply_grad, 4.0, NEVER_STALE)
+        until(lambda: shmacc.inspection.describe(NAME).processes[0].activity == "waits for room")
+        own.close()
+        with pytest.raises(errors.CancelledError):
+            waiting.result(LONG)
+    assert acc.num_accumulated() == 2
+
+
+def test_more_than_the_capacity_is_never_there(acc: ConditionalAccumulator) -> None:
+    for take in (acc.take, acc.take_partial, acc.take_grad):
+        with pytest.raises(errors.InvalidArgumentError, match="capacity"):
+            take(3, timeout=0)
+    with pytest.raises(errors.InvalidArgumentError, match="capacity"), acc.round(3, timeout=0):
+        raise AssertionError
+    assert acc.take(2, timeout=0).count == 2
+
+
+def test_a_partial_counts_as_its_count() -> None:
+    with make(4) as acc, ConditionalAccumulator("f8", ()) as other:
+        for _ in range(5):
+            other.apply_grad(1.0)
+        large = other.take_partial(5)
+        other.apply_grad(1.0)
+        other.apply_grad(1.0)
+        two = other.take_partial(2)
+        assert acc.apply_partial(large)  # into an empty one it gets, whatever its size
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.apply_partial(two, timeout=0)
+        assert acc.take(1).count == 5
+        assert acc.apply_partial(two, 1)
+        assert acc.apply_grad(1.0, 1)
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.apply_partial(two, 1, timeout=0)
+        assert acc.apply_grad(1.0, 1, weight=9)  # a gradient is one, whatever its weight
+        assert acc.take(4).count == 4
+        acc.unlink()
+
+
+def test_a_group_has_one_capacity_for_all_members() -> None:
+    with AccumulatorGroup({"a": TensorSpec(()), "b": TensorSpec(())}, capacity=2) as group:
+        assert group.apply({"a": 1}, 0)
+        assert group.apply({"b": 1}, 0)
+        with pytest.raises(errors.DeadlineExceededError):
+            group.apply({}, 0, timeout=0)
+        assert len(group.take(2)) == 2
+
+
+def test_it_is_part_of_the_agreement() -> None:
+    with make(2) as acc:
+        for other in (make(2), make(None)):
+            assert other.capacity == 2
+            other.close()
+        with pytest.raises(errors.InvalidArgumentError) as caught:
+            make(3)
+        assert (caught.value.what, caught.value.existing, caught.value.asked) == (
+            "capacity",
+            "2",
+            "3",
+        )
+        acc.unlink()
+    with make(None) as acc:
+        assert acc.capacity is None
+        with pytest.raises(errors.InvalidArgumentError, match="unbounded"):
+            make(1)
+        acc.unlink()
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "4", 2**63])
+def test_what_is_no_capacity(capacity: Any) -> None:
+    with refused():
+        ConditionalAccumulator("f8", capacity=capacity)
+
+
+def test_counts_may_come_near_64_bits_without_a_capacity() -> None:
+    """Nobody waits for room in an accumulator that has no bounds."""
+    most = shmacc.DensePartial(np.float64(1), 2**48, 0)
+    with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
+        for _ in range(2**15 - 1):
+            acc.apply_partial(most)
+        assert acc.apply_grad(1.0, timeout=0)
+        with pytest.raises(errors.OutOfRangeError):
+            acc.apply_partial(most, timeout=0)
+
+
+@forks
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_with_lanes_it_is_exceeded_by_less_than_their_number(lanes: int) -> None:
+    with make(3, lanes) as acc:
+        workers = [Apart(_produce, 60) for _ in range(lanes + 1)]
+        try:
+            total = count = 0
+            while count < 60 * len(workers):
+                taken = acc.take(1, timeout=LONG)
+                assert taken.count <= 3 + lanes - 1
+                count += taken.count
+                total += taken.value.item()
+            assert total == len(workers) * sum(range(60))
+            assert all(worker.result() for worker in workers)
+        finally:
+            for worker in workers:
+                with worker:
+                    pass
+        acc.unlink()
