@@ -293,7 +293,9 @@ inline poison() {
   d_step {
     next.round = GARBAGE; next.count = GARBAGE; next.undo_room = GARBAGE; next.leftovers = GARBAGE;
     current.leftovers = 0;
+#ifndef READER
     if :: current.round != current_round.round -> current.count = GARBAGE :: else fi;
+#endif
     for (i : 0 .. MEMBERS - 1) {
 #ifndef READER
       not_current(i).stamp = 0;
@@ -331,7 +333,10 @@ inline poison() {
       }
       the(i).index_stamp = 1;
 #endif
-      if :: is_void(i) -> the(i).count = GARBAGE :: else fi
+#ifndef READER
+      if :: is_void(i) -> the(i).count = GARBAGE :: else fi;
+#endif
+      j = 0
     }
     i = 0;
 #ifndef READER
@@ -549,6 +554,7 @@ inline recovered() {
   fi;
   atomic {
     runs(me) -> check_visible(); poison();
+    assert(current_round.taken == here_taken);
 #if LANES == 1
     poison_round();
 #endif
@@ -768,7 +774,7 @@ inline RoundSession() {
 #endif
 #endif
   atomic {
-    runs(me) -> assert(current_round.taken == here_taken);
+    runs(me) -> skip;
 #ifndef BROKEN_ONE_LOCK
     poison_round();
 #endif
