@@ -143,7 +143,7 @@ inline acquire_all() {
 #else
      if
      :: atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me }; break
-#ifndef BROKEN_HOLDS_ON
+#if !defined(BROKEN_HOLDS_ON) && !defined(BROKEN_ANY_ORDER)
      :: atomic { runs(me) && lock[1] != NOBODY -> lock[0] = NOBODY };     /* a slice is over */
         atomic { runs(me) && lock[1] == NOBODY -> skip }
 #endif
