@@ -15,10 +15,12 @@ import pytest
 
 _ROOT = Path(__file__).parents[1]
 _MODEL = _ROOT / "tools" / "model"
-_CASES: tuple[Any, ...] = runpy.run_path(str(_MODEL / "cases.py"))["CASES"]
+sys.path.insert(0, str(_MODEL))
+_CHECK = runpy.run_path(str(_MODEL / "check.py"))
+_CASES: tuple[Any, ...] = _CHECK["CASES"]
 _SOURCES = {path.stem: path.read_text() for path in sorted(_MODEL.glob("*.pml"))}
 _README = (_MODEL / "README.md").read_text()
-_MODELS = ("lock", "commit", "opening", "presence", "line")
+_MODELS = ("lock", "commit", "round", "opening", "presence", "line")
 _COMPILER = os.environ.get("CC", "cc")
 
 # | model | `step` ... | `function` ... | [file](path) |
@@ -52,7 +54,12 @@ def test_the_quick_slice_is_as_expected() -> None:
         for line in ran.stdout.splitlines()
         if len(words := line.split()) > 1
     }
-    for broken in (("lock", "BROKEN_OWNER_GAP"), ("commit", "BROKEN_COMMIT_FIRST")):
+    for broken in (
+        ("lock", "BROKEN_OWNER_GAP"),
+        ("commit", "BROKEN_COMMIT_FIRST"),
+        ("commit", "BROKEN_NOT_CLEARED"),
+        ("round", "BROKEN_CONSUMES_EARLY"),
+    ):
         assert "  found: " in verdicts[broken]
     for model in _MODELS:
         assert any(key[0] == model and "  holds" in line for key, line in verdicts.items())
@@ -84,6 +91,17 @@ def test_every_flag_of_a_case_means_something_to_its_model() -> None:
         for flag in case.flags.split():
             name = flag.partition("=")[0]
             assert re.search(rf"\b{name}\b", _SOURCES[case.model] + shared), (case, name)
+
+
+def test_the_results_are_of_these_models_and_as_expected() -> None:
+    results = (_MODEL / "results.md").read_text().splitlines()
+    rows = [line for line in results if line.startswith("| ")][2:]
+    assert len(rows) == len(_CASES)
+    for case, row in zip(_CASES, rows, strict=True):
+        assert row.startswith(_CHECK["beginning"](case)), (
+            f"{case.model}/{case.name}: search it again"
+        )
+        assert row.endswith("| holds |") or (case.broken and "| found: " in row), row
 
 
 def test_every_step_of_a_model_is_a_function_or_said_to_be_none() -> None:

@@ -1,45 +1,54 @@
-/* The commit (native/commit.hpp, rows.hpp, buffer.hpp): begin, save, publish, add, commit, undo, and what a
- * take sees of them.
+/* The commit (native/commit.hpp, lane.hpp, rows.hpp, buffer.hpp): begin, save, publish, add, commit and recover in the
+ * lanes, the commit of the round over all of them, and what a take sees.
  *
- * Modelled: WORKERS processes that each do OPERATIONS things under the lock, every choice explored: apply a
- * gradient that touches any non-empty set of ROWS rows; apply one that gives up half-way (a sum that would
- * overflow, or no space: roll_back); take everything. The state kept twice with the generation that says
- * which copy counts; the undo log, with as much room as the committed state says; slots in order of first
- * touch; the index from row to slot with its round stamp, in which undone applies leave entries behind, and
- * the count of the entries in use. Rows in consecutive slots are saved and changed in runs of up to RUN. A
- * row is two words (left, right) that are added one after the other, and a contribution count: a row can be
- * torn. With -DDENSE: the two buffers instead. Every store into shared memory is a step of its own, except
- * where a comment says why not; the death of the owner between any two of them lets the next one in, who
- * undoes and may die in that as well, and so on; at the end an observer who does not die looks at what is
- * left. With -DREADER one process reads the state without the lock.
+ * Modelled: WORKERS processes that each do OPERATIONS things, every choice explored: in any of LANES lanes, with its
+ * lock, apply a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or one that gives up
+ * half-way (a sum that would overflow, or no space: roll_back); with the locks of all lanes, take everything. The
+ * records kept twice, each with the generation that says which copy is current: the round's, and each lane's. The
+ * members' copies with their stamps, written between `begin` and the commit. Contents that belong to a round's number,
+ * and are void when that has moved on. The undo log of each lane, with as much room as the committed record says; slots in
+ * order of first touch; the index from row to slot with its stamp, in which undone applies leave entries behind, the
+ * count of the entries in use, and the lane's count of those left behind. Rows in consecutive slots are saved and
+ * changed in runs of up to RUN. A row is two words (left, right) that are added one after the other, and a contribution
+ * count: a row can be torn. With -DDENSE: each member's two buffers instead. Every store into shared memory is a step of its own,
+ * except where a comment says why not; the death of an owner between any two of them lets the next one in, who
+ * recovers and may die in that as well, and so on; at the end an observer who does not die looks at what is
+ * left. With -DREADER one process reads a lane's records without its lock.
  *
- * Abstracted: the lock is one word with its owner, dropped at death (lock.pml shows that it is one). A
- * gradient is a digit in base 4: the n-th of a round adds 4^n to each word that it touches, so that what is
- * lost, doubled or torn shows in the sum. A bucket of the index has one place, and all rows the same home.
- * Growth of the index is left out: the grown index is built beside and becomes current with the state, as
- * everything else in it; so are the round's shape (kept twice, like the dense buffers), the pages given back
- * after a commit, and operations that change nothing but the state (set_step, advance_step, unseal, drop):
- * each is one commit, such as `reserve` has it. Arithmetic that does not fit, and stamps and generations that
- * wrap, are the code's own matter. At each acquire, after undo, `poison` overwrites all that nobody may read
- * any more (slots not in use, the undo log, the other copy of the state) and renumbers the generations: worse
- * than what the dead really leave there, and what differs only in such leavings becomes one state. So does
- * what differs only in how far index_filled is above the entries that are there. With -DNO_POISON all stays
- * as it was left.
+ * Abstracted: a lock is one word with its owner, dropped at death (lock.pml shows that it is one); how a take gets those
+ * of all lanes: round.pml. A gradient is a digit in base 4: the n-th of a lane's round adds 4^n to each word that it
+ * touches, so that what is lost, doubled, torn or in some members only shows in the sum. A bucket of the index has one
+ * place, and all rows of a member the same home. Growth of the index is left out: the grown index is built beside and
+ * becomes current with the member's copy, as everything else in it; so are the round's shape (kept twice, like the dense
+ * buffers), the pages given back after a commit, and operations that change nothing but a record (advance_step,
+ * set_step, unseal, drop): each is one commit, such as `reserve_undo` or a take has it. Arithmetic that does not fit, and stamps
+ * and generations that wrap, are the code's own matter. At each acquire, after recovery, `poison` overwrites all that nobody
+ * may read any more (slots not in use, the undo log, the copies that are not current) and renumbers generations and
+ * stamps: worse than what the dead really leave there, and what differs only in such leavings becomes one state.
+ * So does what differs only in how far index_filled and leftovers are above the entries that are there. With
+ * -DNO_POISON all stays as it was left.
  *
- * Checked at every acquire, by the next owner after undo: rows, contributions and count are those of exactly
- * the gradients that were committed and not taken (no gradient torn, lost or doubled); a take hands out
- * exactly these; an apply that returned True was committed and one that raised was not; index_filled counts
- * every occupied place, those that the dead left too; a lock-free reader sees one commit's state or knows
- * that it did not.
+ * Checked at every acquire, by the next owner after recovery: all members' rows, contributions and counts are those of
+ * exactly the gradients that were committed in the lane and not taken (all of a gradient is in, or nothing: torn, lost or
+ * doubled in no member); a take hands out exactly these, of all lanes; an apply that returned True was committed
+ * and one that raised was not; the books (taken) balance; index_filled and leftovers count every occupied place; a
+ * lock-free reader sees one commit's records or knows that it did not.
  *
  * Broken on purpose (each must be found):
  *   BROKEN_COMMIT_FIRST the commit word is written before the rows
  *   BROKEN_SAVE_ORDER   `publish` counts the rows before they are saved
  *   BROKEN_BEGIN_ORDER  the journal becomes valid before it is emptied of the last operation's rows
- *   BROKEN_UNDO_ORDER   undo commits before the rows are back: a second death tears
+ *   BROKEN_UNDO_ORDER   `recover` commits before the rows are back: a second death tears
  *   BROKEN_UNDO_ROOM    a longer undo log becomes known only with the commit of the apply that needs it
  *   BROKEN_INDEX_TRUST  an index entry is believed without asking the slot
- *   BROKEN_NEW_ROWS     undo does not count the entries that are left in the index: it runs full
+ *   BROKEN_NEW_ROWS     `recover` does not count the entries that are left in the index: it runs full
+ *   BROKEN_NOT_CLEARED  `recover` leaves the dead operation's copies: its own commit makes them valid
+ *   BROKEN_CLEAR_LATE   `recover` commits, and clears them then: valid for a moment, and a second death makes it last
+ *   BROKEN_STAMP_BELOW  a copy with the lane's own generation does not count: members lag behind their lane
+ *   BROKEN_OVER_CURRENT a member's copy is written over the one that is current
+ *   BROKEN_OLD_ROUND    a member of an older round is not emptied before the first gradient of this one
+ *   BROKEN_ROUND_FIRST  the round's generation is stored before its copy is complete
+ *   BROKEN_ONE_LOCK     a take holds the first lane's lock alone
  */
 #ifndef WORKERS
 #define WORKERS 2
@@ -47,11 +56,23 @@
 #ifndef OPERATIONS
 #define OPERATIONS 2
 #endif
+#ifndef LANES
+#define LANES 1
+#endif
+#ifndef MEMBERS
+#define MEMBERS 1
+#endif
+#ifdef DENSE
+#define ROWS 1
+#endif
+#ifndef ROWS
+#define ROWS 2
+#endif
 #ifndef RUN
 #define RUN 1
 #endif
-#define ROWS 2
-#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* enough for all that may be left behind: no rebuild */
+#define ITEMS (MEMBERS * ROWS)      /* of a lane: row r of member m is item m * ROWS + r; 1 or 2 */
+#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* of a member: enough for all that may be left behind: no rebuild */
 
 #define PROCESSES WORKERS
 #define finished(p) ended[p]
@@ -60,12 +81,20 @@
 #include "processes.pml"
 
 /* ---- the segment ---- */
-typedef StateCopy {
-  byte count;       /* gradients in this round */
+typedef RoundCopy { byte round; byte taken }
+typedef LaneCopy {
+  byte round;       /* that count is of */
+  byte count;       /* gradients */
+  byte undo_room;   /* reserved for the undo log: rows that it has room for */
+  byte leftovers    /* index entries that undone applies may have left behind */
+}
+typedef MemberCopy {
+  byte stamp;       /* the lane's generation that wrote it */
+  byte round;       /* that the next two are of */
+  byte count;       /* gradients that had this member */
   byte rows;        /* slots in use */
   byte index_stamp; /* buckets with another stamp are empty */
-  byte index_filled; /* entries in use, those of undone applies included */
-  byte undo_room;   /* reserved for the undo log: rows that the undo log has room for */
+  byte index_filled; /* entries in use, without those left behind */
   bit buffer        /* dense: which buffer holds the sum */
 }
 typedef Undo { byte slot; byte contributions; short left; short right }
@@ -73,236 +102,423 @@ typedef Slot { byte row; byte contributions; short left; short right }
 typedef Bucket { byte stamp; byte tag; byte slot }  /* tag: the row + 1; 0: free */
 typedef Buffer { short left; short right }
 
-StateCopy state[2];
-byte generation = 1;
-byte journal_records;
-byte journal_new_rows;
-byte journal_generation;
-#ifdef DENSE
-Buffer buffer[2];
-#else
-Undo undo_log[ROWS];
-Slot slot[ROWS];
-Bucket bucket[BUCKETS];
-#endif
-byte record_lock = NOBODY;
-
-#define ABSENT ROWS
-#define current state[generation & 1]
-#define next state[(generation + 1) & 1]
-#define cut_short (journal_generation == generation + 1)
-
-/* ---- the owner's own memory: there is one owner, so one copy will do; lost with it ---- */
-byte new_count, new_rows, new_index_stamp, new_index_filled, new_undo_room;
-bit new_buffer;
-byte found[ROWS];                   /* the slot of each row, or ABSENT */
-byte row, at, length, records;
-byte rows_touched;                  /* the gradient; none: it is a take */
-short weight;
-bool gives_up, committed;
-
-inline forget() {
-  new_count = 0; new_rows = 0; new_index_stamp = 0; new_index_filled = 0; new_undo_room = 0;
-  new_buffer = 0; found[0] = 0; found[1] = 0; row = 0; at = 0; length = 0; records = 0;
-  rows_touched = 0; weight = 0; gives_up = false; committed = false
+/* The owner's own memory: a lane has one owner, so one copy for each lane will do; lost with the owner. */
+typedef Operation {
+  byte round_now;                   /* RoundState::round, as read under the lock */
+  byte round, count, undo_room, leftovers;
+  byte touched;                     /* items of the gradient; none: it is a take */
+  byte found[ITEMS];                /* the slot of each item, or ABSENT */
+  short weight;
+  byte item, at, length, records;
+  bool gives_up, committed
 }
+typedef Change { byte copy; byte round; byte count; byte rows; byte index_stamp; byte index_filled; bit buffer }
 
-/* ---- the books, kept outside: what the segment ought to say ---- */
-short here_sum[ROWS];
-byte here_contributions[ROWS];
-byte here_count;
-#ifdef READER
-byte count_at[2], rows_at[2];       /* what was committed as which generation, by its parity */
+typedef Lane {
+  byte lock = NOBODY;
+  byte generation = 1;
+  LaneCopy state[2];
+  MemberCopy member[MEMBERS * 2];
+  byte journal_records;
+  byte journal_new_rows;
+  byte journal_generation;
+#ifdef DENSE
+  Buffer buffer[MEMBERS * 2];
+#else
+  Undo undo_log[ITEMS];
+  Slot slot[ITEMS];
+  Bucket bucket[MEMBERS * BUCKETS];
 #endif
+  Operation now;
+  Change change[MEMBERS];           /* to be committed */
+  /* the books, kept outside: what the lane ought to say */
+  short here_sum[ITEMS];
+  byte here_contributions[ITEMS];
+  byte here_count;
+#ifdef READER
+  byte count_at[2];                 /* what was committed as which generation, by its parity */
+  byte member_count_at[MEMBERS * 2]
+#endif
+}
+Lane lane[LANES];
+RoundCopy round[2];
+byte round_generation = 1;
+byte here_taken;                    /* the books */
 bool ended[PROCESSES + 1];
 
+/* Used within a d_step only. */
+hidden byte i, j, k, seen;
+
+/* In this file a process works in lane l. */
+#define L lane[l]
+#define NOW L.now
+#define ABSENT ROWS
+#define current L.state[L.generation & 1]
+#define next L.state[(L.generation + 1) & 1]
+#define current_round round[round_generation & 1]
+#define next_round round[(round_generation + 1) & 1]
+#define interrupted (L.journal_generation == L.generation + 1)
+
+#define member_copy(m, c) L.member[(m) * 2 + (c)]
+#define stamp(m, c) member_copy(m, c).stamp
+#ifdef BROKEN_STAMP_BELOW
+#define is_ahead(s) ((s) >= L.generation && (s) > 0)
+#else
+#define is_ahead(s) ((s) > L.generation)
+#endif
+#define current_copy(m) \
+  (is_ahead(stamp(m, 1)) -> 0 : (is_ahead(stamp(m, 0)) || stamp(m, 1) > stamp(m, 0)))
+
+#define member_of(at_item) ((at_item) / ROWS)
+#define touches(at_item) ((NOW.touched >> (at_item)) & 1)
+#define changes(m) ((NOW.touched >> ((m) * ROWS)) & ((1 << ROWS) - 1))
+
+inline forget(x) {
+  lane[x].now.round_now = 0; lane[x].now.round = 0; lane[x].now.count = 0; lane[x].now.undo_room = 0;
+  lane[x].now.leftovers = 0; lane[x].now.touched = 0; lane[x].now.weight = 0; lane[x].now.item = 0;
+  lane[x].now.at = 0; lane[x].now.length = 0; lane[x].now.records = 0;
+  lane[x].now.gives_up = false; lane[x].now.committed = false;
+  for (i : 0 .. ITEMS - 1) { lane[x].now.found[i] = 0 }
+  for (i : 0 .. MEMBERS - 1) {
+    lane[x].change[i].copy = 0; lane[x].change[i].round = 0; lane[x].change[i].count = 0;
+    lane[x].change[i].rows = 0; lane[x].change[i].index_stamp = 0; lane[x].change[i].index_filled = 0;
+    lane[x].change[i].buffer = 0
+  }
+}
+
 inline kernel_drops_locks(p) {
-  if :: record_lock == p -> record_lock = NOBODY; forget() :: else fi
+  d_step {
+    for (k : 0 .. LANES - 1) {
+      if :: lane[k].lock == p -> lane[k].lock = NOBODY; forget(k) :: else fi
+    }
+    k = 0
+  }
 }
 
 #include "fate.pml"
 
 #define step(action) atomic { runs(me) -> action }
 
-/* What the books do in the instant of a commit. */
-#define ROUND_GOES_ON 0
+/* What the books do in the instant of a lane's commit. */
+#define NOTHING_NEW 0
 #define GRADIENT_ADDED 1
-#define ROUND_TAKEN 2
 inline book(event) {
-  at = 0;
-  do
-  :: at < ROWS ->
-     if
-     :: event == GRADIENT_ADDED && (rows_touched & (1 << at)) ->
-        here_sum[at] = here_sum[at] + weight; here_contributions[at]++
-     :: event == ROUND_TAKEN -> here_sum[at] = 0; here_contributions[at] = 0
-     :: else
-     fi;
-     at++
-  :: else -> break
-  od;
-  at = 0;
   if
-  :: event == GRADIENT_ADDED -> here_count++; committed = true
-  :: event == ROUND_TAKEN -> here_count = 0
+  :: event == GRADIENT_ADDED ->
+     for (i : 0 .. ITEMS - 1) {
+       if
+       :: touches(i) -> L.here_sum[i] = L.here_sum[i] + NOW.weight; L.here_contributions[i]++
+       :: else
+       fi
+     }
+     L.here_count++;
+     NOW.committed = true
   :: else
   fi
+#ifdef READER
+  ;
+  L.count_at[L.generation & 1] = current.count;
+  for (i : 0 .. MEMBERS - 1) {
+    L.member_count_at[i * 2 + (L.generation & 1)] = member_copy(i, current_copy(i)).count
+  }
+#endif
 }
 
-#define is_filled(b, stamp_now) (bucket[b].stamp == stamp_now && bucket[b].tag != 0)
-
-inline count_entries() {            /* into `row` */
-  row = 0;
-  at = 0;
-  do
-  :: at < BUCKETS -> row = row + is_filled(at, current.index_stamp); at++
-  :: else -> break
-  od;
-  at = 0
+inline book_taken() {
+  for (j : 0 .. LANES - 1) {
+    here_taken = here_taken + lane[j].here_count;
+    lane[j].here_count = 0;
+    for (i : 0 .. ITEMS - 1) { lane[j].here_sum[i] = 0; lane[j].here_contributions[i] = 0 }
+  }
 }
 
-/* The segment says what the books say. Rows that were touched stand in one slot each. */
+#define bucket_of(m, b) L.bucket[(m) * BUCKETS + (b)]
+#define is_filled(m, b, stamp_now) (bucket_of(m, b).stamp == stamp_now && bucket_of(m, b).tag != 0)
+
+/* Into `seen`: index entries of member m under a stamp. */
+inline count_entries(m, stamp_now) {
+  seen = 0;
+  for (j : 0 .. BUCKETS - 1) { seen = seen + is_filled(m, j, stamp_now) }
+}
+
+#define the(m) member_copy(m, current_copy(m))
+#define is_void(m) (the(m).round != current_round.round)
+#define slot_of(m, s) L.slot[(m) * ROWS + (s)]
+
+/* The lane says what the books say, in all members. Rows that were touched stand in one slot each. */
 inline check_visible() {
   d_step {
-    assert(current.count == here_count);
+    assert((current.round == current_round.round -> current.count : 0) == L.here_count);
+    for (i : 0 .. MEMBERS - 1) {
 #ifdef DENSE
-    assert(here_count == 0 || (buffer[current.buffer].left == here_sum[0]
-                               && buffer[current.buffer].right == here_sum[0]));
+      assert((is_void(i) -> 0 : the(i).count) == L.here_contributions[i]);
+      assert(L.here_contributions[i] == 0 || (L.buffer[i * 2 + the(i).buffer].left == L.here_sum[i]
+                                              && L.buffer[i * 2 + the(i).buffer].right == L.here_sum[i]));
 #else
-    at = 0;
-    row = 0;
-    do
-    :: at < current.rows ->
-       assert(slot[at].left == here_sum[slot[at].row]);
-       assert(slot[at].right == here_sum[slot[at].row]);
-       assert(slot[at].contributions == here_contributions[slot[at].row]);
-       assert(!(row & (1 << slot[at].row)));
-       row = row | (1 << slot[at].row);
-       at++
-    :: else -> break
-    od;
-    at = 0;
-    do
-    :: at < ROWS -> assert((here_contributions[at] > 0) == ((row >> at) & 1)); at++
-    :: else -> break
-    od;
-    count_entries();
-    assert(row <= current.index_filled);
+      seen = 0;
+      if
+      :: !is_void(i) ->
+         for (j : 0 .. ROWS - 1) {
+           if
+           :: j < the(i).rows ->
+              assert(slot_of(i, j).row < ROWS);
+              assert(slot_of(i, j).left == L.here_sum[i * ROWS + slot_of(i, j).row]);
+              assert(slot_of(i, j).right == L.here_sum[i * ROWS + slot_of(i, j).row]);
+              assert(slot_of(i, j).contributions == L.here_contributions[i * ROWS + slot_of(i, j).row]);
+              assert(!(seen & (1 << slot_of(i, j).row)));
+              seen = seen | (1 << slot_of(i, j).row)
+           :: else
+           fi
+         }
+      :: else
+      fi;
+      for (j : 0 .. ROWS - 1) {
+        assert((L.here_contributions[i * ROWS + j] > 0) == ((seen >> j) & 1))
+      }
+      count_entries(i, the(i).index_stamp + is_void(i));
+      assert(seen <= current.leftovers + (is_void(i) -> 0 : the(i).index_filled))
 #endif
-    at = 0;
-    row = 0
+    }
+    i = 0
   }
 }
 
 #define GARBAGE 99
+#define not_current(m) member_copy(m, 1 - current_copy(m))
 #ifdef NO_POISON
 inline poison() { skip }
+inline poison_round() { skip }
 #else
 inline poison() {
   d_step {
-    next.count = GARBAGE; next.rows = GARBAGE; next.index_stamp = GARBAGE;
-    next.index_filled = GARBAGE; next.undo_room = GARBAGE; next.buffer = 0;
-#ifdef DENSE
-    buffer[1 - current.buffer].left = GARBAGE; buffer[1 - current.buffer].right = GARBAGE;
-#else
-    at = 0;
-    do
-    :: at < ROWS ->
-       undo_log[at].slot = 0; undo_log[at].contributions = GARBAGE;
-       undo_log[at].left = GARBAGE; undo_log[at].right = GARBAGE;
-       if
-       :: at >= current.rows ->
-          slot[at].row = 0; slot[at].contributions = GARBAGE;
-          slot[at].left = GARBAGE; slot[at].right = GARBAGE
-       :: else
-       fi;
-       at++
-    :: else -> break
-    od;
-    count_entries();
-    current.index_filled = row;
-    row = 0;
-    do
-    :: at < BUCKETS ->
-       if
-       :: is_filled(at, current.index_stamp) -> bucket[at].stamp = 1
-       :: else -> bucket[at].stamp = 0; bucket[at].tag = GARBAGE; bucket[at].slot = 0
-       fi;
-       at++
-    :: else -> break
-    od;
-    at = 0;
-#endif
-    current.index_stamp = 1;
+    next.round = GARBAGE; next.count = GARBAGE; next.undo_room = GARBAGE; next.leftovers = GARBAGE;
+    current.leftovers = 0;
 #ifndef READER
-    generation = 2 + (generation & 1);
-    journal_generation = generation  /* the last that is not ahead: the one most easily mistaken */
+    if :: current.round != current_round.round -> current.count = GARBAGE :: else fi;
 #endif
+    for (i : 0 .. MEMBERS - 1) {
+#ifndef READER
+      not_current(i).stamp = 0;
+#endif
+      not_current(i).round = GARBAGE; not_current(i).count = GARBAGE; not_current(i).rows = GARBAGE;
+      not_current(i).index_stamp = GARBAGE; not_current(i).index_filled = GARBAGE;
+      not_current(i).buffer = 0;
+#ifdef DENSE
+      L.buffer[i * 2 + 1 - the(i).buffer].left = GARBAGE; L.buffer[i * 2 + 1 - the(i).buffer].right = GARBAGE;
+#else
+      for (j : 0 .. ROWS - 1) {
+        L.undo_log[i * ROWS + j].slot = 0; L.undo_log[i * ROWS + j].contributions = GARBAGE;
+        L.undo_log[i * ROWS + j].left = GARBAGE; L.undo_log[i * ROWS + j].right = GARBAGE;
+        if
+        :: is_void(i) || j >= the(i).rows ->
+           slot_of(i, j).row = 0; slot_of(i, j).contributions = GARBAGE;
+           slot_of(i, j).left = GARBAGE; slot_of(i, j).right = GARBAGE
+        :: else
+        fi
+      }
+      if
+      :: is_void(i) ->
+         count_entries(i, the(i).index_stamp + 1);
+         current.leftovers = (seen > current.leftovers -> seen : current.leftovers);
+         the(i).index_filled = GARBAGE; the(i).rows = GARBAGE
+      :: else ->
+         count_entries(i, the(i).index_stamp);
+         the(i).index_filled = seen
+      fi;
+      for (j : 0 .. BUCKETS - 1) {
+        if
+        :: is_filled(i, j, the(i).index_stamp + is_void(i)) -> bucket_of(i, j).stamp = 1 + is_void(i)
+        :: else -> bucket_of(i, j).stamp = 0; bucket_of(i, j).tag = GARBAGE; bucket_of(i, j).slot = 0
+        fi
+      }
+      the(i).index_stamp = 1;
+#endif
+#ifndef READER
+      if :: is_void(i) -> the(i).count = GARBAGE :: else fi;
+#endif
+      j = 0
+    }
+    i = 0;
+#ifndef READER
+    for (i : 0 .. MEMBERS - 1) {    /* it stays the current one: the other's stamp is less, or both are 0 */
+      if :: the(i).stamp > 0 -> the(i).stamp = 1 :: else fi
+    }
+    L.generation = 2 + (L.generation & 1);
+    L.journal_generation = L.generation; /* the last that is not ahead: the one most easily mistaken */
+#endif
+    j = 0
+  }
+}
+
+/* With all locks. */
+inline poison_round() {
+  d_step {
+    next_round.round = GARBAGE; next_round.taken = GARBAGE;
+    for (j : 0 .. LANES - 1) {
+      lane[j].state[lane[j].generation & 1].round =
+        1 + (lane[j].state[lane[j].generation & 1].round == current_round.round);
+      for (i : 0 .. 2 * MEMBERS - 1) {
+        lane[j].member[i].round = 1 + (lane[j].member[i].round == current_round.round)
+      }
+    }
+    current_round.round = 2;
+    current_round.taken = 0;
+    here_taken = 0
   }
 }
 #endif
 
 /* ---- commit.hpp ---- */
-inline write_state(copy) {
-  step(copy.count = new_count);
-  step(copy.rows = new_rows);
-  step(copy.index_stamp = new_index_stamp);
-  step(copy.index_filled = new_index_filled);
-  step(copy.undo_room = new_undo_room);
-  step(copy.buffer = new_buffer)
+inline read_current() {             /* Committed::current */
+  NOW.round_now = current_round.round;
+  NOW.round = current.round; NOW.count = current.count;
+  NOW.undo_room = current.undo_room; NOW.leftovers = current.leftovers
+}
+
+inline write_record(copy) {
+  step(copy.round = NOW.round);
+  step(copy.count = NOW.count);
+  step(copy.undo_room = NOW.undo_room);
+  step(copy.leftovers = NOW.leftovers)
 }
 
 inline store_generation(event) {
   atomic {
     runs(me) ->
-    generation++;                   /* THE commit */
-#ifdef READER
-    count_at[generation & 1] = new_count;
-    rows_at[generation & 1] = new_rows;
-#endif
-    book(event)
+    d_step {
+      L.generation++;               /* THE commit */
+      book(event);
+      i = 0
+    }
   }
 }
 
+/* ---- lane.hpp: Member ---- */
+#ifdef BROKEN_COMMIT_FIRST
+#define NEW_STAMP L.generation      /* it has been written already */
+#else
+#define NEW_STAMP (L.generation + 1)
+#endif
+#ifdef BROKEN_OVER_CURRENT
+#define written(m) member_copy(m, L.change[m].copy)
+#else
+#define written(m) member_copy(m, 1 - L.change[m].copy)
+#endif
+inline write(m) {
+  if
+  :: atomic { runs(me) && changes(m) -> written(m).stamp = NEW_STAMP };
+     step(written(m).round = L.change[m].round);
+     step(written(m).count = L.change[m].count);
+#ifdef DENSE
+     step(written(m).buffer = L.change[m].buffer)
+#else
+     step(written(m).rows = L.change[m].rows);
+     step(written(m).index_stamp = L.change[m].index_stamp);
+     step(written(m).index_filled = L.change[m].index_filled)
+#endif
+  :: atomic { runs(me) && !changes(m) -> skip }
+  fi
+}
+
+/* As committed, from the round's beginning on if it has nothing of it yet. Private: no step of its own. */
+#ifdef BROKEN_OLD_ROUND
+#define starts_anew(m) false
+#else
+#define starts_anew(m) (L.change[m].round != NOW.round_now)
+#endif
+inline begin_round() {
+  if
+  :: NOW.round != NOW.round_now -> NOW.round = NOW.round_now; NOW.count = 0
+  :: else
+  fi;
+  for (i : 0 .. MEMBERS - 1) {
+    if
+    :: changes(i) ->
+       L.change[i].copy = current_copy(i);
+       L.change[i].round = the(i).round; L.change[i].count = the(i).count; L.change[i].rows = the(i).rows;
+       L.change[i].index_stamp = the(i).index_stamp; L.change[i].index_filled = the(i).index_filled;
+       L.change[i].buffer = the(i).buffer;
+       if
+       :: starts_anew(i) ->
+          L.change[i].count = 0; L.change[i].rows = 0;
+          L.change[i].index_stamp++; L.change[i].index_filled = 0
+       :: else
+       fi;
+       L.change[i].round = NOW.round_now
+    :: else
+    fi
+  }
+}
+
+/* ---- lane.hpp: Lane ---- */
 inline commit(event) {
 #ifdef BROKEN_COMMIT_FIRST
   if
-  :: event != GRADIENT_ADDED -> store_generation(event)
-  :: else                           /* apply has written it already */
-  fi;
-  write_state(current)
+  :: atomic { runs(me) && event == GRADIENT_ADDED -> skip };
+     write(0); write(MEMBERS - 1);
+     write_record(current)
+  :: atomic { runs(me) && event != GRADIENT_ADDED -> skip };
+     write_record(next);
+     store_generation(event)
+  fi
 #else
-  write_state(next);
+  if
+  :: atomic { runs(me) && event == GRADIENT_ADDED -> skip };
+     write(0);
+#if MEMBERS > 1
+     write(1)
+#endif
+  :: atomic { runs(me) && event != GRADIENT_ADDED -> skip }
+  fi;
+  write_record(next);
   store_generation(event)
 #endif
 }
 
 inline begin(fresh) {
 #ifdef BROKEN_BEGIN_ORDER
-  step(journal_generation = generation + 1);
-  step(journal_records = 0);
-  step(journal_new_rows = fresh)
+  step(L.journal_generation = L.generation + 1);
+  step(L.journal_records = 0);
+  step(L.journal_new_rows = fresh)
 #else
-  step(journal_records = 0);
-  step(journal_new_rows = fresh);
-  step(journal_generation = generation + 1)
+  step(L.journal_records = 0);
+  step(L.journal_new_rows = fresh);
+  step(L.journal_generation = L.generation + 1)
 #endif
 }
 
-inline read_current() {             /* Committed::current */
-  new_count = current.count; new_rows = current.rows;
-  new_index_stamp = current.index_stamp; new_index_filled = current.index_filled;
-  new_undo_room = current.undo_room; new_buffer = current.buffer
+inline publish(count_of_records) {
+  step(L.journal_records = count_of_records)
 }
 
+#define undo_record L.undo_log[NOW.at]
 inline put_back() {
 #ifndef DENSE
   do
-  :: atomic { runs(me) && at < journal_records -> assert(journal_records <= current.undo_room) };
-     step(slot[undo_log[at].slot].contributions = undo_log[at].contributions);
-     step(slot[undo_log[at].slot].left = undo_log[at].left);
-     step(slot[undo_log[at].slot].right = undo_log[at].right; at++)
-  :: atomic { runs(me) && at >= journal_records -> at = 0 }; break
+  :: atomic { runs(me) && NOW.at < L.journal_records -> assert(L.journal_records <= current.undo_room) };
+     step(L.slot[undo_record.slot].contributions = undo_record.contributions);
+     step(L.slot[undo_record.slot].left = undo_record.left);
+     step(L.slot[undo_record.slot].right = undo_record.right; NOW.at++)
+  :: atomic { runs(me) && NOW.at >= L.journal_records -> NOW.at = 0 }; break
+  od
+#else
+  skip
+#endif
+}
+
+/* Copies of the operation that did not commit: none of them is to become valid. */
+inline clear() {
+#ifndef BROKEN_NOT_CLEARED
+  do
+  :: atomic {
+       runs(me) && NOW.at < 2 * MEMBERS ->
+       if
+       :: L.member[NOW.at].stamp >= L.journal_generation -> L.member[NOW.at].stamp = 0
+       :: else
+       fi;
+       NOW.at++
+     }
+  :: atomic { runs(me) && NOW.at == 2 * MEMBERS -> NOW.at = 0 }; break
   od
 #else
   skip
@@ -310,73 +526,73 @@ inline put_back() {
 }
 
 /* Its commit, and nothing else, is what makes the journal void: generation is journal_generation then. */
-inline undo() {
-#ifdef BROKEN_UNDO_ORDER
-  commit(ROUND_GOES_ON);
-  put_back()
-#else
+inline recover() {
+#ifndef BROKEN_UNDO_ORDER
   put_back();
+#endif
+#ifndef BROKEN_CLEAR_LATE
+  clear();
+#endif
 #ifndef BROKEN_NEW_ROWS
-  step(new_index_filled = new_index_filled + journal_new_rows);
+  step(NOW.leftovers = NOW.leftovers + L.journal_new_rows);
 #endif
-  commit(ROUND_GOES_ON)             /* recoveries + 1 */
+  write_record(next);
+  store_generation(NOTHING_NEW);    /* recoveries + 1 */
+#ifdef BROKEN_UNDO_ORDER
+  put_back()
+#elif defined(BROKEN_CLEAR_LATE)
+  clear()
+#else
+  skip
 #endif
 }
 
-/* ---- open_segment.hpp: Session ---- */
-inline Session() {
-  atomic { runs(me) && record_lock == NOBODY -> record_lock = me };
+inline recovered() {
   if
-  :: atomic { runs(me) && cut_short -> read_current() }; undo()
-  :: atomic { runs(me) && !cut_short -> skip }
+  :: atomic { runs(me) && interrupted -> read_current() }; recover()
+  :: atomic { runs(me) && !interrupted -> skip }
   fi;
-  atomic { runs(me) -> check_visible(); poison(); read_current() }
-}
-
-inline release() {
-  step(forget(); record_lock = NOBODY; ended[me] = (operations == OPERATIONS))
-}
-
-inline roll_back() {
-  if
-  :: atomic { runs(me) && cut_short -> read_current() }; undo()
-  :: atomic { runs(me) && !cut_short -> skip }
-  fi;
-  atomic { runs(me) -> check_visible() }
+  atomic {
+    runs(me) -> check_visible(); poison();
+    assert(current_round.taken == here_taken);
+#if LANES == 1
+    poison_round();
+#endif
+    read_current()
+  }
 }
 
 #ifndef DENSE
 
 /* ---- index.hpp ---- */
 
-#define place_is_free(b) (!is_filled(b, new_index_stamp))
+#define m_now member_of(NOW.item)
+#define row_now (NOW.item % ROWS)
+#define place_is_free(m, b) (!is_filled(m, b, L.change[m].index_stamp))
 /* An entry is believed only about a slot that is in use and says itself that it is this row's: undone
  * applies leave entries behind, and the slots that they meant are given out again. */
 #ifdef BROKEN_INDEX_TRUST
-#define leads_to_row(b) (bucket[b].tag == row + 1)
+#define leads_to_row(m, b, r) (bucket_of(m, b).tag == (r) + 1)
 #else
-#define leads_to_row(b) (bucket[b].tag == row + 1 && bucket[b].slot < new_rows \
-                         && slot[bucket[b].slot].row == row)
+#define leads_to_row(m, b, r) (bucket_of(m, b).tag == (r) + 1 && bucket_of(m, b).slot < L.change[m].rows \
+                               && slot_of(m, bucket_of(m, b).slot).row == (r))
 #endif
 
 /* For all rows of the gradient, before anything is changed; the first free place ends a search. Reads
- * only: one step. */
+ * only: in one step. */
 inline find() {
-  atomic {
-    runs(me) ->
-    row = 0;
-    do
-    :: row < ROWS ->
-       at = 0;
+  for (i : 0 .. ITEMS - 1) {
+    if
+    :: touches(i) ->
+       j = 0;
        do
-       :: at < BUCKETS && !place_is_free(at) && !leads_to_row(at) -> at++
-       :: at < BUCKETS && !place_is_free(at) && leads_to_row(at) -> found[row] = bucket[at].slot; break
-       :: at == BUCKETS || place_is_free(at) -> found[row] = ABSENT; break
-       od;
-       row++
-    :: row == ROWS -> break
-    od;
-    at = 0; row = 0
+       :: j < BUCKETS && !place_is_free(member_of(i), j) && !leads_to_row(member_of(i), j, i % ROWS) -> j++
+       :: j < BUCKETS && !place_is_free(member_of(i), j) && leads_to_row(member_of(i), j, i % ROWS) ->
+          NOW.found[i] = bucket_of(member_of(i), j).slot; break
+       :: j == BUCKETS || place_is_free(member_of(i), j) -> NOW.found[i] = ABSENT; break
+       od
+    :: else
+    fi
   }
 }
 
@@ -384,227 +600,301 @@ inline insert() {
   atomic {
     runs(me) ->
     do
-    :: !place_is_free(at) -> at++; assert(at < BUCKETS)
-    :: place_is_free(at) -> break
+    :: !place_is_free(m_now, NOW.at) -> NOW.at++; assert(NOW.at < BUCKETS)
+    :: place_is_free(m_now, NOW.at) -> break
     od
   };
   if
-  :: atomic { runs(me) && bucket[at].stamp != new_index_stamp -> bucket[at].tag = 0 };
-     step(bucket[at].stamp = new_index_stamp)
-  :: atomic { runs(me) && bucket[at].stamp == new_index_stamp -> skip }
+  :: atomic { runs(me) && bucket_of(m_now, NOW.at).stamp != L.change[m_now].index_stamp ->
+       bucket_of(m_now, NOW.at).tag = 0 };
+     step(bucket_of(m_now, NOW.at).stamp = L.change[m_now].index_stamp)
+  :: atomic { runs(me) && bucket_of(m_now, NOW.at).stamp == L.change[m_now].index_stamp -> skip }
   fi;
-  step(bucket[at].slot = new_rows);
-  step(bucket[at].tag = row + 1; at = 0)
+  step(bucket_of(m_now, NOW.at).slot = L.change[m_now].rows);
+  step(bucket_of(m_now, NOW.at).tag = row_now + 1; NOW.at = 0)
 }
 
 /* ---- rows.hpp ---- */
-#define touches(r) ((rows_touched >> (r)) & 1)
-#define to_be_added(r) (touches(r) && found[r] != ABSENT)
-#define is_fresh(r) (touches(r) && found[r] == ABSENT)
+#define to_be_added(x) (touches(x) && NOW.found[x] != ABSENT)
+#define is_fresh(x) (touches(x) && NOW.found[x] == ABSENT)
+#if ITEMS == 1
+#define fresh_rows is_fresh(0)
+#define undo_rows to_be_added(0)
+#else
 #define fresh_rows (is_fresh(0) + is_fresh(1))
+#define undo_rows (to_be_added(0) + to_be_added(1))
+#endif
 #if RUN > 1
-#define run_of_two (row == 0 && to_be_added(0) && to_be_added(1) && found[1] == found[0] + 1)
+#define run_of_two (NOW.item == 0 && to_be_added(0) && to_be_added(1) && NOW.found[1] == NOW.found[0] + 1)
 #else
 #define run_of_two false
 #endif
+#define place(x) (member_of(x) * ROWS + NOW.found[x])
 
-/* A longer log is committed on its own: whoever undoes must know how long it may be. */
-inline reserve() {
+/* A longer log is committed on its own: whoever recovers must know how long it may be. What else the operation
+ * changes in the record is not in it yet. */
+inline reserve_undo() {
   if
-  :: atomic { runs(me) && to_be_added(0) + to_be_added(1) > new_undo_room ->
-       new_undo_room = to_be_added(0) + to_be_added(1) };
-#ifndef BROKEN_UNDO_ROOM
-     commit(ROUND_GOES_ON)
+  :: atomic { runs(me) && undo_rows > NOW.undo_room ->
+#ifdef BROKEN_UNDO_ROOM
+       NOW.undo_room = undo_rows
+     }
+#else
+       read_current();
+       NOW.undo_room = undo_rows
+     };
+     write_record(next);
+     store_generation(NOTHING_NEW);
+     atomic { runs(me) -> d_step { begin_round(); i = 0 } }          /* of the record as it is now: private */
 #endif
-  :: atomic { runs(me) && to_be_added(0) + to_be_added(1) <= new_undo_room -> skip }
+  :: atomic { runs(me) && undo_rows <= NOW.undo_room -> skip }
   fi
 }
 
 /* Several stores in a step: nobody looks at an undo record before `publish` counts it. (A run is one record
  * in the code, and as many here as it has rows, published at once.) */
-inline save(r) {
-  step(undo_log[records].slot = found[r];
-       undo_log[records].contributions = slot[found[r]].contributions;
-       undo_log[records].left = slot[found[r]].left;
-       undo_log[records].right = slot[found[r]].right;
-       records++)
+inline save(x) {
+  step(L.undo_log[NOW.records].slot = place(x);
+       L.undo_log[NOW.records].contributions = L.slot[place(x)].contributions;
+       L.undo_log[NOW.records].left = L.slot[place(x)].left;
+       L.undo_log[NOW.records].right = L.slot[place(x)].right;
+       NOW.records++)
 }
 
-inline publish(count_of_records) {
-  step(journal_records = count_of_records)
+inline add_piece(x) {
+  step(L.slot[place(x)].contributions++);
+  step(L.slot[place(x)].left = L.slot[place(x)].left + NOW.weight);
+  step(L.slot[place(x)].right = L.slot[place(x)].right + NOW.weight)
 }
 
-inline add_piece(r) {
-  step(slot[found[r]].contributions++);
-  step(slot[found[r]].left = slot[found[r]].left + weight);
-  step(slot[found[r]].right = slot[found[r]].right + weight)
-}
-
+#define new_slot slot_of(m_now, L.change[m_now].rows)
 inline append() {
-  step(slot[new_rows].row = row);
-  step(slot[new_rows].contributions = 1);
-  step(slot[new_rows].left = weight);       /* copy_numbers */
-  step(slot[new_rows].right = weight);
+  step(new_slot.row = row_now);
+  step(new_slot.contributions = 1);
+  step(new_slot.left = NOW.weight);         /* copy_numbers */
+  step(new_slot.right = NOW.weight);
   insert();
-  step(new_rows++; row++)
+  step(L.change[m_now].rows++; L.change[m_now].index_filled++; NOW.item++)
 }
 
 inline add_rows() {
   do
-  :: atomic { runs(me) && row < ROWS && !touches(row) -> row++ }
-  :: atomic { runs(me) && row < ROWS && is_fresh(row) -> skip };
+  :: atomic { runs(me) && NOW.item < ITEMS && !touches(NOW.item) -> NOW.item++ }
+  :: atomic { runs(me) && NOW.item < ITEMS && is_fresh(NOW.item) -> skip };
      append()
-  :: atomic { runs(me) && row < ROWS && to_be_added(row) -> length = 1 + run_of_two };
+  :: atomic { runs(me) && NOW.item < ITEMS && to_be_added(NOW.item) -> NOW.length = 1 + run_of_two };
 #ifdef BROKEN_SAVE_ORDER
-     publish(records + length);
+     publish(NOW.records + NOW.length);
 #endif
-     save(row);
+     save(NOW.item);
 #if RUN > 1
      if
-     :: atomic { runs(me) && length == 2 -> skip }; save(row + 1)
-     :: atomic { runs(me) && length == 1 -> skip }
+     :: atomic { runs(me) && NOW.length == 2 -> skip }; save(NOW.item + 1)
+     :: atomic { runs(me) && NOW.length == 1 -> skip }
      fi;
 #endif
 #ifndef BROKEN_SAVE_ORDER
-     publish(records);
+     publish(NOW.records);
 #endif
-     add_piece(row);
+     add_piece(NOW.item);
 #if RUN > 1
      if
-     :: atomic { runs(me) && length == 2 -> skip }; add_piece(row + 1)
-     :: atomic { runs(me) && length == 1 -> skip }
+     :: atomic { runs(me) && NOW.length == 2 -> skip }; add_piece(NOW.item + 1)
+     :: atomic { runs(me) && NOW.length == 1 -> skip }
      fi;
 #endif
-     step(row = row + length; length = 0);
+     step(NOW.item = NOW.item + NOW.length; NOW.length = 0);
      if
-     :: atomic { runs(me) && gives_up -> row = ROWS }         /* sum_overflows */
+     :: atomic { runs(me) && NOW.gives_up -> NOW.item = ITEMS }         /* sum_overflows */
      :: step(skip)
      fi
-  :: atomic { runs(me) && row == ROWS -> row = 0; records = 0 }; break
+  :: atomic { runs(me) && NOW.item == ITEMS -> NOW.item = 0; NOW.records = 0 }; break
   od
 }
 
-inline add_gradient() {
-  find();
-  reserve();
+#else
+
+#define fresh_rows 0
+inline find() { skip }
+inline reserve_undo() { skip }
+
+/* ---- buffer.hpp ---- */
+#define m_now NOW.item
+#define sum_now L.buffer[m_now * 2 + L.change[m_now].buffer]
+#define other_buffer L.buffer[m_now * 2 + 1 - L.change[m_now].buffer]
+inline add_rows() {
+  do
+  :: atomic { runs(me) && NOW.item < ITEMS && !touches(NOW.item) -> NOW.item++ }
+  :: atomic { runs(me) && NOW.item < ITEMS && touches(NOW.item) ->
+       other_buffer.left = (L.change[m_now].count == 0 -> 0 : sum_now.left) + NOW.weight };
+     step(other_buffer.right = (L.change[m_now].count == 0 -> 0 : sum_now.right) + NOW.weight);
+     step(L.change[m_now].buffer = 1 - L.change[m_now].buffer; NOW.item++);
+     if
+     :: atomic { runs(me) && NOW.gives_up -> NOW.item = ITEMS }         /* sum_overflows */
+     :: step(skip)
+     fi
+  :: atomic { runs(me) && NOW.item == ITEMS -> NOW.item = 0 }; break
+  od
+}
+
+#endif
+
+/* ---- session.hpp ---- */
+inline release() {
   if
-  :: atomic { runs(me) && gives_up -> skip }                  /* no space */
+  :: atomic { runs(me) && l > 0 && L.lock == me -> d_step { forget(l); L.lock = NOBODY }; l-- }
+  :: atomic { runs(me) && (l == 0 || L.lock != me) -> skip }
+  fi;
+  atomic {
+    runs(me) ->
+    d_step { if :: L.lock == me -> forget(l); L.lock = NOBODY :: else fi; i = 0 };
+    l = 0;
+    ended[me] = (operations == OPERATIONS)
+  }
+}
+
+inline roll_back() {
+  if
+  :: atomic { runs(me) && interrupted -> read_current() }; recover()
+  :: atomic { runs(me) && !interrupted -> skip }
+  fi;
+  atomic { runs(me) -> check_visible() }
+}
+
+/* With the first lane's lock: those of the others, in order. */
+inline RoundSession() {
+#if LANES > 1 && !defined(BROKEN_ONE_LOCK)
+  atomic { runs(me) && lane[1].lock == NOBODY -> lane[1].lock = me };
+#endif
+  recovered();
+#if LANES > 1
+  step(l = 1);
+#ifndef BROKEN_ONE_LOCK
+  recovered();
+#endif
+#endif
+  atomic {
+    runs(me) -> skip;
+#ifndef BROKEN_ONE_LOCK
+    poison_round();
+#endif
+    lane[0].now.round_now = current_round.round
+  }
+}
+
+/* ---- operations.hpp ---- */
+inline add_parts() {
+  atomic {
+    runs(me) ->
+    d_step {
+      begin_round();
+      find();
+      NOW.weight = 1 << (2 * NOW.count)
+    }
+  };
+  reserve_undo();
+  if
+  :: atomic { runs(me) && NOW.gives_up -> skip }              /* no space */
   :: begin(fresh_rows);
 #ifdef BROKEN_COMMIT_FIRST
      store_generation(GRADIENT_ADDED);
 #endif
-     add_rows();
-     step(new_index_filled = new_index_filled + fresh_rows)
+     add_rows()
   fi
 }
 
-#else
-
-/* ---- buffer.hpp ---- */
-inline add_gradient() {
-  begin(0);
-#ifdef BROKEN_COMMIT_FIRST
-  store_generation(GRADIENT_ADDED);
-#endif
-  if
-  :: atomic { runs(me) && new_count == 0 -> new_buffer = 1 - new_buffer };
-     step(buffer[new_buffer].left = weight);
-     step(buffer[new_buffer].right = weight)
-  :: atomic { runs(me) && new_count > 0 -> new_buffer = 1 - new_buffer };
-     step(buffer[new_buffer].left = buffer[1 - new_buffer].left + weight);
-     step(buffer[new_buffer].right = buffer[1 - new_buffer].right + weight)
-  fi
-}
-
-#endif
-
-/* ---- operations.hpp ---- */
 inline apply() {
-  add_gradient();
+  add_parts();
   if
-  :: atomic { runs(me) && !gives_up -> new_count++ };
+  :: atomic {
+       runs(me) && !NOW.gives_up ->
+       d_step {
+         NOW.count++;
+         for (i : 0 .. MEMBERS - 1) {
+           if :: changes(i) -> L.change[i].count++ :: else fi
+         }
+         i = 0
+       }
+     };
      commit(GRADIENT_ADDED)
-  :: atomic { runs(me) && gives_up -> skip };
+  :: atomic { runs(me) && NOW.gives_up -> skip };
      roll_back()
   fi;
-  step(assert(committed == !gives_up));  /* True, or the exception, is what the caller gets */
-  release()
+  step(assert(NOW.committed == !NOW.gives_up))  /* True, or the exception, is what the caller gets */
 }
 
-inline collect() {
-  if
-  :: atomic { runs(me) && new_count == 0 -> skip }
-  :: atomic { runs(me) && new_count > 0 -> skip };
-#ifdef DENSE
-     step(assert(buffer[current.buffer].left == here_sum[0]));
-     step(assert(buffer[current.buffer].right == here_sum[0]));
+/* What it hands out was compared with the books when it had the locks, and nobody can change it since. */
+inline consume() {
+#ifdef BROKEN_ROUND_FIRST
+  atomic { runs(me) -> d_step { round_generation++; book_taken(); i = 0 } };
+  step(current_round.round = lane[0].now.round_now + 1);
+  step(current_round.taken = here_taken)
 #else
-     do
-     :: atomic { runs(me) && at < current.rows -> assert(slot[at].left == here_sum[slot[at].row]) };
-        step(assert(slot[at].right == here_sum[slot[at].row]); at++)
-     :: atomic { runs(me) && at == current.rows -> at = 0 }; break
-     od;
+  step(next_round.round = lane[0].now.round_now + 1);
+  step(next_round.taken = here_taken + lane[0].here_count + (LANES > 1 -> lane[LANES - 1].here_count : 0));
+  atomic { runs(me) -> d_step { round_generation++; book_taken(); i = 0 } }     /* THE commit, of all lanes */
 #endif
-     begin(0);
-     step(new_count = 0; new_rows = 0; new_index_stamp++; new_index_filled = 0);  /* end_round */
-     commit(ROUND_TAKEN)
-  fi;
-  release()
 }
 
 /* Without the lock: the generation before and after the rest. */
-inline glimpse() {
-  step(seen_generation = generation);
-  step(seen_count = state[seen_generation & 1].count);
-  step(seen_rows = state[seen_generation & 1].rows);
-  step(assert(seen_generation != generation
-              || (seen_count == count_at[seen_generation & 1]
-                  && seen_rows == rows_at[seen_generation & 1])))
+inline snapshot() {
+  step(seen_generation = L.generation);
+  step(seen_count = L.state[seen_generation & 1].count);
+  step(first_stamp = stamp(MEMBERS - 1, 0));
+  step(second_stamp = stamp(MEMBERS - 1, 1));
+  step(copy = (second_stamp > seen_generation -> 0
+               : (first_stamp > seen_generation || second_stamp > first_stamp)));
+  step(seen_member = member_copy(MEMBERS - 1, copy).count);
+  step(assert(seen_generation != L.generation
+              || (seen_count == L.count_at[seen_generation & 1]
+                  && seen_member == L.member_count_at[(MEMBERS - 1) * 2 + (seen_generation & 1)])))
 }
 
-/* What the owner of the lock is to do: chosen late, so that who waits for the lock is in one state only. */
+/* Which lock, then, what to do with it: chosen late, so that who waits for the lock is in one state only. A take needs
+ * the first lane's lock first. */
 inline choose_operation() {
-  atomic {
-    runs(me) ->
-    operations++;
-    weight = 1 << (2 * new_count);
-    if
-    :: rows_touched = 1
-#ifndef DENSE
-    :: rows_touched = 2
-    :: rows_touched = 3
-#ifndef BROKEN_COMMIT_FIRST
-    :: rows_touched = 3; gives_up = true
+  operations++;
+  if
+  :: NOW.touched = 1
+#if ITEMS == 2
+  :: NOW.touched = 2
+  :: NOW.touched = 3
 #endif
+#if !defined(BROKEN_COMMIT_FIRST) && !(defined(DENSE) && MEMBERS == 1)
+  :: NOW.touched = (1 << ITEMS) - 1; NOW.gives_up = true
 #endif
-    :: rows_touched = 0; weight = 0
-    fi
-  }
+  :: l == 0 -> NOW.touched = 0
+  fi
 }
 
 proctype worker(byte me) {
-  byte operations;
+  byte operations, l;
 
   do
   :: operations < OPERATIONS ->
-     Session();
-     choose_operation();
      if
-     :: atomic { runs(me) && rows_touched > 0 -> skip }; apply()
-     :: atomic { runs(me) && rows_touched == 0 -> skip }; collect()
-     fi
+     :: atomic { runs(me) && lane[0].lock == NOBODY -> l = 0; L.lock = me; choose_operation() }
+#if LANES > 1
+     :: atomic { runs(me) && lane[1].lock == NOBODY -> l = 1; L.lock = me; choose_operation() }
+#endif
+     fi;
+     if
+     :: atomic { runs(me) && NOW.touched > 0 -> skip }; recovered(); apply()
+     :: atomic { runs(me) && NOW.touched == 0 -> skip }; RoundSession(); consume()
+     fi;
+     release()
   :: else -> break
   od
 }
 
 #ifdef READER
 proctype reader(byte me) {
-  byte operations, seen_generation, seen_count, seen_rows;
+  byte operations, l, seen_generation, seen_count, seen_member, first_stamp, second_stamp, copy;
 
   do
   :: operations < OPERATIONS ->
-     glimpse();
-     step(seen_generation = 0; seen_count = 0; seen_rows = 0;
+     snapshot();
+     step(seen_generation = 0; seen_count = 0; seen_member = 0; first_stamp = 0; second_stamp = 0; copy = 0;
           operations++; ended[me] = (operations == OPERATIONS))
   :: else -> break
   od
@@ -614,17 +904,17 @@ proctype reader(byte me) {
 /* Comes when nothing else moves, and does not die: the fresh process that must see all or nothing. */
 active proctype observer() {
   byte me = OBSERVER;
-  byte operations;
+  byte l;
 
   timeout;
-  Session();
-  release()
+  atomic { lane[0].lock == NOBODY -> lane[0].lock = me };
+  RoundSession()
 }
 
 init {
   byte p;
   atomic {
-    current.index_stamp = 1;        /* 0: never used */
+    current_round.round = 1;
     for (p : 0 .. WORKERS - 1) {
 #ifdef READER
       if :: p == WORKERS - 1 -> run reader(p) :: else -> run worker(p) fi

@@ -1,0 +1,15 @@
+"""What is checked: the cases of each model."""
+
+from cases import commit, line, lock, opening, presence, rounds
+from cases.case import Case
+
+__all__ = ["CASES", "Case"]
+
+CASES = (
+    *lock.CASES,
+    *commit.CASES,
+    *rounds.CASES,
+    *opening.CASES,
+    *presence.CASES,
+    *line.CASES,
+)

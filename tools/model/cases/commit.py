@@ -1,0 +1,178 @@
+"""The commit."""
+
+from cases.case import Case
+
+_WHOLE = "nothing torn, lost or doubled"
+
+CASES = (
+    Case(
+        "commit",
+        "two",
+        "DEATHS=2",
+        f"2 processes, 2 operations, 1 member of 2 rows: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "three",
+        "WORKERS=3 OPERATIONS=1 DEATHS=2",
+        f"3 processes, two die: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "runs",
+        "RUN=2 DEATHS=1",
+        f"rows saved in runs: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "leavings",
+        "NO_POISON DEATHS=1",
+        f"with what the dead really leave: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "members",
+        "MEMBERS=2 ROWS=1 DEATHS=2",
+        f"2 members: {_WHOLE}, in both or in none",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "members_leavings",
+        "MEMBERS=2 ROWS=1 NO_POISON DEATHS=1",
+        f"2 members, with what the dead really leave: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "dense",
+        "DENSE MEMBERS=2 WORKERS=3 DEATHS=2",
+        f"2 dense members, 3 processes: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "lanes",
+        "LANES=2 ROWS=1 DEATHS=2",
+        f"2 lanes: {_WHOLE}; a take empties both at once",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "lanes_members",
+        "LANES=2 MEMBERS=2 ROWS=1 DEATHS=1",
+        f"2 lanes of 2 members: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "lanes_dense",
+        "LANES=2 DENSE MEMBERS=2 WORKERS=3 OPERATIONS=1 DEATHS=2",
+        f"2 lanes of 2 dense members, 3 processes: {_WHOLE}",
+        cycles=False,
+    ),
+    Case(
+        "commit",
+        "lanes_cycles",
+        "LANES=2 ROWS=1",
+        f"2 lanes, no death: {_WHOLE}; no livelock",
+    ),
+    Case(
+        "commit",
+        "reader",
+        "READER MEMBERS=2 ROWS=1 DEATHS=2",
+        "a reader without the lock sees one commit, or knows that it did not",
+        cycles=False,
+        quick=True,
+    ),
+    Case(
+        "commit",
+        "BROKEN_COMMIT_FIRST",
+        "BROKEN_COMMIT_FIRST DEATHS=1",
+        "the commit word is written before the rows: torn",
+        quick=True,
+    ),
+    Case(
+        "commit",
+        "BROKEN_SAVE_ORDER",
+        "BROKEN_SAVE_ORDER DEATHS=1",
+        "undo records count before they are written: torn",
+    ),
+    Case(
+        "commit",
+        "BROKEN_BEGIN_ORDER",
+        "BROKEN_BEGIN_ORDER DEATHS=1",
+        "the journal is valid before it is emptied: torn",
+    ),
+    Case(
+        "commit",
+        "BROKEN_UNDO_ORDER",
+        "BROKEN_UNDO_ORDER DEATHS=2",
+        "recover commits before the rows are back: torn by a second death",
+    ),
+    Case(
+        "commit",
+        "BROKEN_UNDO_ROOM",
+        "BROKEN_UNDO_ROOM DEATHS=1",
+        "the longer undo log is not committed before it is used",
+    ),
+    Case(
+        "commit",
+        "BROKEN_INDEX_TRUST",
+        "BROKEN_INDEX_TRUST DEATHS=1",
+        "index entries of the dead are believed: rows lost",
+    ),
+    Case(
+        "commit",
+        "BROKEN_NEW_ROWS",
+        "BROKEN_NEW_ROWS DEATHS=1",
+        "recover does not count what the dead left in the index: it runs full",
+    ),
+    Case(
+        "commit",
+        "BROKEN_NOT_CLEARED",
+        "BROKEN_NOT_CLEARED MEMBERS=2 ROWS=1 DEATHS=1",
+        "recover leaves the copies of the dead: its own commit makes them valid",
+        quick=True,
+    ),
+    Case(
+        "commit",
+        "BROKEN_CLEAR_LATE",
+        "BROKEN_CLEAR_LATE MEMBERS=2 ROWS=1 DEATHS=2",
+        "recover commits before it clears them: a second death leaves them valid",
+    ),
+    Case(
+        "commit",
+        "BROKEN_STAMP_BELOW",
+        "BROKEN_STAMP_BELOW MEMBERS=2 ROWS=1",
+        "a copy with the generation of its lane does not count: the gradient is in no member",
+    ),
+    Case(
+        "commit",
+        "BROKEN_OVER_CURRENT",
+        "BROKEN_OVER_CURRENT MEMBERS=2 ROWS=1 DEATHS=1",
+        "a member is written over its current copy: in one member only",
+    ),
+    Case(
+        "commit",
+        "BROKEN_OLD_ROUND",
+        "BROKEN_OLD_ROUND MEMBERS=2 ROWS=1 NO_POISON",
+        "a member of an older round is not emptied: its gradients come twice",
+    ),
+    Case(
+        "commit",
+        "BROKEN_ROUND_FIRST",
+        "BROKEN_ROUND_FIRST DEATHS=1",
+        "the generation of the round comes before its record: an old one counts again",
+    ),
+    Case(
+        "commit",
+        "BROKEN_ONE_LOCK",
+        "BROKEN_ONE_LOCK LANES=2 ROWS=1",
+        "a take holds the lock of one lane: a gradient that is applied meanwhile is lost",
+    ),
+)

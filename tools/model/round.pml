@@ -1,0 +1,574 @@
+/* Rounds, lanes and contributors (native/operations.hpp, session.hpp): take and round, close_round, advance_step and
+ * set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
+ *
+ * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a round:
+ * open, a block, and its end, in order or by an exception; WORKERS processes that each apply GRADIENTS times, of the
+ * step that was there when they read the parameters, or never stale, in any of LANES lanes, each with its lock; with
+ * CONTRIBUTORS they are all the same contributor, as a worker is that was killed, or only stopped, and started again;
+ * with PARTIAL one more process applies a partial that has this contributor too, with all lanes' locks; with ADVANCER
+ * or SETTER one more process that does advance_step or set_step at any time.
+ *
+ * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is what is read
+ * under the locks before it (commit.pml). The line of takes is a list of two (line.pml; it also has timeouts, cancels, and
+ * applies that wait for a head). A futex word is only asked whether it changed since it was last read (changed,
+ * progressed). A slice that finds nothing to do is left out (processes.pml says why): so, too, a further try for all
+ * locks while the lock that was late is still held. Memory is not sequentially consistent in one place: what a lane
+ * has committed is seen by others after a full_barrier, or when the kernel gets the lock back (buffered).
+ *
+ * Checked: a round is consumed if and only if its block is left in order and nobody has ended it before, and is then what
+ * was handed out; what was handed out and not consumed is in the next take, unless advance_step dropped it; no
+ * gradient is in two takes, and none is lost; nothing joins, and nobody takes, a round that a living process has
+ * open, be it stopped; a gradient of a step that was consumed in order was computed before its block began; a
+ * contributor is in a round at most once, and is in it when its apply says so. Every run is finite, and where it ends
+ * everybody living is through, but takes whose number is not reached, and who waits for a stopped process that has
+ * the round or that lane's lock. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_CONSUMES_EARLY  a round is consumed when it is opened: lost if the block is not left in order
+ *   BROKEN_BLIND_CLOSE     the end of a block does not ask whether the round is still that one
+ *   BROKEN_ADVANCE_KEEPS   advance_step leaves the holder: the end of the block consumes the next round
+ *   BROKEN_DEAD_HOLDER     nobody asks whether the holder lives
+ *   BROKEN_STOP_IS_DEATH   a stopped holder counts as dead
+ *   BROKEN_JOINS           an apply does not ask whether a round is open
+ *   BROKEN_ROBS            a take does not ask whether a round is open
+ *   BROKEN_SILENT_END      the end of a block wakes nobody
+ *   BROKEN_SILENT_APPLIES  the end of a block wakes the next take alone: applies that wait for it sleep on
+ *   BROKEN_ANY_LANE        a contributor's gradient goes to any lane: it is looked for in that one
+ *   BROKEN_LOOK_FREE       the contributor is looked for before the lane's lock is there
+ *   BROKEN_SPREAD_UNSEEN   an apply does not ask whether a partial has put contributors in other lanes than their own
+ *   BROKEN_SPREAD_LATE     that is recorded after the partial's commit
+ *   BROKEN_SPREAD_ONE_LOCK a partial looks in all lanes with the first one's lock
+ *   BROKEN_HOLDS_ON        who wants all locks keeps those that it has while it waits for a late one
+ *   BROKEN_ANY_ORDER       and takes them in any order
+ *   BROKEN_COUNT_BEFORE    an apply adds up the lanes before its commit: of two at a time both miss the other's
+ *   BROKEN_NO_BARRIER      it adds them up after its commit, which others do not see yet
+ */
+#ifndef CHIEFS
+#define CHIEFS 2
+#endif
+#ifndef WORKERS
+#define WORKERS 1
+#endif
+#ifndef TURNS
+#define TURNS 1
+#endif
+#ifndef GRADIENTS
+#define GRADIENTS 2
+#endif
+#ifndef LANES
+#define LANES 2
+#endif
+#ifndef MOST_REQUIRED
+#define MOST_REQUIRED 2
+#endif
+
+#ifdef PARTIAL
+#define APPLYING (WORKERS + 1)      /* the last one */
+#else
+#define APPLYING WORKERS
+#endif
+#if defined(ADVANCER) || defined(SETTER)
+#define PROCESSES (CHIEFS + APPLYING + 1)
+#define CHANGER (CHIEFS + APPLYING)
+#else
+#define PROCESSES (CHIEFS + APPLYING)
+#endif
+#define finished(p) ended[p]
+#define FATE_MAY_HOLD_BACK
+
+#include "processes.pml"
+
+/* ---- the segment ---- */
+byte round_now = 1;                 /* RoundState */
+byte step_now = 1;
+byte holder = NOBODY;
+byte holder_serial;                 /* 0: no round is open */
+byte opened;
+byte spread;
+byte lane_round[LANES];             /* LaneState; the next three are of this round */
+byte lane_count[LANES];
+byte lane_set[LANES];               /* the gradients, a bit each */
+bool lane_has[LANES];               /* the contributor */
+bool buffered[LANES];               /* others do not see the last gradient yet */
+byte first = NOBODY, second = NOBODY;  /* in line */
+byte required[CHIEFS];
+
+/* ---- the kernel's ---- */
+byte lock[LANES] = NOBODY;
+bool changed[CHIEFS];               /* the entry's futex word is not what was seen */
+bool progressed[PROCESSES];         /* likewise `progress`, for each apply that waits */
+
+/* ---- the books ---- */
+bool ended[PROCESSES];
+byte wants[PROCESSES];              /* the lane whose lock it needs, or ALL */
+byte accepted, consumed, discarded; /* gradients */
+byte owed;                          /* handed out by a round that has not been consumed */
+byte in_round;                      /* how often the contributor is in the round */
+byte blocks;                        /* rounds that were opened: each block changes the parameters */
+bool disorder;                      /* one of them did not end in order */
+
+#define ALL LANES
+#define NEVER_STALE 255
+#define dropped_by(p, x) if :: lock[x] == p -> lock[x] = NOBODY; buffered[x] = false :: else fi
+inline kernel_drops_locks(p) {
+  dropped_by(p, 0);
+  dropped_by(p, LANES - 1)
+}
+
+#include "fate.pml"
+
+#define step(action) atomic { runs(me) -> action }
+
+#define set_of(x) (lane_round[x] == round_now -> lane_set[x] : 0)
+#define count_of(x) (lane_round[x] == round_now -> lane_count[x] : 0)
+#define has(x) (lane_round[x] == round_now && lane_has[x])
+#if LANES == 1
+#define pending set_of(0)
+#define total count_of(0)
+#define seen_total(mine) count_of(0)
+#define has_anywhere has(0)
+#else
+#define pending (set_of(0) | set_of(1))
+#define total (count_of(0) + count_of(1))
+#define seen_total(mine) (total - buffered[1 - (mine)])
+#define has_anywhere (has(0) || has(1))
+#endif
+
+/* ---- session.hpp: HeldLocks ---- */
+inline acquire_all() {
+  do
+  :: atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me };
+#if LANES == 1
+     break
+#else
+     if
+     :: atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me }; break
+#if !defined(BROKEN_HOLDS_ON) && !defined(BROKEN_ANY_ORDER)
+     :: atomic { runs(me) && lock[1] != NOBODY -> lock[0] = NOBODY };     /* a slice is over */
+        atomic { runs(me) && lock[1] == NOBODY -> skip }
+#endif
+     fi
+#ifdef BROKEN_ANY_ORDER
+  :: atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me };
+     atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me }; break
+#endif
+#endif
+  od
+}
+
+inline unlock(x) {
+  if :: lock[x] == me -> lock[x] = NOBODY; buffered[x] = false :: else fi
+}
+inline release(wants_next) {
+#if LANES > 1
+  step(unlock(1));
+#endif
+  step(unlock(0); wants[me] = wants_next)
+}
+
+/* ---- wait_queue.hpp ---- */
+inline join() {
+  if
+  :: first == NOBODY -> first = me
+  :: first != NOBODY && first != me && second == NOBODY -> second = me
+  :: else
+  fi
+}
+inline leave(c) {
+  if
+  :: first == c -> first = second; second = NOBODY
+  :: second == c -> second = NOBODY
+  :: else
+  fi
+}
+#define dead_in_front (first != NOBODY && dead[first])
+/* In one step: who dies in it leaves the rest to the next sweep. And `seen`: first thing under the lock. */
+inline see_and_sweep(word) {
+  atomic {
+    runs(me) ->
+    word = false;
+    if :: dead_in_front -> leave(first) :: else fi;
+    if :: dead_in_front -> leave(first) :: else fi
+  }
+}
+inline announce_progress() {
+  atomic {
+    runs(me) ->
+    progressed[CHIEFS] = true; progressed[CHIEFS + APPLYING - 1] = true;
+    progressed[CHIEFS + (APPLYING > 1)] = true
+  }
+}
+inline wake_head() {
+  atomic {
+    runs(me) ->
+    if :: first != NOBODY -> changed[first] = true :: else fi
+  }
+}
+
+/* ---- operations.hpp ---- */
+#if defined(BROKEN_DEAD_HOLDER)
+#define round_is_open (holder_serial != 0)
+#elif defined(BROKEN_STOP_IS_DEATH)
+#define round_is_open (holder_serial != 0 && !dead[holder] && stopped != holder)
+#else
+#define round_is_open (holder_serial != 0 && !dead[holder])
+#endif
+#define really_open (holder_serial != 0 && !dead[holder])
+
+/* All lanes are empty, from the commit on. */
+inline next_round() {
+  round_now++;
+  step_now++;
+#ifdef BROKEN_ADVANCE_KEEPS
+  if :: holder == me || !really_open -> holder_serial = 0; holder = NOBODY :: else fi;
+#else
+  holder_serial = 0; holder = NOBODY;
+#endif
+  owed = 0; in_round = 0
+}
+
+inline commit_of_round(wants_next) {  /* the end of an operation that may let others go on */
+  release(wants_next);
+#ifndef BROKEN_SILENT_END
+#ifndef BROKEN_SILENT_APPLIES
+  announce_progress();
+#endif
+  wake_head()
+#else
+  skip
+#endif
+}
+
+inline check_taken() {
+  assert(!really_open);
+  assert((pending & (consumed | discarded)) == 0);          /* in one take only */
+  assert((owed & ~pending) == 0)                           /* whoever had it open before did not consume it */
+}
+
+#ifdef BROKEN_ROBS
+#define is_free_to_take (first == NOBODY || first == me)
+#else
+#define is_free_to_take (!round_is_open && (first == NOBODY || first == me))
+#endif
+#define may_take (is_free_to_take && total >= required[me])
+
+inline open_round() {
+  atomic {
+    runs(me) && may_take ->
+    check_taken();
+    if :: holder_serial != 0 -> disorder = true :: else fi;   /* a dead process's */
+    blocks++;
+    opened++; serial = opened; holder_serial = serial; holder = me;
+    handed = pending; owed = handed;
+#ifdef BROKEN_CONSUMES_EARLY
+    round_now++; step_now++; in_round = 0;
+#endif
+    leave(me)
+  }
+}
+
+inline consume() {
+  atomic {
+    runs(me) && may_take ->
+    check_taken();
+    if :: holder_serial != 0 && holder != me -> disorder = true :: else fi;
+    consumed = consumed | pending;
+    next_round();
+    leave(me)
+  }
+}
+
+#ifdef BROKEN_BLIND_CLOSE
+#define is_its_own true
+#else
+#define is_its_own (holder_serial == serial)
+#endif
+inline close_round(in_order) {
+  acquire_all();
+  if
+  :: atomic { runs(me) && !is_its_own -> assert(holder != me); serial = 0; handed = 0 };
+     release(ALL)
+  :: atomic {
+       runs(me) && is_its_own ->
+       if
+       :: in_order ->
+#ifdef BROKEN_CONSUMES_EARLY
+          consumed = consumed | handed; holder_serial = 0; holder = NOBODY; owed = 0;
+#else
+          assert(holder == me);
+          assert(pending == handed);                          /* nothing joined, nothing went */
+          consumed = consumed | pending;
+          next_round();
+#endif
+       :: else -> holder_serial = 0; holder = NOBODY; disorder = true
+       fi;
+       serial = 0; handed = 0
+     };
+     commit_of_round(ALL)
+  fi
+}
+
+proctype chief(byte me) {
+  byte turns, serial, handed;
+
+  do
+  :: turns < TURNS ->
+     atomic {
+       runs(me) ->
+       turns++;
+       wants[me] = ALL;
+       if :: required[me] = 1 :: required[me] = MOST_REQUIRED fi
+     };
+     do
+     :: acquire_all();
+        see_and_sweep(changed[me]);
+        if
+        :: open_round(); break
+        :: consume(); break
+        :: atomic { runs(me) && !may_take -> join() };
+           release(NOBODY);
+           if
+           :: atomic { runs(me) && changed[me] -> wants[me] = ALL }
+#ifndef NO_SLICES
+           :: atomic { runs(me) && !round_is_open && total >= required[me] &&
+                       (first == me || first == NOBODY || dead_in_front) -> wants[me] = ALL }
+#endif
+           fi
+        fi
+     od;
+     commit_of_round(ALL);
+     if
+     :: serial != 0 -> close_round(true)      /* after the block */
+     :: serial != 0 -> close_round(false)
+     :: else
+     fi;
+     step(ended[me] = (turns == TURNS))
+  :: else -> break
+  od
+}
+
+#ifdef CONTRIBUTORS
+#define contributes true
+#else
+#define contributes false
+#endif
+#define OWN_LANE (LANES - 1)        /* the contributor's */
+#define is_partial (me == CHIEFS + WORKERS)
+
+#ifdef BROKEN_JOINS
+#define is_stale (computed_for < step_now)
+#define must_wait false
+#else
+#define is_stale (computed_for < step_now || (round_is_open && computed_for == step_now))
+#define must_wait (round_is_open && !is_stale)
+#endif
+#ifdef BROKEN_SPREAD_UNSEEN
+#define must_look_everywhere false
+#else
+#define must_look_everywhere (contributes && !everywhere && spread == round_now)
+#endif
+#ifdef BROKEN_LOOK_FREE
+#define has_contributor (contributes && had)
+#else
+#define has_contributor (contributes && (everywhere -> has_anywhere : has(l)))
+#endif
+
+inline mark_spread() {
+  if
+  :: atomic { runs(me) && everywhere && contributes && spread != round_now -> spread = round_now }
+  :: atomic { runs(me) && !(everywhere && contributes && spread != round_now) -> skip }
+  fi
+}
+
+inline acquire_one() {
+  atomic {
+    runs(me) && !everywhere ->
+    if
+    :: contributes -> l = OWN_LANE
+#ifndef BROKEN_ANY_LANE
+    :: !contributes -> l = 0
+    :: !contributes -> l = LANES - 1
+#else
+    :: l = 0
+#endif
+    fi;
+    wants[me] = l
+  };
+  atomic { runs(me) && lock[l] == NOBODY -> lock[l] = me }
+}
+
+inline put_in() {
+#ifndef BROKEN_SPREAD_LATE
+  mark_spread();
+#endif
+#ifdef BROKEN_COUNT_BEFORE
+  step(head = first; reached = (first != NOBODY && seen_total(l) + 1 >= required[first]));
+#endif
+  atomic {
+    runs(me) ->
+    assert(!really_open);
+    assert(computed_for == NEVER_STALE || disorder || holder_serial != 0 || blocks_before == blocks);
+    if
+    :: lane_round[l] != round_now ->
+       lane_round[l] = round_now; lane_count[l] = 0; lane_set[l] = 0; lane_has[l] = false
+    :: else
+    fi;
+    lane_count[l]++;
+    lane_set[l] = lane_set[l] | gradient;
+    buffered[l] = true;
+    accepted = accepted | gradient;
+    if
+    :: contributes -> lane_has[l] = true; in_round++
+    :: else
+    fi;
+    assert(in_round <= 1);
+    head = first
+  };
+#ifdef BROKEN_SPREAD_LATE
+  mark_spread();
+#endif
+  wake_head_if_reached()
+}
+
+/* `head` is that of the look before the commit: nobody joins as long as this lane's lock is held. */
+inline wake_head_if_reached() {
+#ifndef BROKEN_COUNT_BEFORE
+#ifndef BROKEN_NO_BARRIER
+  step(buffered[l] = false);        /* full_barrier */
+#endif
+  atomic { runs(me) -> reached = (head != NOBODY && seen_total(l) >= required[head]) };
+#endif
+  release(NOBODY);
+  atomic {
+    runs(me) ->
+    if :: reached -> changed[head] = true :: else fi;
+    reached = false; head = 0
+  }
+}
+
+proctype applier(byte me) {
+  byte gradients, l, gradient, computed_for, blocks_before, head;
+  bool everywhere, reached;
+#ifdef BROKEN_LOOK_FREE
+  bool had;
+#endif
+
+  do
+  :: gradients < GRADIENTS ->
+     atomic {
+       runs(me) ->                  /* it reads the parameters */
+       if
+       :: computed_for = step_now
+       :: computed_for = NEVER_STALE
+       fi;
+       blocks_before = blocks;
+       gradient = 1 << ((me - CHIEFS) * GRADIENTS + gradients);
+       gradients++;
+       everywhere = is_partial
+     };
+     do
+     ::
+#ifdef BROKEN_LOOK_FREE
+        step(had = has(OWN_LANE));
+#endif
+        if
+#ifdef BROKEN_SPREAD_ONE_LOCK
+        :: atomic { runs(me) && everywhere && lock[0] == NOBODY -> lock[0] = me; wants[me] = 0; l = 0 }
+#else
+        :: atomic { runs(me) && everywhere -> l = 0; wants[me] = ALL };
+           acquire_all()
+#endif
+        :: acquire_one()
+        fi;
+        see_and_sweep(progressed[me]);
+        if
+        :: atomic { runs(me) && is_stale -> skip };           /* False */
+           release(NOBODY); break
+        :: atomic { runs(me) && must_wait -> skip };
+           release(NOBODY);
+           if
+           :: atomic { runs(me) && progressed[me] -> skip }
+#ifndef NO_SLICES
+           :: atomic { runs(me) && !round_is_open -> skip }
+#endif
+           fi
+        :: atomic { runs(me) && !is_stale && !must_wait && must_look_everywhere -> everywhere = true };
+           release(NOBODY)
+        :: atomic { runs(me) && !is_stale && !must_wait && !must_look_everywhere && has_contributor ->
+             assert(in_round == 1) };                         /* True; for a partial: an error */
+           release(NOBODY); break
+        :: atomic { runs(me) && !is_stale && !must_wait && !must_look_everywhere && !has_contributor -> skip };
+           put_in(); break
+        fi
+     od;
+     step(l = 0; gradient = 0; computed_for = 0; blocks_before = 0; everywhere = false;
+          ended[me] = (gradients == GRADIENTS))
+  :: else -> break
+  od
+}
+
+#ifdef ADVANCER
+inline advance_step() {
+  atomic {
+    runs(me) ->
+    discarded = discarded | pending;
+    if :: really_open -> disorder = true :: else fi;
+    next_round()
+  }
+}
+#define change_step advance_step
+#endif
+#ifdef SETTER
+inline set_step() {
+  atomic {
+    runs(me) ->
+    step_now++;
+    if :: holder_serial != 0 -> disorder = true :: else fi;
+    holder_serial = 0; holder = NOBODY
+  }
+}
+#define change_step set_step
+#endif
+#ifdef CHANGER
+proctype changer(byte me) {
+  step(wants[me] = ALL);
+  acquire_all();
+  change_step();
+  commit_of_round(NOBODY);
+  step(ended[me] = true)
+}
+#endif
+
+/* ---- where a run ends ---- */
+#define is_through(p) (ended[p] || dead[p] || stopped == p)
+#define stopped_has_round (stopped != NOBODY && holder_serial != 0 && holder == stopped)
+#define stopped_has(x) (stopped != NOBODY && lock[x] == stopped)
+#define is_kept_out(p) \
+  ((wants[p] == ALL && (stopped_has(0) || stopped_has(LANES - 1))) \
+   || (wants[p] < ALL && stopped_has(wants[p])))
+#define has_nothing_to_take(p) (wants[p] == NOBODY && (total < required[p] || first != p))
+
+active proctype quiescence() {
+  byte p;
+  atomic {
+    timeout ->
+    for (p : 0 .. PROCESSES - 1) {
+      assert(is_through(p) || stopped_has_round || is_kept_out(p) || (p < CHIEFS && has_nothing_to_take(p)))
+    }
+    assert(accepted == (consumed | discarded | pending));
+    assert((consumed & discarded) == 0 && (pending & (consumed | discarded)) == 0);
+    p = 0
+  }
+}
+
+init {
+  byte p;
+  atomic {
+    for (p : 0 .. CHIEFS - 1) { run chief(p) }
+    for (p : CHIEFS .. CHIEFS + APPLYING - 1) { run applier(p) }
+#ifdef CHANGER
+    run changer(CHANGER);
+#endif
+    p = 0
+  }
+}
