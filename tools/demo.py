@@ -1,12 +1,13 @@
 """The demo job: real training in processes that share nothing but names. See ``--help``."""
 
 import os
+import sys
 
-# The processes are the parallelism: NumPy is to keep to one thread in each, this one included.
-# It reads this when it is first imported, which the next import does.
+# The processes are the parallelism: NumPy keeps to one thread in each. It reads this when it is
+# first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from shmacc_demo.main import app
-
 if __name__ == "__main__":
-    app()
+    from shmacc_demo.main import main
+
+    sys.exit(main())
