@@ -13,6 +13,7 @@ from shmacc._records import (
     SparsePartial,
     SparseTaken,
 )
+from shmacc._shared_arrays import SharedArrays
 from shmacc._sparse import SparseConditionalAccumulator
 from shmacc._spec import IndexedSlicesSpec, TensorSpec
 from shmacc._stats import Stats
@@ -29,6 +30,7 @@ __all__ = [
     "IndexedSlices",
     "IndexedSlicesSpec",
     "Round",
+    "SharedArrays",
     "SparseConditionalAccumulator",
     "SparseGradient",
     "SparsePartial",

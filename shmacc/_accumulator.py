@@ -7,7 +7,6 @@ extension does the work under the lock, and its results become NumPy arrays (_re
 """
 
 import logging
-import threading
 import weakref
 from typing import Any, ClassVar, Self
 
@@ -28,20 +27,6 @@ NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
 _logger = logging.getLogger("shmacc")
-
-
-def _finish(handle: _core.Handle) -> None:
-    if _daemons_outlive_the_interpreter():
-        handle.unlink_own_names()
-    else:
-        handle.close()
-
-
-def _daemons_outlive_the_interpreter() -> bool:
-    # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
-    # may crash on its traceback by then. The kernel is about to release everything anyway.
-    main = threading.main_thread()
-    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
 
 
 class AccumulatorRef:
@@ -178,8 +163,17 @@ class Accumulator:
         self._segment_name = segment_name
         self._label = label
         self._owners = owners
-        self._finalizer = weakref.finalize(self, _finish, handle)
+        self._finalizer = weakref.finalize(self, segment.finish, handle)
         config = handle.config()
+        if config["kind"] == layout.KINDS["arrays"]:
+            self._finalizer()
+            raise segment.disagreement(
+                segment_name,
+                f"{segment_name.shared_name!r} is the name of shared arrays (shmacc.SharedArrays)",
+                "kind",
+                "arrays",
+                self._KIND,
+            )
         spec = Spec.of_config(config, handle.mode)
         if spec is None:
             self._finalizer()
@@ -193,13 +187,12 @@ class Accumulator:
 
     def _check_agreement(self, asked: Spec) -> None:
         for what, existing, wanted in self._spec.disagreements(asked):
-            raise InvalidArgumentError(
-                f"The accumulator {self._shared_name!r} exists with {what} {existing}, but "
-                f"{wanted} was asked for. If the existing one is left from an earlier run, "
-                f"`shmacc-inspect remove {self._segment_name.system_name}` removes it, and so does "
-                'if_exists="replace"; or use another shared_name'
-            ).with_fields(
-                segment=self._segment_name.system_name, what=what, existing=existing, asked=wanted
+            raise segment.disagreement(
+                self._segment_name,
+                f"The accumulator {self._shared_name!r} exists",
+                what,
+                existing,
+                wanted,
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -327,7 +320,7 @@ class Accumulator:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
         # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
         # be called again.
-        _finish(self._handle)
+        segment.finish(self._handle)
         self._finalizer.detach()
 
     def unlink(self) -> None:

@@ -24,6 +24,7 @@ _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
 MOST_GRADIENTS = 2**48
 """In a partial, pending, or the weight of one: more than any job adds up one by one."""
+_LONGEST_NAME = 200
 _OWNERS_BITS = 0o600
 _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 
@@ -202,6 +203,18 @@ def on_death(value: object) -> bool:
     if isinstance(value, str) and value in {"wait", "raise"}:
         return value == "raise"
     raise InvalidArgumentError(f'on_death must be "wait" or "raise", but was {value!r}')
+
+
+def check_member_name(name: object, whose: str = "A member") -> None:
+    """Refuse what cannot be the name of a group's member, or of a shared array.
+
+    Raises:
+        InvalidArgumentError: It is no string of 1 to 200 printable characters.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidArgumentError(
+            f"{whose}'s name is 1 to {_LONGEST_NAME} printable characters, but was {name!r}"
+        )
 
 
 def reduction(reduction_type: object) -> str:

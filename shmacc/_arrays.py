@@ -121,6 +121,25 @@ def index_array(value: Any, what: str) -> IndexArray:
     return _contiguous(array, what, np.int64)
 
 
+def as_array(value: Any, what: str) -> ValueArray:
+    """Return anything that NumPy can view as an array, with a dtype of its own.
+
+    Raises:
+        InvalidArgumentError: It is no array.
+        ResourceExhaustedError: There is no memory for it.
+    """
+    return _view(value, what)[0]
+
+
+def as_bytes(array: ValueArray, dtype: np.dtype[Any], what: str) -> ValueArray:
+    """Return an array's elements, converted to the dtype, as bytes in C order.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    return _contiguous(array, what, dtype).reshape(-1).view(np.uint8)
+
+
 def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np.ndarray[Any, Any]:
     try:
         return np.require(array, dtype, ["C", "A"])

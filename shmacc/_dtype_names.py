@@ -21,4 +21,6 @@ NUMBERS = {
     "uint32": 22,
     "uint64": 23,
 }
-NAMES = {number: name for name, number in NUMBERS.items()}
+BOOL = 10
+"""Shared arrays have it, accumulators do not."""
+NAMES = {number: name for name, number in NUMBERS.items()} | {BOOL: "bool"}

@@ -18,8 +18,6 @@ from shmacc._spec import MemberSpec, TensorSpec
 from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
-_LONGEST_NAME = 200
-
 _Part = tuple[Any, ...]
 """What the extension takes of a member: its number, count, weight, indices or None, values,
 row_counts or None, the dims of a row or of the array, whether the indices ascend."""
@@ -344,7 +342,7 @@ def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
         )
     specs = []
     for name, spec in members.items():
-        check_member_name(name)
+        arguments.check_member_name(name)
         if not isinstance(spec, TensorSpec):
             raise InvalidArgumentError(
                 f"Member {name!r} must be a TensorSpec or an IndexedSlicesSpec, but was a "
@@ -352,15 +350,3 @@ def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
             )
         specs.append(spec.member(name, reduction))
     return tuple(specs)
-
-
-def check_member_name(name: object) -> None:
-    """Refuse what cannot be the name of a member.
-
-    Raises:
-        InvalidArgumentError: It is no string of 1 to 200 printable characters.
-    """
-    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InvalidArgumentError(
-            f"A member's name is 1 to {_LONGEST_NAME} printable characters, but was {name!r}"
-        )

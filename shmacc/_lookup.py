@@ -1,4 +1,6 @@
-"""Finds the accumulator of a name, of whatever kind."""
+"""Finds what a name leads to: an accumulator of whatever kind, or shared arrays."""
+
+from typing import Any
 
 from shmacc import _arguments as arguments
 from shmacc import _layout as layout
@@ -8,13 +10,16 @@ from shmacc._dense import ConditionalAccumulator
 from shmacc._group import AccumulatorGroup
 from shmacc._names import SegmentName
 from shmacc._segment import Owners
+from shmacc._shared_arrays import SharedArrays
 from shmacc._sparse import SparseConditionalAccumulator
 
+Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
+"""What a name leads to; Any: shared arrays, which have nothing in common with the others, so that
+what accumulators have in common can be used without a check. ``SharedArrays.attach`` is typed."""
 
-def attach(
-    shared_name: str, *, owners: Owners = "mine", timeout: float | None = None
-) -> SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup:
-    """Return the accumulator of that name.
+
+def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None = None) -> Found:
+    """Return the accumulator of that name, or the shared arrays, which are read-only then.
 
     Args:
         shared_name: The name.
@@ -36,14 +41,14 @@ def attach(
     )
 
 
-def open_by_name(
-    segment_name: SegmentName, owners: Owners, timeout: float | None = None
-) -> SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup:
+def open_by_name(segment_name: SegmentName, owners: Owners, timeout: float | None = None) -> Found:
     """Attach by the segment's whole name; errors as for `attach`."""
     handle = segment.attach(segment_name, owners, timeout)
     kind = layout.KIND_NAMES[handle.config()["kind"]]
     if kind == "group":
         return AccumulatorGroup.of_handle(handle, segment_name, owners)
+    if kind == "arrays":
+        return SharedArrays.of_handle(handle, segment_name, owners, writable=False)
     if kind == "sparse":
         return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
     return ConditionalAccumulator.of_handle(handle, segment_name, owners)

@@ -9,9 +9,10 @@ it would drop the record locks that this process relies on.
 import contextlib
 import errno
 import os
+import threading
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from shmacc import _core
 from shmacc import _layout as layout
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Owners = Literal["mine", "any"] | Iterable[int]
 """Whose segments may be attached: this user's and root's, all users', or those of these uids."""
+
+Contents = Callable[[], list[tuple[int, Any]]]
+"""Returns new shared arrays as the extension takes them: bytes, and contents (None: zeros)."""
 
 _LARGEST_UID = 2**32 - 2
 _SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
@@ -78,6 +82,7 @@ def open_or_create(
     if_exists: "IfExists" = "attach",
     *,
     unlink_on_close: bool = False,
+    contents: Contents = list,
 ) -> _core.Handle:
     """Return a handle on the segment of that name, which is made if there is none.
 
@@ -89,6 +94,7 @@ def open_or_create(
             on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
             processes that ask for it at once, one gets it, and the other one finds it taken.
         unlink_on_close: Whether a new segment's name is removed with its handle.
+        contents: Of new shared arrays.
 
     Raises:
         AlreadyExistsError: It exists, and `if_exists` is "error".
@@ -105,7 +111,7 @@ def open_or_create(
             _remove_unused(name)  # a process that dies after this leaves nothing under the name
         elif _is_taken(name):
             raise _already_exists(name)
-        handle = handle or _create(name, spec, unlink_on_close=unlink_on_close)
+        handle = handle or _create(name, spec, contents(), unlink_on_close=unlink_on_close)
         if handle is not None:
             return handle
 
@@ -140,6 +146,40 @@ def attach(name: SegmentName, owners: Owners, timeout: float | None = None) -> _
         pause = min(pause * 1.5, _LONGEST_PAUSE)
         handle = _attach(name, owners)
     return handle
+
+
+def disagreement(
+    name: SegmentName, exists: str, what: str, existing: str, asked: str
+) -> InvalidArgumentError:
+    """Return the error for a segment that is not as it was asked for.
+
+    Args:
+        name: The segment.
+        exists: What there is, as the beginning of a sentence: "The accumulator 'x' exists".
+        what: In what it differs.
+        existing: What it has.
+        asked: What was asked for.
+    """
+    return InvalidArgumentError(
+        f"{exists} with {what} {existing}, but {asked} was asked for. If the existing one is left "
+        f"from an earlier run, `shmacc-inspect remove {name.system_name}` removes it, and so does "
+        'if_exists="replace"; or use another shared_name'
+    ).with_fields(segment=name.system_name, what=what, existing=existing, asked=asked)
+
+
+def finish(handle: _core.Handle) -> None:
+    """Close a handle, when its object is closed, collected, or outlived by the interpreter."""
+    if _daemons_outlive_the_interpreter():
+        handle.unlink_own_names()
+    else:
+        handle.close()
+
+
+def _daemons_outlive_the_interpreter() -> bool:
+    # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
+    # may crash on its traceback by then. The kernel is about to release everything anyway.
+    main = threading.main_thread()
+    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
 
 
 def view(name: SegmentName) -> _core.View:
@@ -238,12 +278,12 @@ def may_remove(name: SegmentName) -> None:
 
 def not_found(name: SegmentName) -> NotFoundError:
     """Return the error for a name that leads to nothing."""
-    return NotFoundError(f"There is no accumulator {_named(name)}").with_fields(**_fields(name))
+    return NotFoundError(f"There is nothing {_named(name)}").with_fields(**_fields(name))
 
 
 def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError:
     return DeadlineExceededError(
-        f"There is still no accumulator {_named(name)}, after {timeout:g} seconds"
+        f"There is still nothing {_named(name)}, after {timeout:g} seconds"
     ).with_fields(**_fields(name))
 
 
@@ -352,11 +392,13 @@ def _remove_unused(name: SegmentName) -> None:
 
 def _already_exists(name: SegmentName) -> AlreadyExistsError:
     return AlreadyExistsError(
-        f'There is an accumulator {_named(name)} already, and if_exists is "error"'
+        f'There is something {_named(name)} already, and if_exists is "error"'
     ).with_fields(**_fields(name))
 
 
-def _create(name: SegmentName, spec: "Spec", *, unlink_on_close: bool) -> _core.Handle | None:
+def _create(
+    name: SegmentName, spec: "Spec", arrays: list[tuple[int, Any]], *, unlink_on_close: bool
+) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
@@ -373,6 +415,7 @@ def _create(name: SegmentName, spec: "Spec", *, unlink_on_close: bool) -> _core.
         token=token,
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
+        arrays=arrays,
     )
 
 

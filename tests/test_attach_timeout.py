@@ -75,7 +75,7 @@ def test_its_end_names_what_it_waited_for(
     assert time.monotonic() - before >= seconds
     error = pickle.loads(pickle.dumps(caught.value))
     assert type(error) is errors.DeadlineExceededError
-    assert f"no accumulator named {NAME!r} in the namespace {namespace!r}" in str(error)
+    assert f"nothing named {NAME!r} in the namespace {namespace!r}" in str(error)
     assert (error.shared_name, error.namespace) == (NAME, namespace)
 
 

@@ -18,6 +18,7 @@ from shmacc._names import SegmentName
 from shmacc._segment import UnfinishedError
 from shmacc.errors import (
     DataLossError,
+    InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
     ShmaccError,
@@ -127,12 +128,15 @@ def cancel(name: str) -> int:
 
     Raises:
         NotFoundError: There is none of that name.
+        InvalidArgumentError: It is no accumulator, but shared arrays.
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
     from shmacc import _lookup as lookup  # late: see the package
 
     with lookup.open_by_name(resolve(name), owners="any") as found:
+        if isinstance(found, lookup.SharedArrays):
+            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
         waiting = found.stats().waiting
         found.cancel()
         return waiting

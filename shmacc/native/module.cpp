@@ -1,5 +1,5 @@
 // The extension module: shmacc._core.
-#include "handle.hpp"
+#include "arrays.hpp"
 #include "view.hpp"
 
 namespace shmacc {
@@ -34,11 +34,12 @@ MemberSpec member_spec(const nb::tuple& given) {
     return spec;
 }
 
-// A handle on a new segment, attached; none if the name is taken, or was taken away at once.
+// A handle on a new segment, attached; none if the name is taken, or was taken away at once. arrays: as NewArrays
+// has them, for shared arrays; else none.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, const nb::list& members, uint32_t reduction, uint32_t lanes,
                   std::optional<int64_t> capacity, bool is_private, bool unlink_on_close, uint64_t token,
-                  const nb::bytes& hash_key, uint32_t mode) {
+                  const nb::bytes& hash_key, uint32_t mode, const nb::list& arrays) {
     Config config{};
     if (hash_key.size() != sizeof config.hash_key)
         throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
@@ -58,9 +59,15 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     std::copy(name.begin(), name.end(), config.name);
     MemberSpecs specs;
     for (const nb::handle member : members) specs.push_back(member_spec(nb::borrow<nb::tuple>(member)));
+    const NewArrays made_with(arrays);
+    if (made_with.size() != (kind == kArrays ? specs.size() : 0))
+        throw Error(Failure::kInvalidArgument, "The configuration is out of range");
     std::optional<std::pair<std::string, std::string>> own_names;
     if (is_private || unlink_on_close) own_names.emplace(path, semaphore_path);
-    const auto file = create_segment(path, semaphore_path, config, specs);
+    const auto fill = [&](const SegmentFile& made, const Config& made_config) {
+        if (made_with.size() > 0) made_with.fill(made, made_config);
+    };
+    const auto file = create_segment(path, semaphore_path, config, specs, made_with.reserved(), fill);
     if (!file) return nb::none();
     try {
         if (!file->open_by_name(path)) {
@@ -238,6 +245,12 @@ NB_MODULE(_core, m) {
         .def("config", &Handle::config)
         .def("state", &Handle::state);
 
+    nb::class_<MappedArrays>(m, "MappedArrays")
+        .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
+             nb::arg("writable"))
+        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"))
+        .def("forget", &MappedArrays::forget);
+
     nb::class_<SegmentView>(m, "View")
         .def("close", &SegmentView::close)
         .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
@@ -260,7 +273,7 @@ NB_MODULE(_core, m) {
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
           nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
-          nb::arg("hash_key"), nb::arg("mode"));
+          nb::arg("hash_key"), nb::arg("mode"), nb::arg("arrays"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();

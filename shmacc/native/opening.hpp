@@ -114,9 +114,12 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// A new segment under these names, open as it was made; null if the segment's name is taken.
-inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
-                                                   Config config, const MemberSpecs& members) {
+// A new segment under these names, open as it was made; null if the segment's name is taken. rows: how much of each
+// member's Rows0 region is recorded as reserved; `fill(file, config)` does that, before anything has a name.
+template <class Fill>
+std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
+                                            Config config, const MemberSpecs& members,
+                                            const std::vector<uint64_t>& rows, Fill fill) {
     const std::vector<uint64_t> directory = pack_directory(members);
     config.members = static_cast<uint32_t>(members.size());
     config.directory_bytes = directory.size() * 8;
@@ -133,8 +136,10 @@ inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, cons
         auto* lane = reinterpret_cast<LaneHeader*>(states.data() + i * bytes_of_lane(config));
         lane->state[0].checksum = checksum_of(lane->state[0]);
         auto* tables = reinterpret_cast<MemberStates*>(lane + 1);
-        for (uint32_t j = 0; j < tables_of(config); ++j)
+        for (uint32_t j = 0; j < tables_of(config); ++j) {
+            if (j < rows.size()) tables[j].copies[0].reserved[kRows0] = rows[j];
             tables[j].copies[0].checksum = checksum_of(tables[j].copies[0]);
+        }
     }
 
     auto file = SegmentFile::create();
@@ -152,6 +157,7 @@ inline std::shared_ptr<SegmentFile> create_segment(const std::string& path, cons
     reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
     reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
     if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
+    fill(*file, config);
 
     const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode, file->status().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name

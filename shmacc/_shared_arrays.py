@@ -1,0 +1,419 @@
+"""Arrays in shared memory, by name: the parameters that gradients are computed from."""
+
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc import _arguments as arguments
+from shmacc import _arrays as arrays
+from shmacc import _core
+from shmacc import _dtype_names as dtype_names
+from shmacc import _dtypes as dtypes
+from shmacc import _layout as layout
+from shmacc import _names as names
+from shmacc import _segment as segment
+from shmacc._arguments import IfExists, describe_shape
+from shmacc._dtypes import DType
+from shmacc._names import SegmentName
+from shmacc._records import ValueArray
+from shmacc._segment import Owners
+from shmacc._spec import MemberSpec, Spec, TensorSpec
+from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+
+_KIND = "arrays"
+_REDUCTION = "SUM"  # every segment has one; nothing is reduced here
+_BOOL = DType(
+    "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
+)
+
+
+class SharedArrays(Mapping[str, npt.NDArray[Any]]):
+    """NumPy arrays in shared memory under a name, for processes that need not be related.
+
+    A mapping from name to array. ``params["emb"]`` *is* the shared memory: what one process writes
+    into it, ``params["emb"][rows] -= step``, the others read at once, and nothing is copied. No
+    lock is taken: arrays that are written only in an accumulator's ``round`` block are not written
+    while a gradient that counts is computed from them.
+
+    An array keeps its memory mapped for as long as it, or a view of it, lives: also after `close`
+    and `unlink`. It also keeps this object, and so the process attached, unless `close` is called:
+    ``shmacc-inspect clean`` removes no segment that a process has attached. Forked children share
+    the arrays of their parent.
+
+    Use as a context manager to close at the end of the block. Pickles: another process that
+    unpickles it attaches to the same arrays, with the same right to write.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "_handle",
+        "_mapped",
+        "_numbers",
+        "_owners",
+        "_segment_name",
+        "_shared_name",
+        "_writable",
+    )
+
+    def __init__(
+        self,
+        contents: Mapping[str, Any],
+        shared_name: str | None = None,
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+        unlink_on_close: bool = False,
+    ) -> None:
+        """Create the arrays, or attach to those that have this shared_name, to read and write.
+
+        New arrays are complete before they have a name: another process finds all of them with
+        their contents, or nothing, and a process that dies while it creates them leaves nothing. Of
+        two processes that create at the same time, one succeeds and the other one attaches; until
+        then both need the memory. Where it is short, let one create, and the others
+        ``SharedArrays.attach(name, timeout=...)``.
+
+        Args:
+            contents: From name (1 to 200 printable characters) to an array, which is the contents
+                of a new one, copied; or to a `TensorSpec` without unknown dimensions, of which only
+                shape and dtype matter: it starts as zeros. 1 to 4,096 of them, each of at most
+                ``2**40`` bytes. The dtypes are those of accumulators, and bool; an array of another
+                byte order gets the machine's. If the arrays exist, they stay as they are, and
+                names, shapes and dtypes must agree; their order does not matter.
+            shared_name: The name; None: private, removed with this object.
+            mode: Permission bits, exact whatever the umask. None: 0600, or as existing ones have
+                them. To attach, even to read, a user needs the rights to read and to write.
+            owners: Whose arrays may be attached: "mine" (this process's effective user's and
+                root's), "any", or an iterable of uids.
+            if_exists: "attach"; "error": raise if the name is taken; "replace": remove what no
+                living process has attached.
+            unlink_on_close: Whether the name is removed when its creator closes this object or ends
+                in order.
+
+        Raises:
+            InvalidArgumentError: A bad argument; or existing arrays disagree (the message names the
+                first that does, and both values); or the name is an accumulator's.
+            AlreadyExistsError: The name is taken, and `if_exists` is "error".
+            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
+                and `if_exists` is "replace".
+            ResourceExhaustedError: Shared memory is full; nothing of the arrays was kept.
+            PermissionDeniedError: They are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        asked = _asked(contents)
+        private = not shared_name and not isinstance(shared_name, bytes)
+        spec = Spec(
+            kind=_KIND,
+            members=tuple(array.spec for array in asked),
+            reduction=_REDUCTION,
+            lanes=None,
+            capacity=None,
+            mode=arguments.mode_bits(mode),
+            private=private,
+        )
+        segment_name = names.segment_name(names.generated_name() if private else shared_name)
+        whose = segment.check_owners(owners)
+        handle = segment.open_or_create(
+            segment_name,
+            spec,
+            whose,
+            arguments.if_exists(if_exists),
+            unlink_on_close=bool(unlink_on_close),
+            contents=lambda: [array.contents() for array in asked],
+        )
+        existing = self._adopt(handle, segment_name, whose, writable=True)
+        try:
+            self._check_agreement(existing, spec)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def attach(
+        cls,
+        shared_name: str,
+        *,
+        writable: bool = False,
+        timeout: float | None = None,
+        owners: Owners = "mine",
+    ) -> Self:
+        """Return the arrays of that name.
+
+        Args:
+            shared_name: The name.
+            writable: Whether this process may write into them. If not, their memory is mapped
+                read-only: no flag of an array changes that.
+            timeout: For how many seconds to wait until they exist; None: not at all.
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There are none, and no timeout.
+            DeadlineExceededError: There were none until the end of the timeout.
+            InvalidArgumentError: No possible name, a bad timeout, or the name is an accumulator's.
+            PermissionDeniedError: They are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
+        handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
+        return cls.of_handle(handle, segment_name, whose, writable=bool(writable))
+
+    @classmethod
+    def of_name(cls, segment_name: SegmentName, owners: Owners, writable: bool) -> Self:
+        """Attach to the segment of that name; called by unpickling; errors as for `attach`."""
+        handle = segment.attach(segment_name, owners)
+        return cls.of_handle(handle, segment_name, owners, writable=writable)
+
+    @classmethod
+    def of_handle(
+        cls, handle: _core.Handle, segment_name: SegmentName, owners: Owners, *, writable: bool
+    ) -> Self:
+        """Return the arrays that this handle is attached to.
+
+        Raises:
+            InvalidArgumentError: It is attached to an accumulator.
+            DataLossError: An array's dtype or shape is not known, or does not fit the segment.
+        """
+        self = cls.__new__(cls)
+        self._adopt(handle, segment_name, owners, writable=writable)
+        return self
+
+    def _adopt(
+        self, handle: _core.Handle, segment_name: SegmentName, owners: Owners, *, writable: bool
+    ) -> tuple[MemberSpec, ...]:
+        """Return what there is."""
+        self._handle = handle
+        self._segment_name = segment_name
+        self._owners = owners
+        self._writable = writable
+        self._finalizer = weakref.finalize(self, segment.finish, handle)
+        try:
+            config = handle.config()
+            _check_kind(segment_name, layout.KIND_NAMES[config["kind"]])
+            existing = tuple(map(_member_of_config, config["members"]))
+            self._shared_name: str = config["name"]
+            self._numbers = {member.name: number for number, member in enumerate(existing)}
+            self._mapped = _core.MappedArrays(
+                handle, [member.dtype.numpy for member in existing], writable
+            )
+        except DataLossError as error:
+            self._finalizer()
+            raise error.about(segment_name.system_name) from None
+        except BaseException:
+            self._finalizer()
+            raise
+        return existing
+
+    def _check_agreement(self, existing: tuple[MemberSpec, ...], asked: Spec) -> None:
+        has = {member.name: member for member in existing}
+        wants = {member.name: member for member in asked.members}
+        differences = [
+            difference
+            for name in wants | has
+            for difference in _differences(name, has.get(name), wants.get(name))
+        ]
+        mode = self._handle.mode
+        if asked.mode not in {None, mode}:
+            differences.append(("mode", f"{mode:04o}", f"{asked.mode:04o}"))
+        for what, found, wanted in differences:
+            raise segment.disagreement(
+                self._segment_name,
+                f"The shared arrays {self._shared_name!r} exist",
+                what,
+                found,
+                wanted,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        self._check_open()
+        return type(self).of_name, (self._segment_name, self._owners, self._writable)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        count = len(self._numbers)
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} of {count} "
+            f"array{'' if count == 1 else 's'}{'' if self._writable else ' read-only'}"
+            f"{' closed' if self._handle.closed else ''}>"
+        )
+
+    # Two objects with the same arrays are two objects: to compare contents is the caller's.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return the array of that name: the shared memory itself, as an ndarray.
+
+        Raises:
+            KeyError: There is none of that name.
+            FailedPreconditionError: This object is closed.
+            NotFoundError: The segment was removed by another program.
+            ResourceExhaustedError: The process has no room for the mapping.
+        """
+        number = self._numbers[name]
+        self._check_open()
+        return self._mapped.array(number, self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    @property
+    def shared_name(self) -> str:
+        """The name that processes share; of private arrays, their generated name."""
+        return self._shared_name
+
+    @property
+    def name(self) -> str:
+        """The same."""
+        return self._shared_name
+
+    @property
+    def writable(self) -> bool:
+        """Whether arrays that are got from here can be written."""
+        return self._writable
+
+    def close(self) -> None:
+        """Detach. Idempotent. Arrays that were got before stay as they are."""
+        self._mapped.forget()
+        # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
+        # be called again.
+        segment.finish(self._handle)
+        self._finalizer.detach()
+
+    def unlink(self) -> None:
+        """Remove the arrays' name from the system. Idempotent.
+
+        Processes that have them go on using them, as with an unlinked file; the memory is free when
+        the last one has let go of it. The next one that opens the name makes new arrays.
+
+        Raises:
+            PermissionDeniedError: They are another user's.
+            FailedPreconditionError: This object is closed.
+        """
+        self._check_open()
+        segment.unlink(self._segment_name, self._handle)
+
+    def _check_open(self) -> None:
+        if self._handle.closed:
+            raise FailedPreconditionError(f"The shared arrays {self._shared_name!r} are closed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An array that a constructor is given.
+
+    Attributes:
+        spec: Its name, dtype and shape.
+        given: Its contents; None: zeros.
+    """
+
+    spec: MemberSpec
+    given: ValueArray | None
+
+    def contents(self) -> tuple[int, ValueArray | None]:
+        """Return how many bytes it has, and these; None: zeros."""
+        dtype = self.spec.dtype.numpy
+        if self.given is None:
+            shape = (dim or 0 for dim in self.spec.shape or ())
+            return math.prod(shape) * dtype.itemsize, None
+        as_bytes = arrays.as_bytes(self.given, dtype, f"array {self.spec.name!r}")
+        return as_bytes.size, as_bytes
+
+
+def _asked(contents: object) -> tuple[_Asked, ...]:
+    if not isinstance(contents, Mapping):
+        raise InvalidArgumentError(
+            "Shared arrays are a mapping from name to array or TensorSpec, but were a "
+            f"{type(contents).__name__}"
+        )
+    if not 1 <= len(contents) <= layout.MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(contents)} were given"
+        )
+    return tuple(_one_asked(name, value) for name, value in contents.items())
+
+
+def _one_asked(name: str, value: object) -> _Asked:
+    arguments.check_member_name(name, "An array")
+    given = None
+    if isinstance(value, TensorSpec):
+        if value.shape is None or None in value.shape:
+            raise InvalidArgumentError(
+                f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
+            )
+        dtype, shape = value.dtype, value.shape
+    else:
+        given = arrays.as_array(value, f"array {name!r}")
+        dtype, shape = given.dtype, given.shape
+    known = _known(dtype)
+    if known is None:
+        allowed = ", ".join(sorted([_BOOL.name, *dtype_names.NUMBERS]))
+        raise InvalidArgumentError(
+            f"Array {name!r} has dtype {dtype}, which is not in list of allowed values: {allowed}"
+        )
+    if len(shape) > layout.MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+    if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
+        raise InvalidArgumentError(
+            f"An array has at most 2**40 bytes, but array {name!r} of shape "
+            f"{describe_shape(shape)} has more"
+        )
+    return _Asked(MemberSpec(name, "dense", known, shape, _REDUCTION), given)
+
+
+def _known(dtype: np.dtype[Any]) -> DType | None:
+    if dtype == _BOOL.numpy:
+        return _BOOL
+    try:
+        return dtypes.resolve(dtype)
+    except InvalidArgumentError:
+        return None
+
+
+def _check_kind(name: SegmentName, kind: str) -> None:
+    if kind != _KIND:
+        what = f"{name.shared_name!r} is the name of an accumulator"
+        raise segment.disagreement(name, what, "kind", kind, _KIND)
+
+
+def _member_of_config(config: dict[str, Any]) -> MemberSpec:
+    number, declared = config["dtype"], config["declared"]
+    dtype = _BOOL if number == _BOOL.number else dtypes.by_number(number)
+    if dtype is None or declared is None or config["kind"] != layout.KINDS["dense"]:
+        raise DataLossError(f"array {config['name']!r} has an unknown dtype or shape")
+    return MemberSpec(config["name"], "dense", dtype, tuple(declared), _REDUCTION)
+
+
+def _differences(
+    name: str, has: MemberSpec | None, wants: MemberSpec | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, existing, asked)."""
+    if has is None or wants is None:
+        yield f"array {name!r}", _describe(has), _describe(wants)
+        return
+    if has.dtype.name != wants.dtype.name:
+        yield f"dtype of array {name!r}", has.dtype.name, wants.dtype.name
+    if has.shape != wants.shape:
+        yield f"shape of array {name!r}", describe_shape(has.shape), describe_shape(wants.shape)
+
+
+def _describe(array: MemberSpec | None) -> str:
+    return "none" if array is None else f"{array.dtype.name} {describe_shape(array.shape)}"
