@@ -6,23 +6,20 @@ function; beside a noise word it is -log s(-(u_c v_t + b_t)).
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 TABLES = ("inputs", "outputs", "bias")
-STATE = (*TABLES, *(f"{table}.squares" for table in TABLES))  # which Adagrad divides by
 Arrays = Mapping[str, NDArray[Any]]
-Gradient = Mapping[str, Any]  # of each table `(rows, values)`; "figures": the loss, and the pairs
+Means = Mapping[str, tuple[Any, NDArray[Any]]]  # of each table rows, and values
 
 _WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
 _RAREST, _LARGEST = 5, 50_000  # a word that occurs less often is left out; so many words at most
-_SUBSAMPLING = 3e-4  # a word that makes up more than this share of the text is thinned out
 
 
 @dataclass(frozen=True)
@@ -42,57 +39,46 @@ class Plan:
     negatives: int = 5  # ... and they weigh as so many for each pair
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
         if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):
             raise ValueError("needed are a step, more workers than backups, and no negative number")
 
 
-class Corpus(NamedTuple):
-    """A text as the numbers of its words; number 0 is the most frequent word."""
+def read(path: Path | None) -> tuple[list[str], Arrays]:
+    """Read a text (the language reference): its words, their counts, and itself as numbers."""
+    from pydoc_data.topics import topics  # of the language reference, which every CPython carries
 
-    words: Sequence[str]
-    counts: NDArray[np.int64]
-    stream: NDArray[np.int32]
-
-
-def read(path: Path | None) -> Corpus:
-    """Read a text file; without a path the language reference that every CPython carries."""
-    if path is None:
-        from pydoc_data.topics import topics  # half a megabyte: only if it is wanted
-
-        text = "\n".join(topics[name] for name in sorted(topics))
-    else:
-        text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text("utf-8", "replace") if path else "\n".join(topics.values())
     found = _WORD.findall(text.lower())
-    common = [(word, n) for word, n in Counter(found).most_common(_LARGEST) if n >= _RAREST]
-    numbers = {word: number for number, (word, _) in enumerate(common)}
+    counts = {word: n for word, n in Counter(found).most_common(_LARGEST) if n >= _RAREST}
+    numbers = {word: number for number, word in enumerate(counts)}
     stream = np.array([numbers[word] for word in found if word in numbers], np.int32)
-    if len(common) < 10 or len(stream) < 200:  # noqa: PLR2004
-        raise ValueError(f"the text has {len(common)} words that occur {_RAREST} times or more")
-    return Corpus(list(numbers), np.array([n for _, n in common]), stream)
+    if len(counts) < 10 or len(stream) < 200:  # noqa: PLR2004
+        raise ValueError(f"the text has {len(counts)} words that occur {_RAREST} times or more")
+    return list(counts), {"counts": np.array([*counts.values()]), "stream": stream}
 
 
 def start(words: int, plan: Plan) -> Arrays:
-    """Return the state that training starts from."""
+    """Return the state that training starts from: of each table values, and Adagrad's squares."""
     noise = np.random.default_rng(plan.seed).random((words, plan.width)) - 0.5
     inputs = (noise / np.sqrt(plan.width)).astype(np.float32)
-    tables = {"inputs": inputs, "outputs": 0 * inputs, "bias": np.zeros(words, np.float32)}
-    return tables | {f"{table}.squares": np.full_like(tables[table], 0.1) for table in TABLES}
+    tables = {"inputs": inputs, "outputs": 0 * inputs, "bias": 0 * inputs[:, 0]}
+    return {name: np.stack([table, np.full_like(table, 0.1)]) for name, table in tables.items()}
 
 
 class Batches:
     """The batches of a text, and their gradients: a pure function of seed, step, worker, state."""
 
-    def __init__(self, counts: NDArray[np.int64], stream: NDArray[np.int32], plan: Plan) -> None:
-        excess, noise = _SUBSAMPLING * counts.sum() / counts, np.cumsum(counts**0.75)
-        self._stream, self._plan = stream, plan
+    def __init__(self, text: Arrays, plan: Plan) -> None:
+        counts, self._stream, self._plan = text["counts"], text["stream"], plan
+        # A word that makes up more than this share of the text is thinned out.
+        excess, noise = 3e-4 * counts.sum() / counts, np.cumsum(counts**0.75)
         self._kept, self._noise = np.sqrt(excess) + excess, noise / noise[-1]
 
-    def gradient(self, state: Arrays, step: int, worker: int) -> Gradient:
-        """Differentiate the loss of a batch."""
+    def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
+        """Differentiate: of each table `(rows, values)`; "figures" are the loss and the pairs."""
         centers, targets, pairs, noise = self._draw(step, worker)
-        inputs, outputs = state["inputs"][centers], state["outputs"][targets]
-        scores = inputs @ outputs.T + state["bias"][targets]
+        inputs, outputs = state["inputs"][0, centers], state["outputs"][0, targets]
+        scores = inputs @ outputs.T + state["bias"][0, targets]
         np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s is at its limit before
         inverse = 1 + np.exp(-scores)  # 1 / s(score)
         slope = (pairs + noise) / inverse - pairs
@@ -115,11 +101,9 @@ class Batches:
         reach = dice.integers(1, plan.window + 1, words.shape)
         near, others = [], []
         for apart in range(1, plan.window + 1):
-            left, right, both = words[:, :-apart], words[:, apart:], kept[:, apart:]
-            forward = both & (reach[:, :-apart] >= apart)
-            backward = both & (reach[:, apart:] >= apart)
-            near += [left[forward], right[backward]]
-            others += [right[forward], left[backward]]
+            both = kept[:, apart:] & (reach[:, apart:] >= apart)
+            left, right = words[:, :-apart][both], words[:, apart:][both]
+            near, others = [*near, left, right], [*others, right, left]
         drawn = np.searchsorted(self._noise, dice.random(plan.draws), side="right")
         centers, row = np.unique(np.concatenate(near), return_inverse=True)
         targets, column = np.unique(np.concatenate([*others, drawn]), return_inverse=True)
@@ -136,29 +120,11 @@ def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.rint(values.astype(np.float64) * 2.0**30) / 2.0**30
 
 
-def mean(gradients: Sequence[Gradient], state: Arrays) -> Mapping[str, Any]:
-    """Average gradients with NumPy alone."""
-    sums = {table: np.zeros(state[table].shape) for table in TABLES}
-    for gradient in gradients:
-        for table in TABLES:
-            rows, values = gradient[table]
-            sums[table][rows] += values
-    figures = SimpleNamespace(value=np.sum([one["figures"] for one in gradients], axis=0))
-    means = {name: total / len(gradients) for name, total in sums.items()}
-    return {"figures": figures} | {
-        name: SimpleNamespace(indices=slice(None), values=values) for name, values in means.items()
-    }
-
-
-def update(old: Arrays, new: Arrays, mean: Mapping[str, Any], step: int, plan: Plan) -> float:
-    """Write the state of the next step into `new`; return the loss of a pair in the present one."""
+def update(old: Arrays, new: Arrays, means: Means, step: int, plan: Plan) -> None:
+    """Take a step of Adagrad: write the next state into `new`. The rate falls to nothing."""
     rate = np.float32(plan.rate * (1 - step / plan.steps))
-    for name, values in old.items():
-        new[name][...] = values
-    for table in TABLES:
-        rows, slope = mean[table].indices, mean[table].values.astype(np.float32)
-        squares = old[f"{table}.squares"][rows] + slope**2
-        new[f"{table}.squares"][rows] = squares
-        new[table][rows] -= rate * slope / np.sqrt(squares)
-    loss, pairs = mean["figures"].value
-    return float(loss / pairs)
+    for table, (rows, slope) in means.items():
+        new[table][...] = old[table]
+        values, squares = new[table]
+        squares[rows] += slope**2
+        values[rows] -= rate * slope / np.sqrt(squares[rows])

@@ -15,101 +15,95 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.context import SpawnProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-import shmacc
-from shmacc_demo.model import STATE, Arrays, Batches, Corpus, Plan, mean, start, update
+from shmacc import AccumulatorGroup, IndexedSlicesSpec, SharedArrays, TensorSpec, inspection
+from shmacc_demo.model import TABLES, Arrays, Batches, Plan, start, update
 
-CHIEF = -1
-Show = Callable[[NDArray[np.float64], shmacc.Stats | None, int], None]
-_KILLINGS = 12  # in a run
-_ATTEMPTS, _PAUSE = 200, 0.005  # to catch a process at its work; seconds between them, at most
+CHIEF, _KILLINGS = -1, 12
+Show = Callable[[Plan, int, Arrays, str], None]
 
 
-def work(
-    group: shmacc.AccumulatorGroup, shared: shmacc.SharedArrays, plan: Plan, rank: int
-) -> None:
+def work(group: AccumulatorGroup, shared: SharedArrays, plan: Plan, rank: int) -> None:
     """Be a worker. One that is started in place of a killed one gives the same gradient again."""
-    batches = Batches(shared["counts"], shared["stream"], plan)
-    step = group.global_step
+    batches, step = Batches(shared, plan), group.global_step
     while step < plan.steps:
         gradient = batches.gradient(_state(shared, step), step, rank)
         shared["given"][step, rank] = group.apply(gradient, step, contributor=rank)
         step = group.wait_step(step)
 
 
-def lead(group: shmacc.AccumulatorGroup, shared: shmacc.SharedArrays, plan: Plan) -> None:
+def lead(group: AccumulatorGroup, shared: SharedArrays, plan: Plan) -> None:
     """Be the chief, the first one or one that is started in place of a killed one."""
     while (step := group.global_step) < plan.steps:
         with group.round(plan.workers - plan.backup) as taken:
             shared["begun"][step] += 1
-            now, then = _state(shared, step), _state(shared, step + 1)
-            shared["losses"][step] = update(now, then, taken, step, plan)
+            part: Any = taken  # of the kinds that `members` below says
+            means = {table: (part[table].indices, part[table].values) for table in TABLES}
+            update(_state(shared, step), _state(shared, step + 1), means, step, plan)
+            shared["figures"][step] = part["figures"].value
             shared["taken"][step, taken.contributors] = True
 
 
-def _state(shared: shmacc.SharedArrays, step: int) -> Arrays:
-    return {name: shared[name][step % 2] for name in STATE}
+def _state(shared: SharedArrays, step: int) -> dict[str, Any]:
+    return {table: shared[table][step % 2] for table in TABLES}
 
 
-class Outcome(NamedTuple):
-    """What came of a run; the books of several processes are none of one process's."""
-
-    arrays: Arrays
-    losses: NDArray[np.float64]
-    stats: shmacc.Stats | None = None
-    deaths: int = 0
-
-
-def train(plan: Plan, corpus: Corpus, show: Show, victims: Sequence[int] = ()) -> Outcome:
-    """Train in processes, and now and then kill one of the victims (`CHIEF`, or a worker)."""
-    words, run = len(corpus.words), f"demo-{os.getpid()}"
-    table, flags = (words, plan.width), shmacc.TensorSpec((plan.steps, plan.workers), "int8")
+def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> tuple[Arrays, str]:
+    """Train in processes, kill a victim (`CHIEF`, a worker's rank) now and then, keep books."""
+    words, name = len(text["counts"]), f"demo-{os.getpid()}"
     members = {
-        "inputs": shmacc.IndexedSlicesSpec(table, "float64"),
-        "outputs": shmacc.IndexedSlicesSpec(table, "float64"),
-        "bias": shmacc.IndexedSlicesSpec((words,), "float64"),
-        "figures": shmacc.TensorSpec((2,), "float64", reduction_type="SUM"),
+        "inputs": IndexedSlicesSpec((words, plan.width), "float64"),
+        "outputs": IndexedSlicesSpec((words, plan.width), "float64"),
+        "bias": IndexedSlicesSpec((words,), "float64"),
+        "figures": TensorSpec((2,), "float64", reduction_type="SUM"),
     }
-    arrays = {name: np.stack([array] * 2) for name, array in start(words, plan).items()} | {
-        "counts": corpus.counts,
-        "stream": corpus.stream,
-        "losses": shmacc.TensorSpec((plan.steps,), "float64"),
-        "begun": shmacc.TensorSpec((plan.steps,), "int64"),  # how often a round was handed out
-        "given": flags,  # the gradients that were accepted, as far as their workers know ...
-        "taken": flags,  # ... and those that the chief took
+    flags = TensorSpec((plan.steps, plan.workers), "int8")
+    arrays = {table: np.stack([array] * 2) for table, array in start(words, plan).items()} | {
+        "figures": TensorSpec((plan.steps, 2), "float64"),
+        "begun": TensorSpec((plan.steps,), "int64"),  # how often a round was handed out
+        "given": flags,  # which gradients were accepted, as far as their workers know ...
+        "taken": flags,  # ... and which the chief took
     }
     ours: Any = {"if_exists": "replace", "unlink_on_close": True}  # the names
     with (
-        shmacc.SharedArrays(arrays, f"{run}.arrays", **ours) as shared,
-        shmacc.AccumulatorGroup(members, run, reduction_type="CMEAN", **ours) as group,
-        contextlib.closing(Crew(group, shared, plan)) as crew,
+        SharedArrays({**arrays, **text}, f"{name}.arrays", **ours) as shared,
+        AccumulatorGroup(members, name, reduction_type="CMEAN", **ours) as group,
+        contextlib.closing(_Crew(group, shared, plan)) as crew,
     ):
-        dice = random.Random(plan.seed)
         while crew.works():
+            time.sleep(0.05)
             step = group.global_step
-            if victims and crew.killed < step * min(_KILLINGS, plan.steps // 4) // plan.steps:
-                crew.kill(dice.choice(victims))
-            show(shared["losses"][:step], group.stats(), crew.killed)
-            with contextlib.suppress(shmacc.errors.DeadlineExceededError):
-                group.wait_step(step, timeout=0.05)
-        kept = {name: shared[name].copy() for name in ("losses", "begun", "given", "taken")}
-        kept |= {name: array.copy() for name, array in _state(shared, plan.steps).items()}
-        return Outcome(kept, kept["losses"], group.stats(), crew.deaths)
+            if victims and crew.killed < step * min(_KILLINGS, plan.steps // 4) // (plan.steps + 1):
+                crew.kill(random.choice(victims))
+            show(plan, step, shared, f"{crew.killed} killed")
+        found = _state(shared, plan.steps) | {"figures": shared["figures"]}
+        stats, taken, again = group.stats(), shared["taken"], (shared["begun"] > 1).sum()
+        report = (
+            f"{stats.applied:,} gradients accepted, {stats.dropped:,} dropped, {stats.taken:,} "
+            f"taken; {crew.killed} processes killed, {stats.recoveries} operations undone, "
+            f"{again} rounds handed out again"
+        )
+        unknown = taken - shared["given"]  # a worker that is killed does not know of its last one
+        right = stats.applied == stats.taken == taken.sum() and (plan.backup or taken.all())
+        if not right or unknown.min() < 0 or unknown.sum() > crew.killed:
+            raise RuntimeError(f"The books do not balance: {report}")
+        return {key: value.copy() for key, value in found.items()}, report
 
 
-class Crew:
+class _Crew:
     """The chief and the workers, a process each."""
 
-    def __init__(self, *job: Any) -> None:
-        self._job, self.killed, self.deaths = job, 0, 0
-        self._processes = {rank: self._start(rank) for rank in range(CHIEF, job[-1].workers)}
+    def __init__(self, group: AccumulatorGroup, shared: SharedArrays, plan: Plan) -> None:
+        self._name, self.killed = group.shared_name, 0
+        self._jobs: dict[int, Any] = {CHIEF: (lead, group, shared, plan)}
+        self._jobs |= {rank: (work, group, shared, plan, rank) for rank in range(plan.workers)}
+        self._processes = {rank: self._start(rank) for rank in self._jobs}
 
     def _start(self, rank: int) -> SpawnProcess:
-        process = SpawnProcess(target=_attend, args=(*self._job, rank), daemon=True)
+        process = SpawnProcess(target=_attend, args=self._jobs[rank], daemon=True)
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for us
         process.start()
         signal.signal(signal.SIGINT, handler)
@@ -119,57 +113,58 @@ class Crew:
         """Start others in place of the killed; return False when all have done their work."""
         for rank, process in self._processes.items():
             if process.exitcode == -signal.SIGKILL:
-                self.deaths += 1
                 self._processes[rank] = self._start(rank)
             elif process.exitcode:
-                raise RuntimeError(f"process {rank} ended with status {process.exitcode}")
+                raise RuntimeError(f"Process {rank} ended with status {process.exitcode}")
         return any(process.is_alive() for process in self._processes.values())
 
     def kill(self, rank: int) -> None:
-        """Kill a process: a chief within a round, a worker within an apply, if it is caught there."""
-        process, name = self._processes[rank], self._job[0].shared_name
-        pid = process.pid or 0
-        for _ in range(_ATTEMPTS):
-            os.kill(pid, signal.SIGSTOP)  # so that after the look it is still at it
-            found = shmacc.inspection.describe(name)
+        """Kill a chief within a round, or a worker within an apply, if it is caught there."""
+        process = self._processes[rank]
+        for pid in [process.pid or 0] * 200:
+            os.kill(pid, signal.SIGSTOP)  # so that it is still at it when we have looked
+            found = inspection.describe(self._name)
             applying = [one.pid for one in found.processes if one.activity == "applies"]
             if pid in (*applying, found.stats.round_pid):
                 break
             os.kill(pid, signal.SIGCONT)
-            time.sleep(random.uniform(0, _PAUSE))
+            time.sleep(random.uniform(0, 0.005))
         process.kill()
+        process.join()
         self.killed += 1
 
     def close(self) -> None:
-        """Kill all."""
         for process in self._processes.values():
             process.kill()
             process.join()
 
 
-def _attend(group: Any, shared: Any, plan: Plan, rank: int) -> None:
-    threading.Thread(target=_leave_with_parent, args=(group, shared), daemon=True).start()
-    if rank == CHIEF:
-        lead(group, shared, plan)
-    else:
-        work(group, shared, plan, rank)
+def _attend(role: Callable[..., None], *job: Any) -> None:
+    threading.Thread(target=_leave_with_parent, args=job[:2], daemon=True).start()
+    role(*job)
 
 
-def _leave_with_parent(group: shmacc.AccumulatorGroup, shared: shmacc.SharedArrays) -> None:
+def _leave_with_parent(*named: Any) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
-        group.unlink()  # the parent was killed, and could not do it
-        shared.unlink()
-        os._exit(1)
+    for one in named:  # the parent was killed, and could not do it
+        one.unlink()
+    os._exit(1)
 
 
-def train_alone(plan: Plan, corpus: Corpus, show: Show) -> Outcome:
+def train_alone(plan: Plan, text: Arrays, show: Show) -> Arrays:
     """Do the work of all workers and the chief in this process, with NumPy alone."""
-    batches, losses = Batches(corpus.counts, corpus.stream, plan), np.zeros(plan.steps)
-    now, then = (start(len(corpus.words), plan) for _ in range(2))
+    batches, figures = Batches(text, plan), np.zeros((plan.steps, 2))
+    now, then = (start(len(text["counts"]), plan) for _ in range(2))
     for step in range(plan.steps):
-        gradients = [batches.gradient(now, step, rank) for rank in range(plan.workers)]
-        losses[step] = update(now, then, mean(gradients, now), step, plan)
+        sums = {table: np.zeros(now[table][0].shape) for table in TABLES}
+        for rank in range(plan.workers):
+            gradient = batches.gradient(now, step, rank)
+            figures[step] += gradient["figures"]
+            for table, total in sums.items():
+                np.add.at(total, *gradient[table])
+        means = {table: (slice(None), total / plan.workers) for table, total in sums.items()}
+        update(now, then, means, step, plan)
         now, then = then, now
-        show(losses[: step + 1], None, 0)
-    return Outcome(now, losses)
+        show(plan, step + 1, {"figures": figures}, "in one process")
+    return {**now, "figures": figures}
