@@ -48,9 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         began = time.monotonic()
         found, report = train(plan, text, show, victims)
-        print(
-            f"\n{plan.steps:,} steps, {time.monotonic() - began:.1f} s: {curve(found['figures'])}"
-        )
+        print(f"\n{time.monotonic() - began:.1f} s: {curve(found['figures'])}")
         if asked.check:
             alone = train_alone(plan, text, show)
             if not all(np.array_equal(alone[table], found[table]) for table in TABLES):
@@ -71,7 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
 def show(plan: Plan, step: int, arrays: Arrays, more: str) -> None:
     """Show how far a run is, on a terminal in a line that changes."""
     if step > 0 and sys.stdout.isatty():
-        print(f"\r{curve(arrays['figures'][:step])} step {step:,}/{plan.steps:,}, {more}", end=" ")
+        line = f"{curve(arrays['figures'][:step])}, step {step:,}/{plan.steps:,}, {more}"
+        print(f"\r{line} ", end="", flush=True)
 
 
 def curve(figures: NDArray[Any]) -> str:

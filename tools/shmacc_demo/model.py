@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 TABLES = ("inputs", "outputs", "bias")
 Arrays = Mapping[str, NDArray[Any]]
-Means = Mapping[str, tuple[Any, NDArray[Any]]]  # of each table rows, and values
 
 _WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
-_RAREST, _LARGEST = 5, 50_000  # a word that occurs less often is left out; so many words at most
+_RAREST, _MOST = 5, 50_000  # a word that occurs less often is left out; so many words at most
+_FREQUENT = 3e-4  # a word that makes up more than this share of the text is thinned out
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read(path: Path | None) -> tuple[list[str], Arrays]:
 
     text = path.read_text("utf-8", "replace") if path else "\n".join(topics.values())
     found = _WORD.findall(text.lower())
-    counts = {word: n for word, n in Counter(found).most_common(_LARGEST) if n >= _RAREST}
+    counts = {word: n for word, n in Counter(found).most_common(_MOST) if n >= _RAREST}
     numbers = {word: number for number, word in enumerate(counts)}
     stream = np.array([numbers[word] for word in found if word in numbers], np.int32)
     if len(counts) < 10 or len(stream) < 200:  # noqa: PLR2004
@@ -70,8 +70,7 @@ class Batches:
 
     def __init__(self, text: Arrays, plan: Plan) -> None:
         counts, self._stream, self._plan = text["counts"], text["stream"], plan
-        # A word that makes up more than this share of the text is thinned out.
-        excess, noise = 3e-4 * counts.sum() / counts, np.cumsum(counts**0.75)
+        excess, noise = _FREQUENT * counts.sum() / counts, np.cumsum(counts**0.75)
         self._kept, self._noise = np.sqrt(excess) + excess, noise / noise[-1]
 
     def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
@@ -99,7 +98,8 @@ class Batches:
         order = np.argsort(~kept, axis=1, kind="stable")  # the kept ones close up, to the left
         words, kept = np.take_along_axis(words, order, 1), np.take_along_axis(kept, order, 1)
         reach = dice.integers(1, plan.window + 1, words.shape)
-        near, others = [], []
+        near: list[Any] = []
+        others: list[Any] = []
         for apart in range(1, plan.window + 1):
             both = kept[:, apart:] & (reach[:, apart:] >= apart)
             left, right = words[:, :-apart][both], words[:, apart:][both]
@@ -115,12 +115,11 @@ class Batches:
 
 
 def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    # Multiples of 2**-30 have exact sums in float64. So in whatever order gradients arrive, the
-    # result is that of one process, to the bit.
+    # Sums of multiples of 2**-30 are exact in float64, so the order of arrival changes no bit.
     return np.rint(values.astype(np.float64) * 2.0**30) / 2.0**30
 
 
-def update(old: Arrays, new: Arrays, means: Means, step: int, plan: Plan) -> None:
+def update(old: Arrays, new: Arrays, means: Mapping[str, Any], step: int, plan: Plan) -> None:
     """Take a step of Adagrad: write the next state into `new`. The rate falls to nothing."""
     rate = np.float32(plan.rate * (1 - step / plan.steps))
     for table, (rows, slope) in means.items():

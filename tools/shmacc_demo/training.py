@@ -22,7 +22,7 @@ import numpy as np
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, SharedArrays, TensorSpec, inspection
 from shmacc_demo.model import TABLES, Arrays, Batches, Plan, start, update
 
-CHIEF, _KILLINGS = -1, 12
+CHIEF = -1
 Show = Callable[[Plan, int, Arrays, str], None]
 
 
@@ -60,7 +60,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         "bias": IndexedSlicesSpec((words,), "float64"),
         "figures": TensorSpec((2,), "float64", reduction_type="SUM"),
     }
-    flags = TensorSpec((plan.steps, plan.workers), "int8")
+    flags, most = TensorSpec((plan.steps, plan.workers), "int8"), min(12, plan.steps // 4)  # kills
     arrays = {table: np.stack([array] * 2) for table, array in start(words, plan).items()} | {
         "figures": TensorSpec((plan.steps, 2), "float64"),
         "begun": TensorSpec((plan.steps,), "int64"),  # how often a round was handed out
@@ -76,7 +76,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         while crew.works():
             time.sleep(0.05)
             step = group.global_step
-            if victims and crew.killed < step * min(_KILLINGS, plan.steps // 4) // (plan.steps + 1):
+            if victims and crew.killed < step % plan.steps * most // plan.steps:
                 crew.kill(random.choice(victims))
             show(plan, step, shared, f"{crew.killed} killed")
         found = _state(shared, plan.steps) | {"figures": shared["figures"]}
@@ -93,9 +93,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         return {key: value.copy() for key, value in found.items()}, report
 
 
-class _Crew:
-    """The chief and the workers, a process each."""
-
+class _Crew:  # the chief and the workers, a process each
     def __init__(self, group: AccumulatorGroup, shared: SharedArrays, plan: Plan) -> None:
         self._name, self.killed = group.shared_name, 0
         self._jobs: dict[int, Any] = {CHIEF: (lead, group, shared, plan)}
@@ -145,8 +143,7 @@ def _attend(role: Callable[..., None], *job: Any) -> None:
 
 
 def _leave_with_parent(*named: Any) -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]
     for one in named:  # the parent was killed, and could not do it
         one.unlink()
     os._exit(1)
