@@ -1,4 +1,4 @@
-"""The demo job: exact, unharmed by deaths, and gone without a trace when it ends."""
+"""The demo: exact, unharmed by deaths, and gone without a trace when it ends."""
 
 from __future__ import annotations
 
@@ -6,206 +6,157 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from helpers.support import LONG, until
 
-from shmacc import testing
-from shmacc_demo import corpus as text
-from shmacc_demo import plot
-from shmacc_demo.batches import Recipe, Sampler
-from shmacc_demo.chief import Chief
-from shmacc_demo.main import INTERRUPTED, app
-from shmacc_demo.model import FIGURES, Parameters, gradient
-from shmacc_demo.plan import Plan
-from shmacc_demo.sequential import Sequential
+import demo
+import shmacc
+from shmacc import inspection, testing
+from shmacc_demo import model
+from shmacc_demo.model import TABLES, Batches, Plan
+from shmacc_demo.training import train, train_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from shmacc_demo.corpus import Corpus
-    from shmacc_demo.ledger import Ledger
-    from shmacc_demo.plan import Outcome
+    from shmacc_demo.model import Arrays
 
-DEMO = Path(__file__).parent.parent / "tools" / "demo.py"
-LONG = 60.0
-SMALL = Recipe(spans=4, span=32, draws=32)
-TABLES = ("inputs", "outputs", "bias")
+TOOLS = Path(__file__).parent.parent / "tools"
+INTERRUPTED = 128 + signal.SIGINT
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return text.read(None)
+def text() -> Arrays:
+    return model.read(None)[1]
 
 
-def train(
-    run: Chief | Sequential, each_step: Callable[[int], None] = lambda _: None
-) -> tuple[Outcome, list[float]]:
-    losses = []
-    with run:
-        for progress in run.train():
-            losses.append(progress.loss)
-            each_step(progress.step)
-        return run.outcome(), losses
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(TOOLS / "demo.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "books balance" in done.stdout
+    return done.stdout
 
 
-def books(outcome: Outcome) -> Ledger:
-    assert outcome.ledger is not None
-    assert outcome.ledger.balanced, outcome.ledger
-    return outcome.ledger
+def number_of(what: str, output: str) -> int:
+    return int(output.partition(f" {what}")[0].split()[-1].replace(",", ""))
 
 
-def same_within_rounding(got: Outcome, want: Outcome) -> None:
+def test_it_is_short() -> None:
+    modules = [TOOLS / "demo.py", *(TOOLS / "shmacc_demo").glob("*.py")]
+    assert len(modules) <= 5
+    assert sum(len(module.read_text().splitlines()) for module in modules) <= 400
+
+
+def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) -> None:
+    state = model.start(len(text["counts"]), Plan())
+    one, other, another = (Batches(text, Plan(seed=seed)) for seed in (7, 7, 8))
+    other.gradient(state, 0, 0)  # what was drawn before does not matter
+    wanted = one.gradient(state, 3, 1)
+    same = other.gradient(state, 3, 1)
     for table in TABLES:
-        np.testing.assert_allclose(
-            getattr(got.parameters, table),
-            getattr(want.parameters, table),
-            rtol=1e-4,
-            atol=1e-5,
-            err_msg=table,
-        )
-
-
-def test_a_batch_is_a_function_of_seed_step_and_worker(corpus: Corpus) -> None:
-    one, other = (Sampler(corpus.stream, corpus.counts, SMALL) for _ in range(2))
-    other.draw(7, 0, 0)  # what was drawn before does not matter
-    for numbers in ((7, 3, 1), (7, 3, 2), (7, 4, 1), (8, 3, 1)):
-        first, again = one.draw(*numbers), other.draw(*numbers)
-        for array in ("centers", "targets", "pairs", "noise"):
-            np.testing.assert_array_equal(getattr(first, array), getattr(again, array))
-    assert not np.array_equal(one.draw(7, 3, 1).centers, one.draw(7, 3, 2).centers)
-    assert not np.array_equal(one.draw(7, 3, 1).centers, one.draw(7, 4, 1).centers)
-    assert not np.array_equal(one.draw(7, 3, 1).centers, one.draw(8, 3, 1).centers)
+        for mine, its in zip(wanted[table], same[table], strict=True):
+            np.testing.assert_array_equal(mine, its)
+    differing = [
+        one.gradient(state, 3, 2),
+        one.gradient(state, 4, 1),
+        another.gradient(state, 3, 1),
+    ]
+    for its in differing:
+        assert not np.array_equal(wanted["inputs"][0], its["inputs"][0])
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_gradient_is_the_slope_of_the_loss(corpus: Corpus, table: str) -> None:
-    batch = Sampler(corpus.stream, corpus.counts, SMALL).draw(1, 0, 0)
-    parameters = Parameters.new(len(corpus.words), 8)
+def test_the_gradient_is_the_slope_of_the_loss(text: Arrays, table: str) -> None:
+    plan = Plan(width=8, spans=4, span=32, draws=32)
+    batches, state = Batches(text, plan), model.start(len(text["counts"]), plan)
     random = np.random.default_rng(1)
-    for name in TABLES:
-        values = getattr(parameters, name)
+    for values, _ in state.values():
         values[:] = random.normal(0, 0.5, values.shape)
-    found = gradient(parameters, batch)
-    moved = getattr(parameters, table)
+    moved = state[table][0]
+    rows, values = batches.gradient(state, 0, 0)[table]
     slopes = np.zeros_like(moved)
-    if table == "bias":
-        slopes[:] = found.rest[:-FIGURES]
-    else:
-        rows = getattr(found, table)
-        slopes[rows.indices] = rows.values
+    slopes[rows] = values
 
     direction = random.normal(0, 1, moved.shape).astype(np.float32)
     start, width = moved.copy(), np.float32(1e-2)
     moved[:] = start + width * direction
-    ahead = gradient(parameters, batch).rest[-FIGURES]
+    ahead = batches.gradient(state, 0, 0)["figures"][0]
     moved[:] = start - width * direction
-    behind = gradient(parameters, batch).rest[-FIGURES]
+    behind = batches.gradient(state, 0, 0)["figures"][0]
     slope = float(ahead - behind) / (2 * float(width))
     assert slope == pytest.approx(float(np.vdot(direction, slopes)), rel=0.02)
 
 
-def test_processes_come_to_the_parameters_of_one_process(corpus: Corpus) -> None:
-    plan = Plan(workers=3, steps=20, recipe=SMALL)
-    want, want_losses = train(Sequential(plan, corpus))
-    got, got_losses = train(Chief(plan, corpus))
-    same_within_rounding(got, want)
-    np.testing.assert_allclose(got_losses, want_losses, rtol=1e-4)
-    assert [account.taken for account in books(got).accounts] == [60, 60, 60]
-    assert books(got).deaths == 0
+def test_processes_come_to_the_parameters_of_one_process() -> None:
+    output = run("--workers", "3", "--steps", "20", "--check")
+    assert "the same vectors, to the bit" in output
+    assert number_of("taken", output) == 60
 
 
-def test_workers_killed_while_applying_change_nothing(corpus: Corpus) -> None:
-    plan = Plan(workers=2, steps=24, kill=True, recipe=Recipe(spans=12, draws=64))
-    got, _ = train(Chief(plan, corpus))
-    assert books(got).deaths > 0
-    assert [account.taken for account in books(got).accounts] == [48, 48, 48]
-    same_within_rounding(got, train(Sequential(plan, corpus))[0])
+def test_workers_killed_while_applying_change_nothing() -> None:
+    output = run("--workers", "2", "--steps", "40", "--kill", "--check")
+    assert "the same vectors, to the bit" in output
+    assert number_of("processes killed", output) > 0
+    assert number_of("taken", output) == 80
 
 
-def test_all_workers_killed_at_once_change_nothing(corpus: Corpus) -> None:
-    plan = Plan(workers=2, steps=8, recipe=SMALL)
-    chief = Chief(plan, corpus)
-
-    def kill_all(step: int) -> None:
-        if step == 3:
-            for worker in range(plan.workers):
-                chief._crew.kill(worker)
-
-    got, _ = train(chief, kill_all)
-    assert books(got).deaths == 2
-    same_within_rounding(got, train(Sequential(plan, corpus))[0])
+def test_chiefs_killed_within_rounds_change_nothing() -> None:
+    output = run("--workers", "2", "--steps", "40", "--kill-chief", "--check")
+    assert "the same vectors, to the bit" in output
+    assert number_of("rounds handed out again", output) > 0
+    assert number_of("taken", output) == 80
 
 
-def test_backups_let_the_chief_go_on_without_stragglers(corpus: Corpus) -> None:
-    plan = Plan(workers=3, backup=1, steps=60, recipe=SMALL)
-    got, losses = train(Chief(plan, corpus))
-    assert np.mean(losses[-5:]) < losses[0]
-    for account in books(got).accounts:
-        assert 2 * plan.steps <= account.taken <= 3 * plan.steps
+def test_backups_let_the_chief_go_on_without_stragglers() -> None:
+    output = run("--workers", "3", "--backup", "1", "--steps", "60", "--kill", "--kill-chief")
+    assert 120 <= number_of("taken", output) <= 180
 
 
-def test_a_worker_that_fails_ends_the_run(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmacc_demo.chief.PARTS", ("inputs", "no such part"))
-    with pytest.raises(RuntimeError, match=r"worker 0 ended with status 1(.|\n)*ValueError"):
-        train(Chief(Plan(workers=1, steps=2, recipe=SMALL), corpus))
-
-
-def workers_of(chief: int) -> list[int]:
-    """List the living workers of a chief, whoever their parent is by now."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"shmacc_demo.worker" in command and f"/proc/{chief}/fd/".encode() in command:
-            found.append(int(folder.name))
-    return found
+def test_a_worker_that_fails_ends_the_run(text: Arrays) -> None:
+    longer_than_the_text = Plan(workers=1, steps=2, span=10**7)
+    with pytest.raises(RuntimeError, match="Process 0 ended with status 1"):
+        train(longer_than_the_text, text, demo.show)
 
 
 @contextmanager
-def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a long demo in a process group of its own, and wait until it has taken a step."""
+def long_demo() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start one in a process group of its own; yield it, and who is attached after some steps."""
     with subprocess.Popen(
-        [sys.executable, str(DEMO), "--steps", "1000000", *arguments],
+        [sys.executable, str(TOOLS / "demo.py"), "--steps", "1000000", "--workers", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         process_group=0,
     ) as process:
         try:
-            assert process.stdout is not None
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if line.startswith("step"):
-                    break
-            else:
-                pytest.fail("".join(lines))
-            yield process
+            with shmacc.attach(f"demo-{process.pid}", timeout=LONG) as group:
+                group.wait_step(2, timeout=LONG)
+                everybody = inspection.describe(group.shared_name).processes
+            attached = {one.pid for one in everybody} - {os.getpid(), process.pid}
+            assert len(attached) == 3
+            yield process, sorted(attached)
         finally:
             process.kill()
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LONG
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
+def living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(namespace: str, number: signal.Signals) -> None:
-    with demo("--workers", "2") as process:
-        assert len(workers_of(process.pid)) == 2
+    with long_demo() as (process, others):
         if number == signal.SIGINT:  # as the terminal does it: to the whole group
             os.killpg(process.pid, number)
         else:
@@ -214,47 +165,31 @@ def test_an_interrupted_demo_leaves_nothing(namespace: str, number: signal.Signa
     assert process.returncode == INTERRUPTED, output
     assert "Interrupted" in output
     assert "Traceback" not in output
-    assert workers_of(process.pid) == []
+    assert living(others) == []
     assert testing.leaked_names(namespace) == ()
 
 
-def test_workers_whose_chief_is_killed_tidy_up_and_go(namespace: str) -> None:
-    with demo("--workers", "2") as process:
-        assert len(workers_of(process.pid)) == 2
+def test_processes_whose_parent_is_killed_tidy_up_and_go(namespace: str) -> None:
+    with long_demo() as (process, others):
         process.kill()
         process.communicate(timeout=LONG)
-    assert until(lambda: not workers_of(process.pid))
+    until(lambda: not living(others))
     assert testing.leaked_names(namespace) == ()
 
 
-def test_a_whole_run_tells_what_it_did(namespace: str, tmp_path: Path) -> None:
+def test_a_whole_run_tells_what_it_did(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
-    arguments = ["--workers", "2", "--steps", "10", "--plot", str(picture), "--word", "class"]
-    done = subprocess.run(
-        [sys.executable, str(DEMO), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    for words in ("step 10/10", "words/s", "Loss of a pair", "class", "taken", "books balance"):
-        assert words in done.stdout
+    output = run("--workers", "2", "--steps", "10", "--plot", str(picture), "--word", "class")
+    for words in ("words of text", " s: ", "loss ", "  class: ", "20 gradients accepted"):
+        assert words in output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert testing.leaked_names(namespace) == ()
 
 
 def test_it_learns_which_words_keep_company() -> None:
-    done = subprocess.run(
-        [sys.executable, str(DEMO), "--sequential", "--steps", "150", "--word", "except"],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=True,
-    )
-    (near,) = (line for line in done.stdout.splitlines() if line.startswith(" except"))
-    assert "clause" in near or "try" in near or "exceptiongroup" in near
+    words, text = model.read(None)
+    found = train_alone(Plan(steps=150), text, demo.show)
+    near = demo.neighbours(words, text, found["inputs"][0], "except")
+    assert {"clause", "try", "exceptiongroup"} & set(near)
 
 
 def test_a_text_of_ones_own(tmp_path: Path) -> None:
@@ -262,40 +197,35 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     file.write_text(
         "one sheep two sheep three sheep and more sheep than one could count all day long " * 40
     )
-    done = CliRunner().invoke(
-        app, ["--sequential", "--corpus", str(file), "--steps", "3", "--word", "cow"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "not in the text" in done.output
-
-
-def test_help_names_every_option() -> None:
-    done = CliRunner().invoke(app, ["--help"])
-    assert done.exit_code == 0
-    for option in ("corpus", "workers", "backup", "steps", "kill", "sequential", "plot", "seed"):
-        assert f"--{option}" in done.output
+    output = run("--corpus", str(file), "--workers", "1", "--steps", "3", "--word", "cow")
+    assert "not in the text" in output
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers", "0"], "--workers"),
-        (["--workers", "3", "--backup", "3"], "at most 2"),
-        (["--steps", "0"], "--steps"),
-        (["--sequential", "--kill"], "no workers"),
-        (["--corpus", "/nonexistent"], "does not exist"),
-        (["--corpus", __file__, "--plot", "loss.what"], "must end in"),
-        (["--plot", "/nonexistent/loss.png"], "no folder"),
-        (["--corpus", os.devnull], "0 different words"),
+        (["--workers", "0"], "more workers than backups"),
+        (["--workers", "3", "--backup", "3"], "more workers than backups"),
+        (["--steps", "0"], "a step"),
+        (["--check", "--backup", "1"], "--check is impossible"),
+        (["--corpus", "/nonexistent"], "No such file"),
+        (["--plot", "loss.what"], "not supported"),
+        (["--plot", "/nonexistent/loss.png"], "No such file"),
+        (["--corpus", os.devnull], "0 words"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2, done.output
-    assert words in " ".join(done.output.replace("│", " ").split())
+def test_what_makes_no_sense_is_refused_at_once(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(arguments)
+    assert words in capsys.readouterr().err
 
 
-def test_without_matplotlib_a_picture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(plot.PlotError, match="pip install matplotlib"):
-        plot.check(Path("loss.png"))
+def test_without_matplotlib_a_picture_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(["--plot", "loss.png"])
+    assert "matplotlib" in capsys.readouterr().err

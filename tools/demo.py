@@ -1,12 +1,104 @@
-"""The demo job: real training in processes that share nothing but names. See ``--help``."""
+"""The demo: trains word vectors in processes that share nothing but names. See ``--help``."""
 
+import argparse
 import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
-# The processes are the parallelism: NumPy is to keep to one thread in each, this one included.
-# It reads this when it is first imported, which the next import does.
+# The processes are the parallelism: NumPy, imported next, keeps to one thread in each.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from shmacc_demo.main import app
+import numpy as np
+from numpy.typing import NDArray
+
+from shmacc_demo.model import TABLES, Arrays, Plan, read
+from shmacc_demo.training import CHIEF, train, train_alone
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Learn word vectors from a text, in processes that share nothing but names."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    add = parser.add_argument
+    add("--corpus", type=Path, metavar="FILE", help="a text (default: Python's language reference)")
+    add("--workers", type=int, default=Plan.workers, help="worker processes (default: %(default)s)")
+    add("--backup", type=int, default=0, help="so many gradients of a step are not waited for")
+    add("--steps", type=int, default=Plan.steps, help="steps of training (default: %(default)s)")
+    add("--seed", type=int, default=Plan.seed, help="of all that is drawn at random")
+    add("--kill", action="store_true", help="kill a worker now and then, within an apply")
+    add("--kill-chief", action="store_true", help="kill the chief now and then, within a round")
+    add("--check", action="store_true", help="repeat it in one process, and compare to the bit")
+    add("--plot", type=Path, metavar="FILE", help="draw the losses (needs matplotlib)")
+    add("--word", action="append", help="name its neighbours; may be given several times")
+    asked = parser.parse_args(arguments)
+    try:
+        plan = Plan(asked.workers, asked.backup, asked.steps, asked.seed)
+        words, text = read(asked.corpus)
+        if asked.plot:  # a picture that cannot be drawn is an error before the run
+            plot(asked.plot, np.ones((1, 2)))
+    except (ImportError, OSError, ValueError) as error:
+        parser.error(str(error))
+    if asked.check and asked.backup:
+        parser.error("--check is impossible: with --backup the result depends on chance")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"{len(text['stream']):,} words of text, {len(words):,} different ones")
+    victims = [*range(plan.workers)] * asked.kill + [CHIEF] * asked.kill_chief
+    try:
+        began = time.monotonic()
+        found, report = train(plan, text, show, victims)
+        print(f"\n{time.monotonic() - began:.1f} s: {curve(found['figures'])}")
+        if asked.check:
+            alone = train_alone(plan, text, show)
+            if not all(np.array_equal(alone[table], found[table]) for table in TABLES):
+                raise RuntimeError("One process comes to other vectors")
+            print("One process comes to the same vectors, to the bit.")
+    except KeyboardInterrupt:
+        print("\nInterrupted: the processes are gone, and so are the names.")
+        return 128 + signal.SIGINT
+    print("\nNearest neighbours")
+    for word in asked.word or words[50:350:30]:
+        print(f"{word:>15}: {', '.join(neighbours(words, text, found['inputs'][0], word))}")
+    print(f"{report}.\nThe books balance: each gradient was taken exactly once.")
+    if asked.plot:
+        plot(asked.plot, found["figures"])
+    return 0
+
+
+def show(plan: Plan, step: int, arrays: Arrays, more: str) -> None:
+    """Show how far a run is, on a terminal in a line that changes."""
+    if step > 0 and sys.stdout.isatty():
+        line = f"{curve(arrays['figures'][:step])}, step {step:,}/{plan.steps:,}, {more}"
+        print(f"\r{line} ", end="", flush=True)
+
+
+def curve(figures: NDArray[Any]) -> str:
+    """Draw the losses of these steps, and tell the last one."""
+    parts = np.array_split(figures[:, 0] / figures[:, 1], min(24, len(figures)))
+    means = np.array([part.mean() for part in parts])
+    levels = (means - means.min()) / max(float(np.ptp(means)), 1e-9)
+    return "".join("▁▂▃▄▅▆▇█"[int(level * 7)] for level in levels) + f" loss {means[-1]:.3f}"
+
+
+def neighbours(words: list[str], text: Arrays, table: NDArray[Any], word: str) -> list[str]:
+    """Return the words whose vectors point most nearly where the one of this word does."""
+    if word not in words:
+        return ["(not in the text, or too rare)"]
+    known = np.flatnonzero(text["counts"] // 10)  # rarer ones have too little company
+    lengths = np.maximum(np.linalg.norm(table[known], axis=1), 1e-12)
+    nearest = known[np.argsort(-(table[known] @ table[words.index(word)]) / lengths)]
+    return [words[other] for other in nearest[:7] if words[other] != word][:6]
+
+
+def plot(path: Path, figures: NDArray[Any]) -> None:
+    """Draw the losses into a file."""
+    from matplotlib.figure import Figure  # slow, and not always there
+
+    figure = Figure(figsize=(8, 4.5))
+    figure.add_subplot(xlabel="step", ylabel="loss").plot(figures[:, 0] / figures[:, 1])
+    figure.savefig(path, dpi=120)
+
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

@@ -1,157 +1,129 @@
-"""The model: skip-gram with negative sampling, its gradient, and the step that Adagrad takes.
+"""The task: word vectors from a text, by skip-gram with negative sampling and Adagrad. No shmacc.
 
 The loss of a center word c beside a target t is -log s(u_c v_t + b_t), with s the logistic
-function; beside a noise word it is -log s(-(u_c v_t + b_t)). A batch is one small matrix of centers
-by targets, so its gradient is three matrix products; its rows are the few words of the batch.
+function; beside a noise word it is -log s(-(u_c v_t + b_t)).
 """
 
-from __future__ import annotations
-
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+TABLES = ("inputs", "outputs", "bias")
+Arrays = Mapping[str, NDArray[Any]]
 
-    from shmacc_demo.batches import Batch
-
-FIGURES = 3
-"""At the end of ``Gradient.rest``, after the biases: loss, pairs and words of the batch."""
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What is learnt."""
-
-    inputs: NDArray[np.float32]
-    outputs: NDArray[np.float32]
-    bias: NDArray[np.float32]
-
-    def fill(self, seed: int) -> None:
-        """Set the values that training starts from."""
-        words, width = self.inputs.shape
-        random = np.random.default_rng(seed)
-        self.inputs[:] = (random.random((words, width)) - 0.5) / np.sqrt(width)
-        self.outputs[:] = 0
-        self.bias[:] = 0
-
-    @classmethod
-    def new(cls, words: int, width: int) -> Parameters:
-        """Make parameters in this process's own memory."""
-        return cls(
-            np.zeros((words, width), np.float32),
-            np.zeros((words, width), np.float32),
-            np.zeros(words, np.float32),
-        )
+_WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
+_RAREST, _MOST = 5, 50_000  # a word that occurs less often is left out; so many words at most
+_FREQUENT = 3e-4  # a word that makes up more than this share of the text is thinned out
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The gradient of a table: rows that are not zero, each named once."""
+class Plan:
+    """With these numbers and a text the result is settled, unless there are backups."""
 
-    indices: NDArray[np.int64]
-    values: NDArray[np.float32]
+    workers: int = 3
+    backup: int = 0  # the chief does not wait for so many gradients of a step
+    steps: int = 1000
+    seed: int = 1
+    width: int = 64
+    rate: float = 0.15
+    spans: int = 24  # pieces of text in a batch
+    span: int = 64  # words in a piece
+    window: int = 5  # how far apart the two words of a pair may be
+    draws: int = 256  # noise words of a batch; all its pairs share them ...
+    negatives: int = 5  # ... and they weigh as so many for each pair
 
-
-@dataclass(frozen=True)
-class Gradient:
-    """The gradient of one batch, or the mean of several."""
-
-    inputs: Rows
-    outputs: Rows
-    rest: NDArray[np.float32]
-    """The gradient of every bias, then loss, pairs and words."""
-
-    @property
-    def loss(self) -> float:
-        """The loss of one pair with its noise."""
-        loss, pairs, _ = self.rest[-FIGURES:].tolist()
-        return float(loss / max(pairs, 1.0))
-
-    @property
-    def words(self) -> float:
-        """How many words of text went in."""
-        return float(self.rest[-1])
+    def __post_init__(self) -> None:
+        if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):
+            raise ValueError("needed are a step, more workers than backups, and no negative number")
 
 
-def gradient(parameters: Parameters, batch: Batch) -> Gradient:
-    """Differentiate the batch's loss."""
-    inputs, outputs = parameters.inputs[batch.centers], parameters.outputs[batch.targets]
-    scores = inputs @ outputs.T + parameters.bias[batch.targets]
-    # exp overflows float32 beyond 88; at 30 the logistic function has long reached its limit.
-    np.clip(scores, -30, 30, out=scores)
-    inverse = 1 + np.exp(-scores)  # 1 / s(score)
-    noise = batch.pairs.sum(axis=1, keepdims=True) * batch.noise
-    all_of_them = batch.pairs + noise
-    slope = all_of_them / inverse - batch.pairs
-    loss = np.vdot(all_of_them, np.log(inverse)) + np.vdot(noise, scores)
+def read(path: Path | None) -> tuple[list[str], Arrays]:
+    """Read a text (the language reference): its words, their counts, and itself as numbers."""
+    from pydoc_data.topics import topics  # of the language reference, which every CPython carries
 
-    rest = np.zeros(len(parameters.bias) + FIGURES, np.float32)
-    rest[batch.targets] = slope.sum(axis=0)
-    rest[-FIGURES:] = loss, batch.pairs.sum(), batch.words
-    return Gradient(
-        inputs=Rows(batch.centers, slope @ outputs),
-        outputs=Rows(batch.targets, slope.T @ inputs),
-        rest=rest,
-    )
+    text = path.read_text("utf-8", "replace") if path else "\n".join(topics.values())
+    found = _WORD.findall(text.lower())
+    counts = {word: n for word, n in Counter(found).most_common(_MOST) if n >= _RAREST}
+    numbers = {word: number for number, word in enumerate(counts)}
+    stream = np.array([numbers[word] for word in found if word in numbers], np.int32)
+    if len(counts) < 10 or len(stream) < 200:  # noqa: PLR2004
+        raise ValueError(f"the text has {len(counts)} words that occur {_RAREST} times or more")
+    return list(counts), {"counts": np.array([*counts.values()]), "stream": stream}
 
 
-class Adagrad:
-    """Steps along a gradient, the shorter in each direction the more was gone in it before."""
-
-    def __init__(self, parameters: Parameters, rate: float, steps: int) -> None:
-        """Start with a first square of 0.1, so that rounding errors are not blown up to steps."""
-        self._parameters = parameters
-        self._rate = rate
-        self._steps = steps
-        words, width = parameters.inputs.shape
-        self._squares = Parameters.new(words, width)
-        for squares in (self._squares.inputs, self._squares.outputs, self._squares.bias):
-            squares[:] = 0.1
-
-    def follow(self, mean: Gradient, step: int) -> None:
-        """Change the parameters in place; the rate falls to nothing towards the last step."""
-        rate = np.float32(self._rate * (1 - step / self._steps))
-        old, squares = self._parameters, self._squares
-        for table, seen, rows in (
-            (old.inputs, squares.inputs, mean.inputs),
-            (old.outputs, squares.outputs, mean.outputs),
-        ):
-            sums = seen[rows.indices] + rows.values**2
-            seen[rows.indices] = sums
-            table[rows.indices] -= rate * rows.values / np.sqrt(sums)
-        bias = mean.rest[:-FIGURES]
-        squares.bias[:] += bias**2
-        old.bias[:] -= rate * bias / np.sqrt(squares.bias)
+def start(words: int, plan: Plan) -> Arrays:
+    """Return the state that training starts from: of each table values, and Adagrad's squares."""
+    noise = np.random.default_rng(plan.seed).random((words, plan.width)) - 0.5
+    inputs = (noise / np.sqrt(plan.width)).astype(np.float32)
+    tables = {"inputs": inputs, "outputs": 0 * inputs, "bias": 0 * inputs[:, 0]}
+    return {name: np.stack([table, np.full_like(table, 0.1)]) for name, table in tables.items()}
 
 
-def mean(gradients: list[Gradient]) -> Gradient:
-    """Average gradients by plain NumPy: what the accumulators do, without them."""
-    return Gradient(
-        inputs=_mean_rows([one.inputs for one in gradients]),
-        outputs=_mean_rows([one.outputs for one in gradients]),
-        rest=np.mean([one.rest for one in gradients], axis=0, dtype=np.float32),
-    )
+class Batches:
+    """The batches of a text, and their gradients: a pure function of seed, step, worker, state."""
+
+    def __init__(self, text: Arrays, plan: Plan) -> None:
+        counts, self._stream, self._plan = text["counts"], text["stream"], plan
+        excess, noise = _FREQUENT * counts.sum() / counts, np.cumsum(counts**0.75)
+        self._kept, self._noise = np.sqrt(excess) + excess, noise / noise[-1]
+
+    def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
+        """Differentiate: of each table `(rows, values)`; "figures" are the loss and the pairs."""
+        centers, targets, pairs, noise = self._draw(step, worker)
+        inputs, outputs = state["inputs"][0, centers], state["outputs"][0, targets]
+        scores = inputs @ outputs.T + state["bias"][0, targets]
+        np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s is at its limit before
+        inverse = 1 + np.exp(-scores)  # 1 / s(score)
+        slope = (pairs + noise) / inverse - pairs
+        loss = np.vdot(pairs + noise, np.log(inverse)) + np.vdot(noise, scores)
+        return {
+            "inputs": (centers, _exact(slope @ outputs)),
+            "outputs": (targets, _exact(slope.T @ inputs)),
+            "bias": (targets, _exact(slope.sum(axis=0))),
+            "figures": _exact(np.array([loss, pairs.sum()])),
+        }
+
+    def _draw(self, step: int, worker: int) -> tuple[NDArray[Any], ...]:
+        """Return words, words near them or noise, how often they are near, how often noise."""
+        plan, dice = self._plan, np.random.default_rng((self._plan.seed, step, worker))
+        starts = dice.integers(0, len(self._stream) - plan.span + 1, (plan.spans, 1))
+        words = self._stream[starts + np.arange(plan.span)].astype(np.int64)
+        kept = dice.random(words.shape) < self._kept[words]
+        order = np.argsort(~kept, axis=1, kind="stable")  # the kept ones close up, to the left
+        words, kept = np.take_along_axis(words, order, 1), np.take_along_axis(kept, order, 1)
+        reach = dice.integers(1, plan.window + 1, words.shape)
+        near: list[Any] = []
+        others: list[Any] = []
+        for apart in range(1, plan.window + 1):
+            both = kept[:, apart:] & (reach[:, apart:] >= apart)
+            left, right = words[:, :-apart][both], words[:, apart:][both]
+            near, others = [*near, left, right], [*others, right, left]
+        drawn = np.searchsorted(self._noise, dice.random(plan.draws), side="right")
+        centers, row = np.unique(np.concatenate(near), return_inverse=True)
+        targets, column = np.unique(np.concatenate([*others, drawn]), return_inverse=True)
+        width, many = len(targets), len(row)
+        pairs = np.bincount(row * width + column[:many], minlength=len(centers) * width)
+        pairs = pairs.reshape(-1, width).astype(np.float32)
+        noise = np.bincount(column[many:], minlength=width) * (plan.negatives / plan.draws)
+        return centers, targets, pairs, pairs.sum(axis=1, keepdims=True) * noise.astype(np.float32)
 
 
-def _mean_rows(parts: list[Rows]) -> Rows:
-    indices, place = np.unique(
-        np.concatenate([part.indices for part in parts]), return_inverse=True
-    )
-    values = np.zeros((len(indices), parts[0].values.shape[1]), np.float32)
-    np.add.at(values, place, np.concatenate([part.values for part in parts]))
-    return Rows(indices, values / np.float32(len(parts)))
+def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    # Sums of multiples of 2**-30 are exact in float64, so the order of arrival changes no bit.
+    return np.rint(values.astype(np.float64) * 2.0**30) / 2.0**30
 
 
-def neighbours(
-    parameters: Parameters, word: int, candidates: NDArray[np.int64], wanted: int
-) -> list[tuple[int, float]]:
-    """Find the candidates whose vectors point most nearly where the word's does (cosine)."""
-    table = parameters.inputs[candidates]
-    vector = parameters.inputs[word]
-    lengths = np.linalg.norm(table, axis=1) * np.linalg.norm(vector)
-    cosine = table @ vector / np.maximum(lengths, 1e-12)
-    best = [at for at in np.argsort(-cosine) if candidates[at] != word][:wanted]
-    return [(int(candidates[at]), float(cosine[at])) for at in best]
+def update(old: Arrays, new: Arrays, means: Mapping[str, Any], step: int, plan: Plan) -> None:
+    """Take a step of Adagrad: write the next state into `new`. The rate falls to nothing."""
+    rate = np.float32(plan.rate * (1 - step / plan.steps))
+    for table, (rows, slope) in means.items():
+        new[table][...] = old[table]
+        values, squares = new[table]
+        squares[rows] += slope**2
+        values[rows] -= rate * slope / np.sqrt(squares[rows])

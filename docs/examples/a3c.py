@@ -1,0 +1,135 @@
+"""A3C: asynchronous actor-critic, with the 16 tensors of its two networks in one group.
+
+Actors walk through a maze, each at its own pace, and apply a gradient after each stretch, whatever
+the step is by then (`NEVER_STALE`). The chief's round takes what has come, and updates the
+parameters in place. An actor may read them while they are updated: asynchronous training bears
+that, its gradients are a little old anyway. For synchronous training (A2C) apply with the step that
+the parameters belong to, follow it with `wait_step`, and take `round(ACTORS)`.
+"""
+
+import multiprocessing
+
+import numpy as np
+import shmacc
+
+ACTORS, UPDATES, STRETCH, DISCOUNT = 3, 1500, 20, 0.95
+MAZE = ["S.#.", "..#.", ".#..", "...G"]  # from S to G are six steps, down along the left
+SIDE = len(MAZE)
+MOVES = [(0, 1), (1, 0), (0, -1), (-1, 0)]
+LAYERS = {"actor": [SIDE * SIDE, 32, 32, 32, len(MOVES)], "critic": [SIDE * SIDE, 32, 32, 32, 1]}
+
+
+def shapes():
+    """Return the shapes of the tensors: weights and biases of four layers, of two networks."""
+    for network, widths in LAYERS.items():
+        for layer in range(4):
+            yield f"{network}.{layer}.weights", (widths[layer], widths[layer + 1])
+            yield f"{network}.{layer}.bias", (widths[layer + 1],)
+
+
+def move(place, action):
+    """Return the next place, and the reward."""
+    row, column = (at + by for at, by in zip(divmod(place, SIDE), MOVES[action], strict=True))
+    inside = 0 <= row < SIDE and 0 <= column < SIDE
+    if inside and MAZE[row][column] != "#":
+        place = row * SIDE + column
+    return place, 1.0 if MAZE[place // SIDE][place % SIDE] == "G" else -0.05
+
+
+def forward(params, network, places):
+    """Return the outputs of all layers, beginning with the input."""
+    outputs = [np.eye(SIDE * SIDE)[places]]
+    for layer in range(4):
+        sums = (
+            outputs[-1] @ params[f"{network}.{layer}.weights"] + params[f"{network}.{layer}.bias"]
+        )
+        outputs.append(np.tanh(sums) if layer < 3 else sums)
+    return outputs
+
+
+def backward(params, network, outputs, slope):
+    """Return the gradient of a network's tensors, given that of its last output."""
+    gradient = {}
+    for layer in reversed(range(4)):
+        gradient[f"{network}.{layer}.weights"] = outputs[layer].T @ slope
+        gradient[f"{network}.{layer}.bias"] = slope.sum(axis=0)
+        slope = slope @ params[f"{network}.{layer}.weights"].T * (1 - outputs[layer] ** 2)
+    return gradient
+
+
+def chances(logits):
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def walk(params, place, random):
+    """Walk a stretch, and return where it ends and the gradient of the actor-critic loss."""
+    places, actions, rewards, ends = [], [], [], []
+    for _ in range(STRETCH):
+        odds = chances(forward(params, "actor", [place])[-1][0])
+        action = random.choice(len(MOVES), p=odds)
+        arrival, reward = move(place, action)
+        places, actions, rewards = [*places, place], [*actions, action], [*rewards, reward]
+        ends.append(reward > 0)
+        place = 0 if ends[-1] else arrival  # from the goal back to the start
+    critic = forward(params, "critic", places)
+    value = forward(params, "critic", [place])[-1][0, 0]
+    returns = np.empty(STRETCH)
+    for at in reversed(range(STRETCH)):
+        returns[at] = value = rewards[at] + (0 if ends[at] else DISCOUNT * value)
+    advantage = returns - critic[-1][:, 0]
+    actor = forward(params, "actor", places)
+    odds = chances(actor[-1])
+    logs = np.log(odds)
+    slope = (odds - np.eye(len(MOVES))[actions]) * advantage[:, None]
+    slope += 0.02 * odds * (logs - (odds * logs).sum(axis=1, keepdims=True))  # against certainty
+    gradient = backward(params, "actor", actor, slope / STRETCH)
+    return place, gradient | backward(params, "critic", critic, -advantage[:, None] / STRETCH)
+
+
+def act(rank):
+    random, place, stretch = np.random.default_rng(rank), 0, 0
+    with shmacc.attach("a3c") as group, shmacc.SharedArrays.attach("a3c.params") as params:
+        while group.global_step < UPDATES:
+            place, gradient = walk(params, place, random)
+            # Applied once, even if an actor that is started in another's place applies it again.
+            group.apply(gradient, shmacc.NEVER_STALE, contributor=stretch * ACTORS + rank)
+            stretch += 1
+
+
+def update(params, squares, taken):
+    """Take a step of RMSProp, in place."""
+    for name, part in taken.items():
+        squares[name] = 0.99 * squares[name] + 0.01 * part.value**2
+        params[name][...] -= 0.003 * part.value / (np.sqrt(squares[name]) + 1e-5)
+
+
+def steps_to_the_goal(params):
+    place = 0
+    for step in range(1, 100):
+        place, reward = move(place, int(np.argmax(forward(params, "actor", [place])[-1])))
+        if reward > 0:
+            return step
+    return None
+
+
+if __name__ == "__main__":
+    random = np.random.default_rng(0)
+    start = {name: random.normal(size=shape) / np.sqrt(shape[0]) for name, shape in shapes()}
+    for name in start:
+        start[name] *= "weights" in name  # biases start as zeros
+    members = {name: shmacc.TensorSpec(shape, "float64") for name, shape in shapes()}
+    squares = dict.fromkeys(members, 0.01)
+    with (
+        shmacc.SharedArrays(start, "a3c.params", unlink_on_close=True) as params,
+        shmacc.AccumulatorGroup(members, "a3c", unlink_on_close=True) as group,
+        multiprocessing.get_context("spawn").Pool(ACTORS) as pool,
+    ):
+        actors = pool.map_async(act, range(ACTORS))
+        for _ in range(UPDATES):
+            with group.round(1, timeout=60) as taken:
+                update(params, squares, taken)
+        actors.get(timeout=60)
+        stats = group.stats()
+        print(f"{stats.applied} gradients of {len(members)} tensors, {stats.takes} updates")
+        assert steps_to_the_goal(params) == 6

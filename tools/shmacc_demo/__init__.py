@@ -1,1 +1,0 @@
-"""A demonstration of shmacc: word vectors trained by processes that share nothing but names."""
