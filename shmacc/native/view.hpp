@@ -57,7 +57,8 @@ class SegmentView {
         std::vector<uint64_t> row_bytes;
         for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
         out["row_bytes"] = nb::cast(row_bytes);
-        out["round_shape"] = in_round(seen, lane_, member_) ? nb::cast(shape(lane.members[member_])) : nb::none();
+        out["round_shape"] = in_round(seen, lane_, member_) ? nb::cast(shape(lane.members[member_]))
+                                                            : nb::none();
         out["all_reserved"] = seen.reserved;
         return out;
     }
@@ -255,8 +256,8 @@ class SegmentView {
             const LaneState& state = lane->state[generation & 1];
             Committed<LaneState>::verify(state, generation);
             const bool in_operation = lane->journal.generation == generation + 1;
-            SeenLane& seen =
-                out.lanes.emplace_back(SeenLane{state, in_operation, in_operation ? lane->journal.records : 0, {}});
+            SeenLane& seen = out.lanes.emplace_back(
+                SeenLane{state, in_operation, in_operation ? lane->journal.records : 0, {}});
             for (uint64_t bytes : state.reserved) out.reserved += bytes;
             for (uint32_t j = 0; j < specs_.size(); ++j) {
                 const MemberState& member = members[j].copies[current_copy(members[j], generation)];
