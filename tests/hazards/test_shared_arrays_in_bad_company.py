@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -211,22 +212,26 @@ def test_truncated_while_in_use() -> None:
     run_apart(_use_cut)
 
 
-def _attach_punched() -> None:
+def _attach_punched(*, made_up_for: bool) -> None:
     params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
     with SegmentFile(path()) as file:
         size = path().stat().st_size
+        if made_up_for:  # by as many pages elsewhere
+            file.write(6 * layout.REGION_SPAN, bytes(MIB))
         file.resize(8 * layout.REGION_SPAN)  # the array's pages are gone
         file.resize(size)
         leave(0)
-        with pytest.raises((errors.DataLossError, errors.ResourceExhaustedError)):
+        error = errors.ResourceExhaustedError if made_up_for else errors.DataLossError
+        with pytest.raises(error):
             SharedArrays.attach(NAME)["a"].sum()
     params.close()
     inspection.remove(NAME, force=True)
 
 
 @needs_own_shm
-def test_pages_that_are_gone_are_an_error_in_a_full_memory() -> None:
-    run_apart(_attach_punched, shm=SIZE)
+@pytest.mark.parametrize("made_up_for", [False, True])
+def test_pages_that_are_gone_are_an_error_in_a_full_memory(made_up_for: bool) -> None:
+    run_apart(partial(_attach_punched, made_up_for=made_up_for), shm=SIZE)
 
 
 def test_a_name_that_others_have_removed() -> None:
