@@ -49,7 +49,7 @@ class SegmentView {
         out["leftovers"] = seen.lane.leftovers - table.leftovers_before;
         // An operation runs, or died: rows may differ from the committed ones.
         out["in_operation"] = seen.in_operation;
-        out["round_shape"] = in_round ? nb::cast(shape(table)) : nb::none();
+        out["round_shape"] = in_round ? nb::cast(round_dims(&seen.shape, specs_[member_], table)) : nb::none();
         std::vector<uint64_t> reserved(kFixedRegions);
         reserved.insert(reserved.end(), seen.lane.reserved, std::end(seen.lane.reserved));
         reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
@@ -132,6 +132,7 @@ class SegmentView {
         LaneState lane;  // the table's
         bool in_operation;
         MemberState table;
+        Shape shape;  // of the table's round, if it is not the declared one
     };
 
     nb::tuple held_by(int64_t byte) const {
@@ -158,7 +159,8 @@ class SegmentView {
             std::vector<unsigned char> states(bytes_of_states(config_));
             read_exactly(region_offset(kStatesRegion), states.data(), states.size());
             try {
-                const Snapshot seen = interpret(*header, before, states);
+                Snapshot seen = interpret(*header, before, states);
+                seen.shape = read_shape(seen.table);
                 // Copies are overwritten only on the way to the generation after the next one.
                 if (generations() == before || attempt == kAttempts) return seen;
             } catch (const Error&) {
@@ -214,12 +216,12 @@ class SegmentView {
         check_occupied(out.reserved);
         return out;
     }
-    Dims shape(const MemberState& table) const {
+    Shape read_shape(const MemberState& table) const {
         Shape stored{};
         if (table.shape != kDeclaredShape)
             read_exactly(offset_of(kFixedRegions + kShapes) + (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);
-        return round_dims(&stored, specs_[member_], table);
+        return stored;
     }
     // Of a region as `read` counts them.
     uint64_t offset_of(uint32_t region) const {
