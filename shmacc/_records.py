@@ -118,7 +118,7 @@ class DensePartial(DenseTaken):
     """Sums of a dense accumulator, not divided, to be applied to another one."""
 
 
-_Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
+_Member = TypeVar("_Member")
 
 
 class _Members(Mapping[str, _Member], Generic[_Member]):
@@ -156,10 +156,11 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
         )
 
 
-class GroupTaken(_Members[SparseTaken | DenseTaken]):
+class GroupTaken(_Members[Any]):
     """The result of a take from a group: a mapping from member to its part of the round.
 
-    A member that no gradient had is absent.
+    That is a `SparseTaken` or a `DenseTaken`, as the member is. (To type checkers it is Any: which
+    one a name leads to is not known to them.) A member that no gradient had is absent.
 
     Attributes:
         count: How many gradients were reduced.
@@ -171,8 +172,10 @@ class GroupTaken(_Members[SparseTaken | DenseTaken]):
     __slots__ = ()
 
 
-class GroupPartial(_Members[SparsePartial | DensePartial]):
+class GroupPartial(_Members[Any]):
     """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
+
+    That is a `SparsePartial` or a `DensePartial`.
 
     Attributes:
         count: How many gradients they are of.

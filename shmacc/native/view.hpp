@@ -57,8 +57,9 @@ class SegmentView {
         std::vector<uint64_t> row_bytes;
         for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
         out["row_bytes"] = nb::cast(row_bytes);
-        out["round_shape"] = in_round(seen, lane_, member_) ? nb::cast(shape(lane.members[member_]))
-                                                            : nb::none();
+        out["round_shape"] = in_round(seen, lane_, member_)
+                                 ? nb::cast(round_dims(&seen.shape, specs_[member_], lane.members[member_]))
+                                 : nb::none();
         out["all_reserved"] = seen.reserved;
         return out;
     }
@@ -175,6 +176,7 @@ class SegmentView {
         Totals totals;
         uint64_t reserved;  // by all lanes and members
         std::vector<SeenLane> lanes;
+        Shape shape;  // of the viewed table's round, if it is not the declared one
     };
 
     bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
@@ -217,7 +219,8 @@ class SegmentView {
             std::vector<unsigned char> states(bytes_of_states(config_));
             read_exactly(region_offset(kStatesRegion), states.data(), states.size());
             try {
-                const Snapshot seen = interpret(*header, before, states);
+                Snapshot seen = interpret(*header, before, states);
+                seen.shape = read_shape(seen.lanes[lane_].members[member_]);
                 // Copies are overwritten only on the way to the generation after the next one.
                 if (generations() == before || attempt == kAttempts) return seen;
             } catch (const Error&) {
@@ -276,13 +279,13 @@ class SegmentView {
         check_occupied(out.reserved);
         return out;
     }
-    Dims shape(const MemberState& table) const {
+    Shape read_shape(const MemberState& table) const {
         Shape stored{};
         if (table.shape != kDeclaredShape)
             read_exactly(offset_of(kFixedRegions + kShapes) +
                              (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);
-        return round_dims(&stored, specs_[member_], table);
+        return stored;
     }
     // Of a region as `read` counts them.
     uint64_t offset_of(uint32_t region) const {

@@ -99,7 +99,7 @@ def check(victim: Victim, scenario: Scenario, *damages: Any) -> Counter[str]:
 
 scenarios = st.builds(
     Scenario,
-    kind=st.sampled_from(("sparse", "dense")),
+    kind=st.sampled_from(("sparse", "dense", "group")),
     dtype=st.sampled_from(
         ("float32", "float64", "int64", "uint64", "int8", "float16", "complex64")
     ),
@@ -107,6 +107,8 @@ scenarios = st.builds(
     applies=st.integers(0, 3),
     taken=st.booleans(),
     order=st.integers(0, 1000),
+    lanes=st.sampled_from((1, 1, 3)),
+    contributors=st.booleans(),
 )
 
 
@@ -130,8 +132,10 @@ def test_damaged_while_a_take_waits(victim: Victim, scenario: Scenario, damages:
 
 def test_undamaged(victim: Victim) -> None:
     """What the calls come to when nothing is wrong: else the rest would prove little."""
-    for kind in ("sparse", "dense"):
+    for kind in ("sparse", "dense", "group"):
         for attached in (True, False):
-            counts = check(victim, Scenario(kind, attached=attached))
-            assert counts["result"] > 20
-            assert not counts["DataLossError"]
+            for lanes in (1, 3):
+                scenario = Scenario(kind, attached=attached, lanes=lanes, contributors=True)
+                counts = check(victim, scenario)
+                assert counts["result"] > 20
+                assert not counts["DataLossError"]

@@ -78,6 +78,7 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
     written = 0
     while not stop.is_set():
         with suppress(OSError), SegmentFile(root + names.segment_name(VICTIM).path) as file:
+            file.look_at(rng.randrange(2), rng.randrange(3))
             for _ in range(20):
                 start, length = rng.choice(_PLACES)
                 if rng.random() < 0.5:
@@ -95,10 +96,12 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
     return written
 
 
-@pytest.mark.parametrize("kind", ["sparse", "dense"])
-def test_written_to_while_in_use(kind: str) -> None:
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("kind", ["sparse", "dense", "group"])
+def test_written_to_while_in_use(kind: str, lanes: int) -> None:
     stop = threading.Event()
-    with Apart(_use, Scenario(kind), SECONDS, shm=SHM_BYTES) as victim:
+    scenario = Scenario(kind, lanes=lanes, contributors=True)
+    with Apart(_use, scenario, SECONDS, shm=SHM_BYTES) as victim:
         said = victim.hear()
         scribbling = threading.Thread(
             target=_scribble, args=(f"/proc/{victim.pid}/root", stop, len(kind))

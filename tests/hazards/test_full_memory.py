@@ -19,8 +19,11 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import (
+    AccumulatorGroup,
     ConditionalAccumulator,
+    IndexedSlicesSpec,
     SparseConditionalAccumulator,
+    TensorSpec,
     errors,
     inspection,
     testing,
@@ -133,7 +136,7 @@ def _apply_rows(acc: Any, rows: range, width: int) -> None:
 
 def _first_rows() -> None:
     failed, succeeded = sweep(
-        _sparse, lambda acc: _apply_rows(acc, range(500), 16), 3 * PAGE, 400 * 1024
+        _sparse, lambda acc: _apply_rows(acc, range(500), 16), 2 * PAGE, 400 * 1024
     )
     assert failed > 10
     assert succeeded > 3
@@ -378,3 +381,74 @@ def _many_attached() -> None:
 def test_no_room_for_another_process() -> None:
     """Forked children beyond the page of processes that every segment has from the start."""
     run_apart(_many_attached, shm=SIZE)
+
+
+THREE: Final = {
+    "rows": IndexedSlicesSpec(None, "float32", reduction_type="SUM"),
+    "array": TensorSpec(None, "float32", reduction_type="SUM"),
+    "more rows": IndexedSlicesSpec(None, "float64", reduction_type="SUM"),
+}
+
+
+def _of_all_members(rows: int, size: int) -> dict[str, Any]:
+    return {
+        "rows": (range(rows), np.ones((rows, 8), "f4")),
+        "array": np.ones(size, "f4"),
+        "more rows": (range(rows, 0, -1), np.ones((rows, 4))),
+    }
+
+
+def _group_contents(group: AccumulatorGroup) -> Any:
+    partial = group.take_partial(0, timeout=0)
+    assert group.apply_partial(partial, shmacc.NEVER_STALE)
+    return (
+        partial.count,
+        partial.contributors.tolist(),
+        {
+            name: member.value.tolist()
+            if isinstance(member, shmacc.DenseTaken)
+            else (member.indices.tolist(), member.values.tolist(), member.row_counts.tolist())
+            for name, member in partial.items()
+        },
+    )
+
+
+def _group() -> tuple[int, int]:
+    """Try with every amount of room; how often it was too little, and how often enough."""
+    failed = succeeded = 0
+    for room in range(0, 480 * 1024, 4 * PAGE):
+        with AccumulatorGroup(THREE, "full", lanes=1 + room // PAGE % 2) as group:
+            assert group.apply(_of_all_members(20, 10), 0, contributor=1)
+            before = _group_contents(group)
+            gradient = _of_all_members(1500, 10)
+            leave(room)
+            try:
+                assert group.apply(gradient, 0, contributor=2)
+                succeeded += 1
+            except errors.ResourceExhaustedError as error:
+                failed += 1
+                says_it_all(error)
+                assert (group.num_accumulated(), group.contributors().tolist()) == (1, [1])
+                make_room()
+                assert _group_contents(group) == before
+                assert group.apply(gradient, 0, contributor=2)
+            else:
+                make_room()
+            taken = group.take(2, timeout=0)
+            assert taken.contributors.tolist() == [1, 2]
+            for name in ("rows", "more rows"):
+                member = taken[name]
+                assert isinstance(member, shmacc.SparseTaken)
+                assert member.indices.size == 1500  # of the first twenty all are among them
+                assert member.row_counts.sum() == 1520
+                assert member.values.sum() == 1520 * member.values.shape[1]
+            group.unlink()
+        assert testing.leaked_names() == ()
+    return failed, succeeded
+
+
+def test_a_groups_apply_leaves_all_members_as_they_were() -> None:
+    """Wherever among its members the room runs out: in the first's rows, in the set's index."""
+    failed, succeeded = run_apart(_group, shm=SIZE)
+    assert failed > 10
+    assert succeeded > 3

@@ -166,7 +166,7 @@ def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, s
 
 def _top(path: str) -> int:
     with SegmentFile(path) as file:
-        return int(file.record("line").top)
+        return int(file.record("queue").top)
 
 
 def test_the_line_is_as_long_as_those_who_stand_in_it(acc: ConditionalAccumulator) -> None:

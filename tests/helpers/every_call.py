@@ -38,13 +38,16 @@ _SELDOM: Final = 4
 _ADDRESS_SPACE: Final = 4 << 30
 _THREAD_PATIENCE: Final = 30.0
 
+# Of an apply: a round that seems to be open, or a capacity that seems to be reached, may never end.
+_PATIENCE: Final = 0.05
+
 
 @dataclass(frozen=True)
 class Scenario:
     """A segment to be damaged, and how it is used.
 
     Attributes:
-        kind: "sparse" or "dense".
+        kind: "sparse", "dense" or "group" (of one of each).
         dtype: The accumulator's.
         shape: Of a row, or of the dense array.
         applies: How many gradients are in it.
@@ -52,6 +55,8 @@ class Scenario:
         attached: Damaged while the victim has it open; else at rest.
         waiting: Whether a thread of the victim waits in line (attached only).
         order: Seed of the order of the calls.
+        lanes: How many it has.
+        contributors: Whether the gradients in it have contributors.
     """
 
     kind: str = "sparse"
@@ -62,6 +67,8 @@ class Scenario:
     attached: bool = True
     waiting: bool = False
     order: int = 0
+    lanes: int = 1
+    contributors: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,20 +120,17 @@ def serve(address_space: int = _ADDRESS_SPACE, *, pipe: Pipe) -> None:
 
 def make(scenario: Scenario, name: str) -> Any:
     """A segment as the scenario has it."""
-    if scenario.kind == "sparse":
-        acc: Any = shmacc.SparseConditionalAccumulator(scenario.dtype, None, name)
-    else:
-        acc = shmacc.ConditionalAccumulator(scenario.dtype, None, name)
+    acc = _construct(scenario, name)
     if scenario.taken:
         _apply(acc, scenario, range(40))
         acc.take(1, timeout=0)
     for i in range(scenario.applies):
-        _apply(acc, scenario, range(i, i + 20))
+        _apply(acc, scenario, range(i, i + 20), i if scenario.contributors else None)
     return acc
 
 
 def _another_kind(scenario: Scenario) -> Scenario:
-    kind = "dense" if scenario.kind == "sparse" else "sparse"
+    kind = "sparse" if scenario.kind == "dense" else "dense"
     return Scenario(kind=kind, dtype="int64", shape=(5, 2), applies=1)
 
 
@@ -134,16 +138,37 @@ def _is_sparse(acc: Any) -> bool:
     return isinstance(acc, shmacc.SparseConditionalAccumulator)
 
 
-def _apply(acc: Any, scenario: Scenario, rows: range) -> bool:
+def _apply(acc: Any, scenario: Scenario, rows: range, contributor: int | None = None) -> bool:
     # By what it is now: it may have been swapped for another kind's.
+    array = np.ones(scenario.shape, np.uint8)
+    slices = rows, np.ones((len(rows), *scenario.shape), np.uint8)
+    terms: Any = {"contributor": contributor, "timeout": _PATIENCE}
+    step = shmacc.NEVER_STALE
+    if isinstance(acc, shmacc.AccumulatorGroup):
+        whole = {
+            name: slices if isinstance(spec, shmacc.IndexedSlicesSpec) else array
+            for name, spec in acc.members.items()
+        }
+        return acc.apply(whole, step, **terms)
     if _is_sparse(acc):
-        values = np.ones((len(rows), *scenario.shape), np.uint8)
-        return bool(acc.apply_grad(rows, values, local_step=shmacc.NEVER_STALE))
-    return bool(acc.apply_grad(np.ones(scenario.shape, np.uint8), local_step=shmacc.NEVER_STALE))
+        return bool(acc.apply_grad(*slices, local_step=step, **terms))
+    return bool(acc.apply_grad(array, local_step=step, **terms))
+
+
+def _apply_stale(acc: Any, scenario: Scenario) -> bool:
+    if isinstance(acc, shmacc.AccumulatorGroup):
+        return acc.apply({}, -(2**63))
+    slices = [1], np.ones((1, *scenario.shape), "u1")
+    return bool(acc.apply_grad(*(slices if _is_sparse(acc) else ([1],)), local_step=-(2**63)))
+
+
+def _have_a_round(acc: Any) -> None:
+    with acc.round(1, timeout=0) as taken:
+        _tell("in the round", lambda: taken)
 
 
 def _partial(scenario: Scenario) -> Any:
-    one = Scenario(scenario.kind, scenario.dtype, scenario.shape, applies=1)
+    one = replace(scenario, taken=False, applies=1, lanes=1)
     with make(one, "") as acc:
         return acc.take_partial(1, timeout=0)
 
@@ -167,16 +192,21 @@ def _operations(acc: Any, scenario: Scenario) -> dict[str, Callable[[], Any]]:
         "apply known rows": lambda: _apply(acc, scenario, range(4)),
         "apply new rows": lambda: _apply(acc, scenario, range(30, 60)),
         "apply many rows": lambda: _apply(acc, scenario, range(0, 6000, 2)),
-        "apply stale": lambda: acc.apply_grad(
-            *(([1], np.ones((1, *scenario.shape), "u1")) if _is_sparse(acc) else ([1],)),
-            local_step=-(2**63),
-        ),
+        "apply stale": lambda: _apply_stale(acc, scenario),
+        "apply a contributor's": lambda: _apply(acc, scenario, range(4), 1),
+        "apply another's": lambda: _apply(acc, scenario, range(4), 2**40),
         "apply another shape": lambda: _apply(
-            acc, Scenario(scenario.kind, scenario.dtype, (1, *scenario.shape)), range(2)
+            acc, replace(scenario, shape=(1, *scenario.shape)), range(2)
         ),
-        "apply_partial": lambda: acc.apply_partial(_partial(scenario), shmacc.NEVER_STALE),
+        "apply_partial": lambda: acc.apply_partial(
+            _partial(scenario), shmacc.NEVER_STALE, timeout=_PATIENCE
+        ),
         "take": lambda: acc.take(1, timeout=0),
-        "take_grad": lambda: acc.take_grad(1, timeout=0),
+        "take_grad": lambda: getattr(acc, "take_grad", acc.take)(1, timeout=0),
+        "take, told of deaths": lambda: acc.take(2**40, timeout=0.01, on_death="raise"),
+        "round": lambda: _have_a_round(acc),
+        "snapshot": acc.snapshot,
+        "contributors": acc.contributors,
         "take more": lambda: acc.take(2**62, timeout=0.01),
         "take_partial": lambda: acc.take_partial(1, timeout=0),
         "take_partial sealing": lambda: (acc.take_partial(0, timeout=0, seal=True), acc.unseal()),
@@ -210,9 +240,15 @@ def _by_name(scenario: Scenario) -> dict[str, Callable[[], Any]]:
 
 
 def _construct(scenario: Scenario, name: str) -> Any:
+    if scenario.kind == "group":
+        specs = {
+            "rows": shmacc.IndexedSlicesSpec(None, scenario.dtype),
+            "array": shmacc.TensorSpec(None, scenario.dtype),
+        }
+        return shmacc.AccumulatorGroup(specs, name, lanes=scenario.lanes)
     if scenario.kind == "sparse":
-        return shmacc.SparseConditionalAccumulator(scenario.dtype, None, name)
-    return shmacc.ConditionalAccumulator(scenario.dtype, None, name)
+        return shmacc.SparseConditionalAccumulator(scenario.dtype, None, name, lanes=scenario.lanes)
+    return shmacc.ConditionalAccumulator(scenario.dtype, None, name, lanes=scenario.lanes)
 
 
 def _all_of(calls: dict[str, Callable[[], Any]], order: int) -> list[Outcome]:

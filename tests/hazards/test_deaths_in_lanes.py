@@ -1,0 +1,237 @@
+"""Several applies go on at a time, and whichever process dies in one, the books are right.
+
+Each worker counts what it has begun and what it has done, in memory that it shares with the test: of
+the gradients of a worker that was killed the accumulator has all that it had done, and at most the
+one that it was about to add.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.support import LONG, until
+
+from shmacc import NEVER_STALE, AccumulatorGroup, IndexedSlicesSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from helpers.numpy_model import Array
+
+pytestmark = forks
+
+NAME: Final = "lanes"
+WORKERS: Final = 4
+STEPS: Final = 4000
+
+
+def shared_array(*shape: int) -> Array:
+    """Zeros that forked processes share."""
+    size = int(np.prod(shape))
+    return np.frombuffer(mmap.mmap(-1, 8 * size), np.int64, size).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Books:
+    """What every process writes down.
+
+    Attributes:
+        begun: Gradients that each worker has begun to apply.
+        done: Those that it has applied.
+        taken: Of each step, what the chief had in its round of each worker.
+    """
+
+    begun: Array
+    done: Array
+    taken: Array
+
+
+def new_books() -> Books:
+    """Nothing written yet."""
+    return Books(shared_array(WORKERS), shared_array(WORKERS), shared_array(STEPS, WORKERS))
+
+
+@pytest.fixture(params=[1, 2, 4], ids=lambda lanes: f"{lanes} lanes")
+def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
+    """A group in whose members each worker has a row, or a number."""
+    specs = {
+        "rows": IndexedSlicesSpec((WORKERS, 40), "float64"),
+        "array": TensorSpec((WORKERS,), "int64"),
+    }
+    with AccumulatorGroup(specs, NAME, reduction_type="SUM", lanes=request.param) as made:
+        yield made
+        made.unlink()
+
+
+def gradient(worker: int) -> dict[str, Any]:
+    """One of this worker's in both members."""
+    array = np.zeros(WORKERS, np.int64)
+    array[worker] = 1
+    return {"rows": ([worker], np.ones((1, 40))), "array": array}
+
+
+def apply_for_ever(books: Books, worker: int) -> None:
+    """Apply one gradient after the other."""
+    with AccumulatorGroup.attach(NAME) as own:
+        mine = gradient(worker)
+        while True:
+            books.begun[worker] = books.done[worker] + 1
+            assert own.apply(mine, NEVER_STALE)
+            books.done[worker] += 1
+
+
+def counted(taken: Any) -> Array:
+    """How many gradients of each worker are in it: as many in the one member as in the other."""
+    if not taken.count:
+        return np.zeros(WORKERS, np.int64)
+    array, rows = taken["array"].value, np.zeros(WORKERS, np.int64)
+    rows[taken["rows"].indices] = taken["rows"].row_counts
+    assert rows.tolist() == array.tolist(), "a gradient is torn"
+    assert (taken["rows"].values == rows[taken["rows"].indices, None]).all()
+    assert taken.count == rows.sum()
+    return rows
+
+
+def have_rounds_for_ever(books: Books) -> None:
+    """Have one round after the other, and write down what was in it before it ends."""
+    with AccumulatorGroup.attach(NAME) as own:
+        while True:
+            with own.round(5) as taken:
+                books.taken[taken.step] = counted(taken)
+
+
+def kill_in_turn(
+    books: Books,
+    group: AccumulatorGroup,
+    start: dict[str, Callable[[], Apart]],
+    deaths: int,
+) -> dict[str, int]:
+    """Kill one process after the other while all are at work, and start it again."""
+    rng = random.Random(deaths)
+    killed = dict.fromkeys(start, 0)
+    with ExitStack() as stack:
+        processes = {who: stack.enter_context(begin()) for who, begin in start.items()}
+        for _ in range(deaths):
+            applied = group.stats().applied + rng.randrange(1, 20)
+            until(lambda applied=applied: group.stats().applied >= applied)
+            who = rng.choice(list(start))
+            processes[who].kill()
+            killed[who] += 1
+            if who != "chief":
+                worker = int(who)
+                books.begun[worker] = max(books.begun[worker], books.done[worker])
+                in_doubt[worker] += books.begun[worker] - books.done[worker]
+            processes[who] = stack.enter_context(start[who]())
+        for who, process in processes.items():
+            process.kill()
+            if who != "chief":
+                in_doubt[int(who)] += books.begun[int(who)] - books.done[int(who)]
+    return killed
+
+
+in_doubt: Final = [0] * WORKERS
+
+
+def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
+    """Workers and the chief are killed; a round that was held when its holder died is whole."""
+    books = new_books()
+    in_doubt[:] = [0] * WORKERS
+    start: dict[str, Callable[[], Apart]] = {
+        str(i): lambda i=i: Apart(apply_for_ever, books, i) for i in range(WORKERS)
+    }
+    start["chief"] = lambda: Apart(have_rounds_for_ever, books)
+    killed = kill_in_turn(books, group, start, deaths=60)
+    assert sum(killed.values()) == 60
+    assert killed["chief"]
+    step = group.global_step
+    assert 0 < step < STEPS
+    rest = counted(group.take_partial(0, timeout=LONG))
+    found = books.taken[:step].sum(axis=0) + rest
+    for worker in range(WORKERS):
+        assert 0 <= found[worker] - books.done[worker] <= in_doubt[worker]
+    stats = group.stats()
+    assert stats.applied == found.sum() == stats.taken
+    # And each lane can be used.
+    for contributor in range(group.lanes):
+        assert group.apply(gradient(0), NEVER_STALE, contributor=contributor)
+    assert counted(group.take(group.lanes, timeout=0)).tolist() == [group.lanes, 0, 0, 0]
+
+
+def contribute(books: Books, worker: int, number: int, *, pipe: Pipe) -> None:
+    """Apply so many gradients, each with a contributor of its own; again until told to end."""
+    with AccumulatorGroup.attach(NAME) as own:
+        mine = gradient(worker)
+        while not pipe.poll():
+            for i in range(number):
+                assert own.apply(mine, 0, contributor=i * WORKERS + worker)
+                books.done[worker] += 1
+
+
+def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGroup) -> None:
+    """A worker that was killed begins again at its first gradient."""
+    number, books, rng = 60, new_books(), random.Random(1)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Apart(contribute, books, i, number)) for i in range(WORKERS)]
+        for i in range(8 * WORKERS):
+            worker = i % WORKERS
+            done = books.done[worker] + rng.randrange(1, number)
+            until(lambda worker=worker, done=done: books.done[worker] >= done)
+            workers[worker].kill()
+            workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
+        for worker, process in enumerate(workers):
+            until(lambda worker=worker, done=books.done[worker] + number: books.done[worker] >= done)
+            process.say()
+            process.result()
+    assert group.num_accumulated() == number * WORKERS
+    assert books.done.sum() > number * WORKERS
+    taken = group.take(number * WORKERS, timeout=0)
+    assert counted(taken).tolist() == [number] * WORKERS
+    assert taken.contributors.tolist() == list(range(number * WORKERS))
+
+
+def apply_in_bursts(worker: int, *, pipe: Pipe) -> None:
+    """Apply as many gradients as one is told to, as often as one is."""
+    with AccumulatorGroup.attach(NAME) as own:
+        pipe.say()
+        while number := pipe.hear():
+            for _ in range(number):
+                assert own.apply(gradient(worker), NEVER_STALE)
+            pipe.say()
+
+
+def take_for_ever(number: int, *, pipe: Pipe) -> None:
+    """Take so many gradients, and say how many there were."""
+    with AccumulatorGroup.attach(NAME) as own:
+        while True:
+            pipe.say(own.take(number).count)
+            pipe.hear()
+
+
+def test_a_quorum_is_overshot_by_less_than_there_are_lanes(group: AccumulatorGroup) -> None:
+    """The take waits in line, and then all apply at once."""
+    number = 6
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Apart(apply_in_bursts, i)) for i in range(WORKERS)]
+        for worker in workers:
+            worker.hear()
+        head = stack.enter_context(Apart(take_for_ever, number))
+        counts = []
+        for _ in range(40):
+            until(lambda: group.stats().waiting == 1)
+            for worker in workers:
+                worker.say(number)
+            counts.append(head.hear())
+            for worker in workers:
+                worker.hear()
+            group.advance_step(group.global_step + 1)
+            assert group.num_accumulated() == 0
+            head.say()
+        assert min(counts) >= number
+        assert max(counts) <= number + group.lanes - 1
