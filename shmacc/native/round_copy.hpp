@@ -165,9 +165,10 @@ class RoundCopy {
                  static_cast<int64_t*>(ones.get()), {false, 0, INT64_MIN, UINT64_MAX});
     }
 
-    // Every change of a round increments one of these.
+    // Every change of a round increments one of these, or is a new step (set_step).
     bool is_of(const RoundSession& session, bool heads) const {
-        return nothing_ == heads && round_ == session.state.round && applied_ == session.applied();
+        return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
+               taken.step == session.state.step;
     }
     // Whether the round is another take's.
     bool nothing() const { return nothing_; }

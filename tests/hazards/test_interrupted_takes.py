@@ -259,6 +259,29 @@ def test_a_handler_may_apply(huge: Any) -> None:
     assert huge.num_accumulated() == 0
 
 
+_NEW_STEP: Final = 1_000_000
+
+
+def _take_while_the_step_moves(*, pipe: Pipe) -> int:
+    """The step that the take names; the handler sets another one."""
+    acc = shmacc.attach(NAME)
+    signal.signal(signal.SIGUSR1, lambda *_: acc.set_global_step(_NEW_STEP))
+    pipe.say("ready")
+    return int(acc.take(1, timeout=LONG).step)
+
+
+def test_a_handler_may_set_the_step(huge: Any) -> None:
+    """The take names the step that it was taken at, not the one at which it began to copy."""
+    for _ in _attempts(huge):
+        huge.set_global_step(0)
+        with Apart(_take_while_the_step_moves) as taker:
+            _signal_amid_the_copy(taker)
+            step = taker.result()
+        if huge.stats().global_step == _NEW_STEP + 1:
+            break
+    assert step == _NEW_STEP
+
+
 def _take_all(acc: Any) -> int:
     return int(acc.take(1, timeout=LONG).count)
 

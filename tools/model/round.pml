@@ -21,7 +21,7 @@
  * open, be it stopped; a gradient of a step that was consumed in order was computed before its block began; a
  * contributor is in a round at most once, and is in it when its apply says so. Every run is finite, and where it ends
  * everybody living is through, but takes whose number is not reached, and who waits for a stopped process that has
- * the round or that lane's lock. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
+ * that lane's lock, or the round, or keeps its holder from ending it. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
  *
  * Broken on purpose (each must be found):
  *   BROKEN_CONSUMES_EARLY  a round is consumed when it is opened: lost if the block is not left in order
@@ -541,11 +541,12 @@ proctype changer(byte me) {
 
 /* ---- where a run ends ---- */
 #define is_through(p) (ended[p] || dead[p] || stopped == p)
-#define stopped_has_round (stopped != NOBODY && holder_serial != 0 && holder == stopped)
 #define stopped_has(x) (stopped != NOBODY && lock[x] == stopped)
 #define is_kept_out(p) \
   ((wants[p] == ALL && (stopped_has(0) || stopped_has(LANES - 1))) \
    || (wants[p] < ALL && stopped_has(wants[p])))
+/* By the stopped process, or by one that cannot end it. */
+#define round_is_kept (really_open && (stopped == holder || is_kept_out(holder)))
 #define has_nothing_to_take(p) (wants[p] == NOBODY && (total < required[p] || first != p))
 
 active proctype quiescence() {
@@ -553,7 +554,7 @@ active proctype quiescence() {
   atomic {
     timeout ->
     for (p : 0 .. PROCESSES - 1) {
-      assert(is_through(p) || stopped_has_round || is_kept_out(p) || (p < CHIEFS && has_nothing_to_take(p)))
+      assert(is_through(p) || round_is_kept || is_kept_out(p) || (p < CHIEFS && has_nothing_to_take(p)))
     }
     assert(accepted == (consumed | discarded | pending));
     assert((consumed & discarded) == 0 && (pending & (consumed | discarded)) == 0);

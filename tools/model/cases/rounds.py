@@ -24,14 +24,14 @@ CASES = (
     Case(
         "round",
         "again",
-        "LANES=1 CHIEFS=1 TURNS=2 WORKERS=2 DEATHS=1",
-        f"1 taker, twice, 2 applies: {_ROUNDS}",
+        "LANES=1 CHIEFS=1 TURNS=3 GRADIENTS=3 DEATHS=1",
+        f"1 taker, three times: {_ROUNDS}",
         cycles=False,
     ),
     Case(
         "round",
         "lanes",
-        "DEATHS=1",
+        "GRADIENTS=1 DEATHS=1",
         f"2 takers, 2 lanes: {_ROUNDS}",
         cycles=False,
     ),
@@ -87,7 +87,7 @@ CASES = (
     Case(
         "round",
         "partial_again",
-        "CONTRIBUTORS PARTIAL CHIEFS=1 WORKERS=2 GRADIENTS=1 DEATHS=1",
+        "CONTRIBUTORS PARTIAL CHIEFS=1 WORKERS=2 GRADIENTS=1",
         f"a worker that is started again, and a partial: {_ONCE}",
         cycles=False,
     ),
