@@ -35,7 +35,7 @@ if [ $# -eq 0 ]; then
     # The tools' own tests say nothing about the extension's memory; to stop at each instruction of a
     # sanitizer, to be killed there, takes hours; and it makes mappings of its own, which the test that
     # counts them would count.
-    set -- tests --ignore-glob='*bench*' --ignore-glob='*demo*' --ignore-glob='*inspect*' \
+    set -- tests --ignore-glob='*bench*' --ignore-glob='*demo*' --ignore-glob='*examples*' --ignore-glob='*inspect*' \
         --ignore-glob='*test_docs*' --ignore-glob='*test_first_steps*' --ignore-glob='*test_pins*' \
         --ignore-glob='*test_model*' --ignore-glob='*test_typing*' --ignore-glob='*test_comments*' \
         --ignore-glob='*killed*' --ignore-glob='*soak*' \

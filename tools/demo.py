@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--backup", type=int, default=0, help="so many gradients of a step are not waited for")
     add("--steps", type=int, default=Plan.steps, help="steps of training (default: %(default)s)")
     add("--seed", type=int, default=Plan.seed, help="of all that is drawn at random")
-    add("--kill", action="store_true", help="kill a worker now and then, within an apply")
+    add("--kill", action="store_true", help="kill a worker now and then, within an apply or after")
     add("--kill-chief", action="store_true", help="kill the chief now and then, within a round")
     add("--check", action="store_true", help="repeat it in one process, and compare to the bit")
     add("--plot", type=Path, metavar="FILE", help="draw the losses (needs matplotlib)")

@@ -54,7 +54,7 @@ rm -rf build/tsan-wheel
 
 if [ $# -eq 0 ]; then
     mapfile -t with_threads < <(grep -lE 'threading|Thread\(|Signal|signal\.' tests/test_*.py tests/hazards/test_*.py |
-        grep -vE 'bench|demo|inspect_terminal|soak|interrupted_openings|attach_timeout|handlers_that_open|idle_waiters')
+        grep -vE 'bench|demo|examples|inspect_terminal|soak|interrupted_openings|attach_timeout|handlers_that_open|idle_waiters')
     # Left out: descriptors that are closed under a waiting thread's hands, which is a race by its nature
     # (test_daemonized). And ThreadSanitizer holds signals back for seconds while a thread polls in short sleeps, as a
     # wait for the name lock does, so nothing can be said of how soon they are seen there, or where they interrupt:

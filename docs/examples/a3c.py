@@ -12,7 +12,7 @@ import multiprocessing
 import numpy as np
 import shmacc
 
-ACTORS, UPDATES, STRETCH, DISCOUNT = 3, 1500, 20, 0.95
+ACTORS, UPDATES, STRETCH, DISCOUNT = 3, 700, 20, 0.95
 MAZE = ["S.#.", "..#.", ".#..", "...G"]  # from S to G are six steps, down along the left
 SIDE = len(MAZE)
 MOVES = [(0, 1), (1, 0), (0, -1), (-1, 0)]

@@ -5,6 +5,7 @@ had it may have died before or after its apply, is in the sum once all the same.
 """
 
 import collections
+import functools
 import hashlib
 import multiprocessing
 import re
@@ -16,9 +17,13 @@ import shmacc
 PIECES = 40
 
 
+@functools.cache
+def all_words():
+    return re.findall(r"[a-z_]+", " ".join(topics.values()).lower())
+
+
 def words_of(piece):
-    text = " ".join(topics.values())
-    words = re.findall(r"[a-z_]+", text.lower())
+    words = all_words()
     return words[len(words) * piece // PIECES : len(words) * (piece + 1) // PIECES]
 
 
@@ -43,7 +48,7 @@ if __name__ == "__main__":
         pool.map(count, [*range(PIECES), 3, 1, 4, 1, 5])  # some of them twice
         taken = acc.take(PIECES, timeout=60)
         assert taken.contributors.tolist() == [*range(PIECES)]
-        expected = collections.Counter(word for piece in range(PIECES) for word in words_of(piece))
+        expected = collections.Counter(all_words())
         assert len(taken.indices) == len(expected)
         for word, times in expected.items():
             assert taken.values[np.searchsorted(taken.indices, row_of(word))] == times

@@ -52,7 +52,7 @@ def _state(shared: SharedArrays, step: int) -> dict[str, Any]:
 
 
 def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> tuple[Arrays, str]:
-    """Train in processes, kill a victim (`CHIEF`, a worker's rank) now and then, keep books."""
+    """Train in processes, kill victims (`CHIEF`, a worker's rank) now and then, keep books."""
     words, name = len(text["counts"]), f"demo-{os.getpid()}"
     members = {
         "inputs": IndexedSlicesSpec((words, plan.width), "float64"),
@@ -75,10 +75,10 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
     ):
         while crew.works():
             time.sleep(0.05)
-            step = group.global_step
-            if victims and crew.killed < step % plan.steps * most // plan.steps:
-                crew.kill(random.choice(victims))
-            show(plan, step, shared, f"{crew.killed} killed")
+            if victims and crew.killed < group.global_step % plan.steps * most // plan.steps:
+                for victim in random.sample(victims, random.randint(1, len(victims))):
+                    crew.kill(victim)
+            show(plan, group.global_step, shared, f"{crew.killed} killed")
         found = _state(shared, plan.steps) | {"figures": shared["figures"]}
         stats, taken, again = group.stats(), shared["taken"], (shared["begun"] > 1).sum()
         report = (
@@ -117,13 +117,13 @@ class _Crew:  # the chief and the workers, a process each
         return any(process.is_alive() for process in self._processes.values())
 
     def kill(self, rank: int) -> None:
-        """Kill a chief within a round, or a worker within an apply, if it is caught there."""
-        process = self._processes[rank]
+        """Kill a chief within a round, a worker within an apply or after it, if caught there."""
+        process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
         for pid in [process.pid or 0] * 200:
             os.kill(pid, signal.SIGSTOP)  # so that it is still at it when we have looked
             found = inspection.describe(self._name)
-            applying = [one.pid for one in found.processes if one.activity == "applies"]
-            if pid in (*applying, found.stats.round_pid):
+            at_it = [one.pid for one in found.processes if one.activity == doing]
+            if pid in (*at_it, found.stats.round_pid):
                 break
             os.kill(pid, signal.SIGCONT)
             time.sleep(random.uniform(0, 0.005))
