@@ -276,7 +276,7 @@ class Event:
     """Something that happened.
 
     Attributes:
-        kind: "died", "recovered", "cancelled" or "sealed".
+        kind: "died", "cancelled" or "sealed".
         at: Seconds since the epoch.
         pid: The process, as its own pid namespace knows it.
         step: The global step then.

@@ -214,6 +214,7 @@ class Handle {
     // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
     void cancel() {
         const OpenSegment::Use segment = attached();
+        segment->events().add(kCancelled, segment->presence().own(), segment->round().snapshot().step);
         segment->wait_queue().cancel();
         segment->wait_queue().announce_progress();
     }

@@ -280,9 +280,11 @@ struct Fairness {
 };
 
 // What happened that somebody may ask about later. The last kEvents are kept.
-enum EventKind : uint32_t { kNoEvent, kDied, kRecovered, kCancelled, kSealed, kEventKinds };
+enum EventKind : uint32_t { kNoEvent, kDied, kCancelled, kSealed, kEventKinds };
 constexpr Named kEventNames[] = {
-    {kNoEvent, ""},      {kDied, "died"}, {kRecovered, "recovered"}, {kCancelled, "cancelled"},
+    {kNoEvent, ""},
+    {kDied, "died"},
+    {kCancelled, "cancelled"},
     {kSealed, "sealed"},
 };
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");

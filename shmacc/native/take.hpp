@@ -56,6 +56,7 @@ class Take : public Operation {
                         else
                             consume(session, request, *copy);
                         taken = std::move(copy->taken);
+                        if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
                         if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
                         place.leave();
                         session.release();

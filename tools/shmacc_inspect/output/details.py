@@ -149,6 +149,54 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group, a shared array, or all that a single accumulator has."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: list[int | None] | None
+    reduction_type: str
+    gradients: int
+    weight: int
+    rows: int
+
+    @classmethod
+    def of(cls, member: inspection.MemberDescription) -> Self:
+        """Convert the library's record."""
+        return cls(
+            name=member.name,
+            kind=member.kind,
+            dtype=member.dtype,
+            shape=None if member.shape is None else list(member.shape),
+            reduction_type=member.reduction_type,
+            gradients=member.count,
+            weight=member.weight,
+            rows=member.rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The lock of a lane; a pid is null if there is none here."""
+
+    number: int
+    held: bool
+    holder_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened lately."""
+
+    kind: str
+    at: float
+    pid: int
+    step: int
+    contributor: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A row and how many gradients of this round touched it."""
 
@@ -210,6 +258,10 @@ class Details:
     processes: list[Process] = field(default_factory=list)
     line: list[Taker] = field(default_factory=list)
     lock: Lock | None = None
+    members: list[Member] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+    contributors: int | None = None
+    events: list[Event] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
     index_load: float | None = None
     most_touched: Rows | None = None
@@ -238,6 +290,13 @@ class Details:
             ],
             line=[Taker.of(take, now) for take in seen.line],
             lock=Lock.of(seen, now),
+            members=[Member.of(member) for member in seen.members],
+            lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
+            contributors=seen.contributors,
+            events=[
+                Event(event.kind, event.at, event.pid, event.step, event.contributor)
+                for event in seen.events
+            ],
             regions=[
                 Region(region.name, region.offset, region.reserved, region.used)
                 for region in seen.regions

@@ -40,6 +40,9 @@ class Segment:
     dtype: str | None
     shape: list[int | None] | None
     reduction_type: str | None
+    members: int | None
+    lanes: int | None
+    capacity: int | None
     private: bool | None
     step: int | None
     gradients: int | None
@@ -70,6 +73,9 @@ class Segment:
             dtype=summary.dtype,
             shape=None if summary.shape is None else list(summary.shape),
             reduction_type=summary.reduction_type,
+            members=summary.members,
+            lanes=summary.lanes,
+            capacity=summary.capacity,
             private=summary.private,
             step=summary.global_step,
             gradients=summary.num_accumulated,

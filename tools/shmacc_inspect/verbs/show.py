@@ -50,6 +50,22 @@ _LINE_COLUMNS: Final = (
     Column("FOR", right=True),
     Column("REMARK", least=20),
 )
+_MEMBER_COLUMNS: Final = (
+    Column("NAME", least=12),
+    Column("KIND"),
+    Column("DTYPE"),
+    Column("SHAPE"),
+    Column("REDUCTION", rank=2),
+    Column("GRADIENTS", right=True),
+    Column("ROWS", right=True, rank=1),
+)
+_EVENT_COLUMNS: Final = (
+    Column("WHEN", right=True),
+    Column("WHAT"),
+    Column("PID", right=True),
+    Column("STEP", right=True),
+    Column("CONTRIBUTOR", right=True),
+)
 _REGION_COLUMNS: Final = (
     Column("PART"),
     Column("OFFSET", right=True),
@@ -145,6 +161,12 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
     yield Heading("Line", Cell("" if answer.line else "nobody waits"))
     if answer.line:
         yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
+    if segment.kind in {"group", "arrays"}:
+        yield Heading("Members" if segment.kind == "group" else "Arrays", Cell(""))
+        yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
+    if answer.events:
+        yield Heading("Events", Cell("the last ones"))
+        yield Table(_EVENT_COLUMNS, [_event_row(event, now) for event in answer.events])
     yield Heading("Layout", Cell(f"{formatting.size(segment.bytes_reserved)} of memory"))
     yield Table(_REGION_COLUMNS, [_region_row(region) for region in answer.regions])
     if answer.most_touched is not None:
@@ -196,16 +218,24 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     private = ", private" if segment.private else ""
     yield (
         "kind",
-        Cell(
-            f"{segment.kind} {segment.dtype} {formatting.shape(segment.shape)} "
-            f"{segment.reduction_type}{private}"
-        ),
+        Cell(f"{_of_what(answer)}{private}"),
     )
+    if segment.capacity is not None:
+        yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
+    if (segment.lanes or 1) > 1:
+        held = [
+            f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held
+        ]
+        yield "lanes", Cell(f"{segment.lanes}" + (f"; held: {', '.join(held)}" if held else ""))
+    if segment.kind == "arrays":
+        return
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
     if answer.round_open_seconds is not None:
         since = formatting.duration(answer.round_open_seconds)
         pid = formatting.pid(answer.round_holder_pid, is_here=bool(answer.round_holder_pid_is_here))
         sealed = f"; being closed by pid {pid}, for {since}: a round is open"
+    if answer.contributors:
+        yield "contributors", Cell(f"{answer.contributors} in the round")
     yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
     yield "round", Cell(progress(segment.gradients or 0, answer.line))
     if segment.kind == "sparse":
@@ -235,6 +265,42 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     )
     recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
     yield "commits", Cell(f"{counters.commits}, {recoveries}")
+
+
+def _of_what(answer: details.Details) -> str:
+    segment = answer.segment
+    if segment.kind in {"group", "arrays"}:
+        what = "member" if segment.kind == "group" else "array"
+        of = formatting.count_of(segment.members or 0, what)
+        return f"{segment.kind} of {of}" + (
+            f" {segment.reduction_type}" if segment.kind == "group" else ""
+        )
+    return (
+        f"{segment.kind} {segment.dtype} {formatting.shape(segment.shape)} {segment.reduction_type}"
+    )
+
+
+def _member_row(member: details.Member) -> list[Cell]:
+    return [
+        Cell(formatting.printable(member.name), "bold"),
+        Cell(member.kind),
+        Cell(member.dtype),
+        Cell(formatting.shape(member.shape)),
+        Cell(member.reduction_type),
+        Cell(str(member.gradients)),
+        Cell(str(member.rows) if member.kind == "sparse" else ""),
+    ]
+
+
+def _event_row(event: details.Event, now: float) -> list[Cell]:
+    who = "" if event.contributor is None else str(event.contributor)
+    return [
+        Cell(formatting.ago(event.at, now)),
+        Cell(event.kind),
+        Cell(str(event.pid)),
+        Cell(str(event.step)),
+        Cell(who),
+    ]
 
 
 def _census(segment: Segment) -> str:
