@@ -25,9 +25,12 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._records": (
             "AttachedProcess",
             "Description",
+            "Event",
             "Finding",
             "Leftover",
+            "LaneState",
             "LockState",
+            "MemberDescription",
             "Region",
             "RowCount",
             "SegmentState",

@@ -215,18 +215,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     counters, lock = answer.counters, answer.lock
     if counters is None or lock is None:
         return
-    private = ", private" if segment.private else ""
-    yield (
-        "kind",
-        Cell(f"{_of_what(answer)}{private}"),
-    )
-    if segment.capacity is not None:
-        yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
-    if (segment.lanes or 1) > 1:
-        held = [
-            f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held
-        ]
-        yield "lanes", Cell(f"{segment.lanes}" + (f"; held: {', '.join(held)}" if held else ""))
+    yield from _made_as(answer)
     if segment.kind == "arrays":
         return
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
@@ -265,6 +254,22 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     )
     recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
     yield "commits", Cell(f"{counters.commits}, {recoveries}")
+
+
+def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
+    segment = answer.segment
+    private = ", private" if segment.private else ""
+    yield (
+        "kind",
+        Cell(f"{_of_what(answer)}{private}"),
+    )
+    if segment.capacity is not None:
+        yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
+    if (segment.lanes or 1) > 1:
+        held = [
+            f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held
+        ]
+        yield "lanes", Cell(f"{segment.lanes}" + (f"; held: {', '.join(held)}" if held else ""))
 
 
 def _of_what(answer: details.Details) -> str:
