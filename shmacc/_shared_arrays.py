@@ -36,9 +36,12 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]]):
     """NumPy arrays in shared memory under a name, for processes that need not be related.
 
     A mapping from name to array. ``params["emb"]`` *is* the shared memory: what one process writes
-    into it, ``params["emb"][rows] -= step``, the others read at once, and nothing is copied. No
-    lock is taken: arrays that are written only in an accumulator's ``round`` block are not written
-    while a gradient that counts is computed from them.
+    into it, ``params["emb"][rows] -= step``, the others read at once, and nothing is copied. Names,
+    shapes and dtypes do not change.
+
+    No lock is taken. Arrays that are written only in the block of an accumulator's ``round`` are
+    not written while a gradient that counts is computed from them. A process that is killed while
+    it writes leaves what it has written.
 
     An array keeps its memory mapped for as long as it, or a view of it, lives: also after `close`
     and `unlink`. It also keeps this object, and so the process attached, unless `close` is called:
@@ -255,6 +258,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the array of that name: the shared memory itself, as an ndarray.
 
+        It is another ndarray each time, of the same memory, for a few microseconds; the first time
+        takes longer, as the memory is mapped.
+
         Raises:
             KeyError: There is none of that name.
             FailedPreconditionError: This object is closed.
@@ -264,6 +270,18 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]]):
         number = self._numbers[name]
         self._check_open()
         return self._mapped.array(number, self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Write numbers into the array of that name, as ``self[name][...] = value`` does.
+
+        So ``params["emb"] -= step`` works, which Python ends by an assignment; NumPy recognises an
+        array that is assigned to itself, and copies nothing.
+
+        Raises:
+            ValueError: It is read-only, or the value does not have its shape.
+            Everything else as for reading.
+        """
+        self[name][...] = value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

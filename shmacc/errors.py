@@ -58,7 +58,8 @@ class InvalidArgumentError(ShmaccError, ValueError):
 
     Attributes:
         what: Where an existing accumulator disagrees: "kind", "dtype", "shape", "reduction_type",
-            "lanes", "capacity" or "mode"; of a group: which member, or what of which.
+            "lanes", "capacity" or "mode"; of a group or of shared arrays: which member or array,
+            or what of which.
         existing: The existing one's, as text.
         asked: The one asked for, as text.
     """

@@ -133,9 +133,10 @@ def cancel(name: str) -> int:
         PermissionDeniedError: It is not this user's.
     """
     from shmacc import _lookup as lookup  # late: see the package
+    from shmacc._shared_arrays import SharedArrays
 
     with lookup.open_by_name(resolve(name), owners="any") as found:
-        if isinstance(found, lookup.SharedArrays):
+        if isinstance(found, SharedArrays):
             raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
         waiting = found.stats().waiting
         found.cancel()

@@ -10,7 +10,7 @@ from shmacc import _core
 from shmacc import _dtypes as dtypes
 from shmacc import _layout as layout
 from shmacc._records import IndexArray, ValueArray
-from shmacc.errors import DataLossError
+from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still
@@ -33,8 +33,15 @@ def most_touched(name: str, how_many: int) -> tuple[tuple[RowCount, ...], bool]:
 
 
 def summarise_values(name: str) -> ValueSummary:
-    """Summarise the round's sums: norm, largest, NaN, infinite; errors as for `most_touched`."""
+    """Summarise the round's sums: norm, largest, NaN, infinite.
+
+    Raises:
+        InvalidArgumentError: It is no accumulator, but shared arrays.
+        Everything else as for `most_touched`.
+    """
     with open_view(resolve(name)) as view:
+        if view.config()["kind"] == layout.KINDS["arrays"]:
+            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
         dtype = dtypes.by_number(view.config()["dtype"])
         if dtype is None:
             raise DataLossError(f"{name}: unknown dtype")

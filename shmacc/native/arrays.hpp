@@ -1,19 +1,20 @@
 // Arrays in shared memory: segments of the kind kArrays.
 //
-// Such a segment gets its name, is attached and loses its name like any other (opening.hpp). It has one lane, in
-// which nothing is ever accumulated. The Directory has each array's name, dtype and shape as those of a dense
-// member; array m is the front of member m's Rows0 region, in C order.
+// Such a segment gets its name, is attached and loses its name like any other (opening.hpp). It has one lane,
+// in which nothing is ever accumulated. The Directory has each array's name, dtype and shape as those of a
+// dense member; array m is the front of member m's Rows0 region, in C order.
 //
-//   Invariant: where there is a name, all arrays are reserved, and have the contents that they were made with or
-//              what processes have written since.
+//   Invariant: where there is a name, all arrays are reserved, and have the contents that they were made with
+//              or what processes have written since.
 //
-// For they are reserved and written in the nameless file: a full /dev/shm, a signal handler that raises, and the
-// death of the creator at any instant leave nothing, and nobody sees an array that is half written.
+// That holds because they are reserved and written in the nameless file: a full /dev/shm, a signal handler that
+// raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
+// written. What a process has written when it dies, stays: there is nothing to undo it by.
 //
-// No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the array
-// or a view of it does: whatever becomes of the handle, of the descriptor, of the name. A process reserves an
-// array once more before it maps it (mapping.hpp says why), and only reads or writes whole pages that the file has. What
-// cannot be prevented is the SIGBUS at the next access after another program has truncated the file.
+// No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the
+// array or a view of it does, whatever becomes of the handle, of the descriptor, of the name. A process reserves
+// an array once more before it maps it (mapping.hpp says why). What cannot be prevented is the SIGBUS at the
+// next access after another program has truncated the file.
 #pragma once
 
 #include <memory>
@@ -54,9 +55,9 @@ class NewArrays {
         return reserved;
     }
 
-    // Reserves all of them, and then writes them: if they do not fit, that is known first. Without the GIL, since it
-    // takes long: no other thread finds the file, which has no name. A child that one of them forks meanwhile
-    // inherits the descriptor, like any other.
+    // Reserves all of them, and then writes them: if they do not fit, that is known first. Without the GIL, since
+    // it takes long: no other thread finds the file, which has no name. A child that one of them forks meanwhile
+    // inherits the descriptor, and with it the memory, like any other.
     void fill(const SegmentFile& file, const Config& config) const {
         WithoutGil released;
         uint64_t unchecked = 0;
@@ -201,7 +202,8 @@ class MappedArrays {
         return empty ? 0 : bytes;
     }
 
-    // Without the GIL: reserving much takes long. Another thread may do the same meanwhile, or close the handle.
+    // Without the GIL: reserving much takes long. Another thread may do the same meanwhile, or close the
+    // handle.
     std::shared_ptr<ArrayMapping> map(OpenSegment& segment, uint32_t number) {
         std::shared_ptr<ArrayMapping> made;
         {

@@ -5,9 +5,19 @@
 
 namespace shmacc {
 
+// Throws DataLossError if it is no name of Python's.
+inline nb::object name_of(const MemberSpec& member) {
+    const auto size = static_cast<Py_ssize_t>(member.name.size());
+    nb::object name = nb::steal(PyUnicode_DecodeUTF8(member.name.data(), size, nullptr));
+    if (name) return name;
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) throw nb::python_error();
+    PyErr_Clear();
+    data_loss("a member's name is not UTF-8");
+}
+
 inline nb::dict describe(const MemberSpec& member) {
     nb::dict out;
-    out["name"] = member.name;
+    out["name"] = name_of(member);
     out["kind"] = member.kind;
     out["dtype"] = member.dtype;
     out["sum"] = member.sum;

@@ -272,8 +272,8 @@ NB_MODULE(_core, m) {
     m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
-          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"),
-          nb::arg("hash_key"), nb::arg("mode"), nb::arg("arrays"));
+          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"), nb::arg("hash_key"),
+          nb::arg("mode"), nb::arg("arrays"));
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();

@@ -23,7 +23,13 @@ from helpers.lock_holder import held
 from helpers.support import until
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
+from shmacc import (
+    ConditionalAccumulator,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    inspection,
+    testing,
+)
 from shmacc import _names as names
 
 if TYPE_CHECKING:
@@ -79,6 +85,21 @@ class Holder:
 
     def make_named(self) -> None:
         self.acc = named()
+
+    def make_arrays(self) -> None:
+        self.acc = SharedArrays({"a": [1.0]})
+
+    def make_named_arrays(self) -> None:
+        self.acc = SharedArrays({"a": [1.0]}, NAME)
+
+    def arrays_there(self) -> None:
+        with SharedArrays({"a": [1.0]}, NAME) as params:
+            self.pickled = pickle.dumps(params)
+
+    def get_from_attached_arrays(self) -> None:
+        params = SharedArrays.attach(NAME)
+        assert params["a"] == [1.0]
+        self.acc = params
 
     def attach(self) -> None:
         self.acc = shmacc.attach(NAME)
@@ -154,6 +175,11 @@ CALLS: Final[dict[str, tuple[Any, Any, Callable[..., None]]]] = {
     "making what is there": (Holder.there, Holder.make_named, _named),
     "attaching": (Holder.there, Holder.attach, _named),
     "unpickling": (Holder.there, Holder.unpickle, _named),
+    "making private arrays": (Holder.nothing, Holder.make_arrays, _private),
+    "making named arrays": (Holder.nothing, Holder.make_named_arrays, _named),
+    "attaching to arrays": (Holder.arrays_there, Holder.get_from_attached_arrays, _named),
+    "unpickling arrays": (Holder.arrays_there, Holder.unpickle, _named),
+    "closing private arrays": (Holder.make_arrays, Holder.close, _closed),
     "closing a private one": (Holder.open_private, Holder.close, _closed),
     "closing a private one that is dropped then": (Holder.open_private, Holder.close, _dropped),
     "dropping a private one": (Holder.open_private, Holder.drop, _goes_at_the_end),

@@ -19,7 +19,14 @@ from helpers.killing_scenes import NAME, SOON, Scene, Testimony, path, rows
 from helpers.support import until
 
 import shmacc
-from shmacc import SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import (
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    errors,
+    inspection,
+    testing,
+)
 from shmacc import _names as names
 from shmacc.inspection import SegmentState
 
@@ -44,6 +51,13 @@ SCENE: Final = Scene(
 def create(name: str | None = NAME) -> Any:
     """Make the accumulator, or attach to it."""
     return SparseConditionalAccumulator("float32", None, name, reduction_type="SUM", mode=MODE)
+
+
+def create_arrays(*_: Any) -> SharedArrays:
+    """Make shared arrays, private ones, and look at them."""
+    params = SharedArrays({"zeros": TensorSpec((3,)), "given": range(2000)}, mode=MODE)
+    assert [array.sum() for array in params.values()] == [0, 1999000]
+    return params
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,7 @@ CREATING: Final = Deed("creating", _of_another_time, nothing, lambda _: create()
 DEEDS: Final = (
     CREATING,
     Deed("creating a private one", nothing, nothing, lambda _: create(None)),
+    Deed("creating shared arrays", nothing, nothing, create_arrays),
     Deed("finding what the dead left", left_by_the_dead, nothing, lambda _: create()),
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),

@@ -9,10 +9,12 @@ import numpy.typing as npt
 
 import shmacc
 from shmacc import (
+    AccumulatorGroup,
     ConditionalAccumulator,
     DensePartial,
     DenseTaken,
     IndexedSlices,
+    SharedArrays,
     SparseConditionalAccumulator,
     SparseGradient,
     SparsePartial,
@@ -63,10 +65,24 @@ def opening() -> None:
     assert_type(ConditionalAccumulator.attach("name", timeout=0.5), ConditionalAccumulator)
     assert_type(ConditionalAccumulator.attach("name", owners="any"), ConditionalAccumulator)
     found = shmacc.attach("name")
-    assert_type(found, SparseConditionalAccumulator | ConditionalAccumulator)
+    assert_type(
+        found, SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
+    )
+    assert_type(found.num_accumulated(), int | Any)
     assert_type(
         shmacc.sparse.SparseConditionalAccumulator.attach("n"), SparseConditionalAccumulator
     )
+
+
+def arrays() -> None:
+    """Shared arrays."""
+    with SharedArrays({"w": np.zeros(3)}, "name", mode=0o660, if_exists="error") as params:
+        assert_type(params, SharedArrays)
+        assert_type(params["w"], npt.NDArray[Any])
+        params["w"] -= 1
+        params["w"][...] = 2
+    assert_type(SharedArrays.attach("name", writable=True, timeout=1), SharedArrays)
+    assert_type(params.get("w"), npt.NDArray[Any] | None)
 
 
 def around() -> None:

@@ -1,0 +1,307 @@
+"""Shared arrays, and what others do to the memory: fill it, forge it, cut it off, deny it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers import segment_layout as layout
+from helpers.apart import Apart, Pipe, forks, needs_own_shm, needs_root, run_apart
+from helpers.own_shm import MIB
+from helpers.segment_file import SegmentFile
+
+import shmacc
+from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = forks
+
+NAME: Final = "company"
+PAGE: Final = 4096
+SIZE: Final = 16 * MIB
+FILLER: Final = Path("/dev/shm/filler")  # noqa: S108  the very place that is to be full
+
+# Of Config, in bytes: the checksum of the directory, the end of the record, its own checksum.
+DIRECTORY_BYTES, DIRECTORY_CHECKSUM, CONFIG_END = 96, 104, 312
+DIRECTORY: Final = layout.REGION_SPAN
+# Of the directory's first entry: the dtype, the rank, the first dimension, the name.
+DTYPE, RANK, FIRST_DIM, NAME_BYTES = 4, 20, 48, 56
+
+
+def path() -> Path:
+    """The segment's file."""
+    return Path(names.segment_name(NAME).path)
+
+
+def free_bytes() -> int:
+    """What is free in /dev/shm."""
+    space = os.statvfs("/dev/shm")  # noqa: S108
+    return space.f_bavail * space.f_frsize
+
+
+def leave(count: int) -> None:
+    """Fill /dev/shm until so many bytes are free."""
+    with FILLER.open("wb") as filler:
+        if free_bytes() > count:
+            os.posix_fallocate(filler.fileno(), 0, free_bytes() - count)
+    assert free_bytes() == count
+
+
+# -- a full /dev/shm ------------------------------------------------------------------------------
+
+
+def _with_any_room() -> None:
+    given = np.ones(10 * PAGE, np.uint8)
+    contents = {"given": given, "zeros": TensorSpec((10 * PAGE,), "uint8"), "one": 1.0}
+    failed = 0
+    for room in range(0, 40 * PAGE, PAGE):
+        leave(room)
+        try:
+            params = SharedArrays(contents, NAME)
+        except errors.ResourceExhaustedError as error:
+            failed += 1
+            said = str(error)
+            assert "--shm-size" in said
+            assert testing.leaked_names() == ()
+            assert free_bytes() == room
+        else:
+            params["zeros"][:] = 3  # all of it is there
+            params["given"] += params["zeros"]
+            assert set(params["given"].tolist()) == {4}
+            params.unlink()
+            params.close()
+            del params
+            assert testing.leaked_names() == ()
+    assert 20 < failed < 35
+
+
+@needs_own_shm
+def test_creating_with_any_room() -> None:
+    run_apart(_with_any_room, shm=SIZE)
+
+
+def _larger_than_all() -> None:
+    with pytest.raises(errors.ResourceExhaustedError, match="bytes were needed"):
+        SharedArrays({"a": TensorSpec((1 << 36,), "uint8")}, NAME)
+    assert free_bytes() > SIZE - 4 * PAGE
+    assert testing.leaked_names() == ()
+
+
+@needs_own_shm
+def test_larger_than_there_is() -> None:
+    """What was reserved before the room ran out is given back."""
+    run_apart(_larger_than_all, shm=SIZE)
+
+
+def _attach_without_room() -> None:
+    with SharedArrays({"a": TensorSpec((MIB,))}, NAME) as params:
+        leave(0)
+        other = SharedArrays.attach(NAME, writable=True)
+        other["a"][:] = 1
+        assert params["a"].sum() == MIB
+        other.close()
+        params.unlink()
+
+
+@needs_own_shm
+def test_attaching_and_writing_need_no_room() -> None:
+    run_apart(_attach_without_room, shm=SIZE)
+
+
+# -- a forged, truncated or punched file ----------------------------------------------------------
+
+
+def checksum(data: bytes) -> int:
+    """Repeat layout.hpp's mix_words."""
+    most = (1 << 64) - 1
+    hashes = [0x9E3779B97F4A7C15, 1, 2, 3]
+
+    def mix(into: int, word: int) -> None:
+        mixed = ((hashes[into] ^ word) * 0xFF51AFD7ED558CCD) & most
+        hashes[into] = mixed ^ mixed >> 32
+
+    for i, (word,) in enumerate(struct.iter_unpack("<Q", data)):
+        mix(i % 4, word)
+    for other in hashes[1:]:
+        mix(0, other)
+    return hashes[0]
+
+
+def forge(file: SegmentFile, offset: int, data: bytes) -> None:
+    """Overwrite bytes of the directory, with right checksums."""
+    file.write(DIRECTORY + offset, data)
+    (length,) = struct.unpack("<Q", file.read(DIRECTORY_BYTES, 8))
+    directory = checksum(file.read(DIRECTORY, length))
+    file.write(DIRECTORY_CHECKSUM, struct.pack("<Q", directory))
+    file.write(CONFIG_END, struct.pack("<Q", checksum(file.read(0, CONFIG_END))))
+
+
+def _attach_forged(offset: int, data: bytes, message: str) -> None:
+    SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME).close()
+    with SegmentFile(path()) as file:
+        forge(file, offset, data)
+    for opener in (
+        lambda: SharedArrays.attach(NAME),
+        lambda: shmacc.attach(NAME),
+        lambda: SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME),
+    ):
+        with pytest.raises(errors.DataLossError, match=message) as caught:
+            opener()
+        assert names.segment_name(NAME).system_name in str(caught.value)
+    inspection.list_segments()
+    assert inspection.remove(NAME, force=True)
+
+
+FORGED: Final = {
+    "a size beyond what there is": (FIRST_DIM, struct.pack("<q", 1 << 30), "larger than what"),
+    "a size beyond a region": (FIRST_DIM, struct.pack("<q", 1 << 38), "out of range"),
+    "a size that overflows": (FIRST_DIM, struct.pack("<q", (1 << 61) + 3), "out of range"),
+    "an unknown dimension": (FIRST_DIM, struct.pack("<q", -1), "not known"),
+    "a negative dimension": (FIRST_DIM, struct.pack("<q", -(1 << 62)), "not known"),
+    "an unknown dtype": (DTYPE, struct.pack("<I", 99), "unknown dtype"),
+    "no dtype": (DTYPE, struct.pack("<I", 0), "unknown dtype"),
+    "a sparse member": (0, struct.pack("<I", 1), "unknown dtype or shape"),
+    "a name that is no text": (NAME_BYTES, b"\xff" * 8, "UTF-8"),
+    "a rank beyond the directory": (RANK, struct.pack("<I", 60), "directory"),
+}
+
+
+@needs_own_shm
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_directory(case: str) -> None:
+    run_apart(_attach_forged, *FORGED[case], shm=SIZE)
+
+
+def _attach_cut(size: int) -> None:
+    SharedArrays({"a": np.ones(3)}, NAME).close()
+    os.truncate(path(), size)
+    with pytest.raises(errors.DataLossError, match=r"truncated|too short"):
+        SharedArrays.attach(NAME)
+    inspection.remove(NAME, force=True)
+
+
+@pytest.mark.parametrize("size", [100, PAGE, layout.REGION_SPAN, 3 * layout.REGION_SPAN + 1])
+def test_a_truncated_file_is_not_opened(size: int) -> None:
+    run_apart(_attach_cut, size)
+
+
+def _use_cut() -> None:
+    params = SharedArrays({"a": np.ones(3), "b": np.ones(3)}, NAME)
+    kept = params["a"]
+    os.truncate(path(), 0)
+    for name in ("a", "b"):
+        with pytest.raises(errors.DataLossError, match="truncated"):
+            params[name]
+    with pytest.raises(errors.DataLossError):
+        inspection.describe(NAME)
+    params.close()
+    del kept  # not looked at: that would be SIGBUS
+    inspection.remove(NAME, force=True)
+
+
+def test_truncated_while_in_use() -> None:
+    """What is got from then on is an error; of what was got before, only the memory is gone."""
+    run_apart(_use_cut)
+
+
+def _attach_punched(*, made_up_for: bool) -> None:
+    params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
+    with SegmentFile(path()) as file:
+        size = path().stat().st_size
+        if made_up_for:  # by as many pages elsewhere
+            file.write(6 * layout.REGION_SPAN, bytes(MIB))
+        file.resize(8 * layout.REGION_SPAN)  # the array's pages are gone
+        file.resize(size)
+        leave(0)
+        error = errors.ResourceExhaustedError if made_up_for else errors.DataLossError
+        with pytest.raises(error):
+            SharedArrays.attach(NAME)["a"].sum()
+    params.close()
+    inspection.remove(NAME, force=True)
+
+
+@needs_own_shm
+@pytest.mark.parametrize("made_up_for", [False, True])
+def test_pages_that_are_gone_are_an_error_in_a_full_memory(made_up_for: bool) -> None:
+    run_apart(partial(_attach_punched, made_up_for=made_up_for), shm=SIZE)
+
+
+def test_a_name_that_others_have_removed() -> None:
+    with SharedArrays({"a": np.ones(3)}, NAME) as params:
+        kept = params["a"]
+        path().unlink()
+        with pytest.raises(errors.NotFoundError, match="removed under its users"):
+            params["a"]
+        kept += 1
+        assert kept.tolist() == [2, 2, 2]
+    for left in testing.leaked_names(names.current_namespace()):
+        (Path(names.SHM_DIRECTORY) / left).unlink()
+
+
+# -- other users ----------------------------------------------------------------------------------
+
+OWNER, STRANGER = 61001, 61002
+
+
+def _make(mode: int, *, pipe: Pipe) -> None:
+    with SharedArrays({"a": np.ones(3)}, NAME, mode=mode) as params:
+        pipe.say()
+        pipe.hear()
+        pipe.say(params["a"].tolist())
+
+
+@pytest.fixture
+def owner(request: pytest.FixtureRequest) -> Iterator[Apart]:
+    """Another user's process that has made them, in the mode that the test asks for."""
+    with Apart(_make, request.param, uid=OWNER) as process:
+        process.hear()
+        yield process
+    inspection.remove(NAME, force=True)
+
+
+def _is_kept_out() -> None:
+    openers: tuple[Callable[[], Any], ...] = (
+        lambda: SharedArrays.attach(NAME),
+        lambda: SharedArrays.attach(NAME, owners="any"),
+        lambda: SharedArrays({"a": np.ones(3)}, NAME),
+        lambda: SharedArrays({"a": np.ones(3)}, NAME, if_exists="replace"),
+    )
+    for opener in openers:
+        with pytest.raises(errors.PermissionDeniedError, match=f"uid {OWNER}"):
+            opener()
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0o600, 0o644], indirect=True)
+def test_a_strangers_are_refused(owner: Apart) -> None:
+    run_apart(_is_kept_out, uid=STRANGER)
+    owner.say()
+    assert owner.hear() == [1, 1, 1]
+
+
+def _is_let_in() -> None:
+    with pytest.raises(errors.PermissionDeniedError, match="owners="):
+        SharedArrays.attach(NAME)
+    with SharedArrays.attach(NAME, owners={OWNER}) as reader:
+        assert reader["a"].tolist() == [1, 1, 1]
+        assert not reader["a"].flags.writeable
+    with SharedArrays({"a": np.zeros(3)}, NAME, owners="any") as writer:
+        writer["a"][1] = 5
+        with pytest.raises(errors.PermissionDeniedError):
+            writer.unlink()
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0o666], indirect=True)
+def test_users_share_what_is_open_to_all(owner: Apart) -> None:
+    run_apart(_is_let_in, uid=STRANGER)
+    owner.say()
+    assert owner.hear() == [1, 5, 1]

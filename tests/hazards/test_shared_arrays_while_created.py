@@ -1,0 +1,173 @@
+"""Shared arrays whose creator is killed, interrupted or overtaken: all of them, or nothing.
+
+They are made in a file without a name, so what is cut short leaves neither a name nor memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.killing_lines import deaths
+from helpers.killing_scenes import NAME
+from helpers.stepping_calls import Calling, needs_calls
+from helpers.stepping_tracer import on_one_core
+from helpers.support import until
+
+from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
+from shmacc import _names as names
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from helpers.killing_scenes import Record
+    from helpers.stepping_tracer import Mark
+
+pytestmark = forks
+
+GIVEN: Final = np.arange(3000, dtype=np.float64)  # a few pages
+LARGE: Final = 512 << 20
+
+
+def create(name: str | None = NAME, **keywords: Any) -> SharedArrays:
+    """Make them, or attach to them."""
+    return SharedArrays({"given": GIVEN, "zeros": TensorSpec((5000,))}, name, **keywords)
+
+
+def whole(params: SharedArrays) -> bool:
+    return np.array_equal(params["given"], GIVEN) and not params["zeros"].any()
+
+
+def judge() -> bool:
+    """Whether there is something; it is whole, one can go on, and all that is left is removable."""
+    try:
+        with SharedArrays.attach(NAME) as params:
+            assert whole(params)
+        made = True
+    except errors.NotFoundError:
+        made = False
+    with create() as params:
+        assert whole(params)
+        assert inspection.describe(NAME).stats.attached == 1
+        params.unlink()
+    for leftover in inspection.leftovers(namespace=names.current_namespace()):
+        assert inspection.clean(leftover)
+    assert testing.leaked_names(names.current_namespace()) == ()
+    return made
+
+
+def test_killed_at_every_line(record_property: Record) -> None:
+    made, line = False, 0
+    for line in deaths(lambda: None, lambda _: create()):
+        there = judge()
+        assert there >= made, f"gone again before line {line}"
+        made = there
+    assert made
+    record_property("lines", line)
+
+
+def _create_between_marks(mark: Mark) -> None:
+    mark()
+    made = create()
+    mark()
+    made.close()
+
+
+@needs_calls
+def test_killed_at_every_system_call(record_property: Record) -> None:
+    made = False
+    with on_one_core():
+        for stop in count(1):
+            with Calling(_create_between_marks) as child:
+                child.run_to_mark()
+                came = 0
+                for _ in child.calls_to_mark():
+                    came += 1
+                    if came == stop:
+                        break
+                child.kill()
+            there = judge()
+            assert there >= made, f"gone again at stop {stop}"
+            made = there
+            if came < stop:
+                break
+    assert made
+    record_property("stops", stop - 1)
+
+
+def nameless_bytes() -> int:
+    """How much memory a file has that this process makes, and that has no name yet."""
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208  descriptors
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/#"):  # noqa: PTH115, S108
+                return os.fstat(int(fd)).st_blocks * 512
+        except OSError:  # closed by now, as the listing's own is
+            continue
+    return 0
+
+
+class InterruptedError_(Exception):  # noqa: N801, N818  no builtin's name
+    """What the signal handler raises."""
+
+
+def _raise(_: int, __: FrameType | None) -> None:
+    raise InterruptedError_
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["zeros", "contents"])
+def test_a_handler_that_raises_while_they_are_made(given: bool) -> None:
+    """Other threads go on meanwhile, or this one would never hear of it."""
+    half = LARGE // 2 if given else 1
+    contents: Any = np.zeros(LARGE, np.uint8) if given else TensorSpec((LARGE // 4,))
+
+    def interrupt() -> None:
+        until(lambda: nameless_bytes() > half)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, _raise)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(InterruptedError_):
+            SharedArrays({"large": contents}, NAME)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert nameless_bytes() == 0
+    assert testing.leaked_names(names.current_namespace()) == ()
+    judge()
+
+
+def _race(value: int, if_exists: str, *, pipe: Pipe) -> None:
+    pipe.say()
+    pipe.hear()
+    try:
+        params = SharedArrays({"a": np.full(5000, value)}, NAME, if_exists=if_exists)  # type: ignore[arg-type]
+    except errors.AlreadyExistsError:
+        pipe.say(None)
+        return
+    pipe.say(set(params["a"].tolist()))
+    pipe.hear()
+
+
+@pytest.mark.parametrize("if_exists", ["attach", "error"])
+def test_two_that_create_at_once_meet(if_exists: str) -> None:
+    for _ in range(10):
+        with Apart(_race, 1, if_exists) as one, Apart(_race, 2, if_exists) as other:
+            for racer in (one, other):
+                racer.hear()
+            for racer in (one, other):
+                racer.say()
+            seen = [racer.hear() for racer in (one, other)]
+            if if_exists == "attach":
+                assert seen[0] == seen[1]
+            else:
+                assert sum(found is None for found in seen) == 1
+            assert seen[0] in ({1}, {2}, None)
+            SharedArrays.attach(NAME).unlink()
