@@ -186,7 +186,9 @@ def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGrou
             workers[worker].kill()
             workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
         for worker, process in enumerate(workers):
-            until(lambda worker=worker, done=books.done[worker] + number: books.done[worker] >= done)
+            until(
+                lambda worker=worker, done=books.done[worker] + number: books.done[worker] >= done
+            )
             process.say()
             process.result()
     assert group.num_accumulated() == number * WORKERS
