@@ -1,6 +1,6 @@
 """The extension (shmacc/native): everything that happens under the lock, and the waits."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 
-Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
+Terms: TypeAlias = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
 """Of an apply: count, weight, contributors (one, or a partial's), timeout in seconds."""
 
 class TakenRound:
