@@ -178,8 +178,8 @@ class ConditionalAccumulator(SingleAccumulator):
     def snapshot(self) -> DenseTaken:
         """Return what a take would give now; consumes nothing, and waits for no number.
 
-        Of an empty accumulator it is zeros, as `take_partial` of none; in an open round it shows the
-        round.
+        Of an empty accumulator it is zeros, as `take_partial` of none; in an open round it shows
+        the round.
         """
         return taking.look(self._handle, self._taken, partial=False)
 

@@ -320,7 +320,7 @@ def test_attach_gives_the_group() -> None:
 
 def _apply_and_send_back(group: Any, number: int) -> bool:
     gradient = {"emb": ([number], [[number, 1]]), "fc": [number, 0, 0]}
-    return group.apply(gradient, 0, contributor=number)
+    return bool(group.apply(gradient, 0, contributor=number))
 
 
 @pytest.mark.parametrize("crew", START_METHODS, indirect=True)

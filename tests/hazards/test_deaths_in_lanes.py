@@ -1,8 +1,8 @@
 """Several applies go on at a time, and whichever process dies in one, the books are right.
 
-Each worker counts what it has begun and what it has done, in memory that it shares with the test: of
-the gradients of a worker that was killed the accumulator has all that it had done, and at most the
-one that it was about to add.
+Each worker counts what it has begun and what it has done, in memory that it shares with the test:
+of the gradients of a worker that was killed the accumulator has all that it had done, and at most
+the one that it was about to add.
 """
 
 from __future__ import annotations
@@ -108,6 +108,10 @@ def have_rounds_for_ever(books: Books) -> None:
                 books.taken[taken.step] = counted(taken)
 
 
+def _done(books: Books, worker: int) -> int:
+    return int(books.done[worker])
+
+
 def _reached(number: Callable[[], int], enough: int) -> bool:
     return number() >= enough
 
@@ -187,12 +191,12 @@ def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGrou
         for i in range(8 * WORKERS):
             worker = i % WORKERS
             done = books.done[worker] + rng.randrange(1, number)
-            until(partial(_reached, partial(books.done.__getitem__, worker), done))
+            until(partial(_reached, partial(_done, books, worker), done))
             workers[worker].kill()
             workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
         for worker, process in enumerate(workers):
             done = books.done[worker] + number
-            until(partial(_reached, partial(books.done.__getitem__, worker), done))
+            until(partial(_reached, partial(_done, books, worker), done))
             process.say()
             process.result()
     assert group.num_accumulated() == number * WORKERS
