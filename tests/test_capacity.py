@@ -236,7 +236,7 @@ def test_what_is_no_capacity(capacity: Any) -> None:
 
 def test_counts_may_come_near_64_bits_without_a_capacity() -> None:
     """Nobody waits for room in an accumulator that has no bounds."""
-    most = shmacc.DensePartial(np.float64(1), 2**48, 0)
+    most = shmacc.DensePartial(np.array(1.0), 2**48, 0)
     with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
         for _ in range(2**15 - 1):
             acc.apply_partial(most)

@@ -264,7 +264,7 @@ def test_disagreement_of_kind(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_shape_agrees_with_any_shape(kind: Any) -> None:
     with kind(np.float32, (3, 2), "one") as acc:
-        with kind(np.float32, None, "one") as taken_over, shmacc.attach("one") as attached:
+        with kind(np.float32, None, "one") as taken_over, kind.attach("one") as attached:
             assert acc.shape == taken_over.shape == attached.shape == (3, 2)
         acc.unlink()
     with kind(np.float32, None, "two") as acc:

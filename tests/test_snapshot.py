@@ -72,7 +72,8 @@ def test_of_an_empty_one() -> None:
         acc.set_global_step(4)
         none = acc.snapshot()
         assert (none.count, none.weight, none.step, none.contributors.size) == (0, 0, 4, 0)
-        assert (none.indices.size, none.values.shape, none.values.dtype) == (0, (0, 2), "f2")
+        assert (none.indices.size, none.values.shape) == (0, (0, 2))
+        assert none.values.dtype == np.float16
         assert none.shape.tolist() == [9, 2]
     with ConditionalAccumulator("int8", (2, None)) as acc:
         none_dense = acc.snapshot()

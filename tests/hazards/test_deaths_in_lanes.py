@@ -1,8 +1,8 @@
 """Several applies go on at a time, and whichever process dies in one, the books are right.
 
-Each worker counts what it has begun and what it has done, in memory that it shares with the test: of
-the gradients of a worker that was killed the accumulator has all that it had done, and at most the
-one that it was about to add.
+Each worker counts what it has begun and what it has done, in memory that it shares with the test:
+of the gradients of a worker that was killed the accumulator has all that it had done, and at most
+the one that it was about to add.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -107,6 +108,14 @@ def have_rounds_for_ever(books: Books) -> None:
                 books.taken[taken.step] = counted(taken)
 
 
+def _done(books: Books, worker: int) -> int:
+    return int(books.done[worker])
+
+
+def _reached(number: Callable[[], int], enough: int) -> bool:
+    return number() >= enough
+
+
 def kill_in_turn(
     books: Books,
     group: AccumulatorGroup,
@@ -120,7 +129,7 @@ def kill_in_turn(
         processes = {who: stack.enter_context(begin()) for who, begin in start.items()}
         for _ in range(deaths):
             applied = group.stats().applied + rng.randrange(1, 20)
-            until(lambda applied=applied: group.stats().applied >= applied)
+            until(partial(_reached, lambda: group.stats().applied, applied))
             who = rng.choice(list(start))
             processes[who].kill()
             killed[who] += 1
@@ -144,9 +153,9 @@ def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
     books = new_books()
     in_doubt[:] = [0] * WORKERS
     start: dict[str, Callable[[], Apart]] = {
-        str(i): lambda i=i: Apart(apply_for_ever, books, i) for i in range(WORKERS)
+        str(i): partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)
     }
-    start["chief"] = lambda: Apart(have_rounds_for_ever, books)
+    start["chief"] = partial(Apart, have_rounds_for_ever, books)
     killed = kill_in_turn(books, group, start, deaths=60)
     assert sum(killed.values()) == 60
     assert killed["chief"]
@@ -182,13 +191,12 @@ def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGrou
         for i in range(8 * WORKERS):
             worker = i % WORKERS
             done = books.done[worker] + rng.randrange(1, number)
-            until(lambda worker=worker, done=done: books.done[worker] >= done)
+            until(partial(_reached, partial(_done, books, worker), done))
             workers[worker].kill()
             workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
         for worker, process in enumerate(workers):
-            until(
-                lambda worker=worker, done=books.done[worker] + number: books.done[worker] >= done
-            )
+            done = books.done[worker] + number
+            until(partial(_reached, partial(_done, books, worker), done))
             process.say()
             process.result()
     assert group.num_accumulated() == number * WORKERS

@@ -16,15 +16,15 @@ from helpers.killing_scenes import GroupScene, Record, leave_new
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import at_every_instruction
 
-from shmacc import NEVER_STALE, AccumulatorGroup, IndexedSlicesSpec, TensorSpec, errors
+from shmacc import AccumulatorGroup, IndexedSlicesSpec, TensorSpec, errors
 
 pytestmark = forks
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 
 
-def _begun(acc: Any) -> None:
-    acc.apply(OF.gradient(1, 2, 3), 0, contributor=2)
+def _begun(acc: Any) -> bool:
+    return bool(acc.apply(OF.gradient(1, 2, 3), 0, contributor=2))
 
 
 def _overflow(acc: Any) -> None:
@@ -49,6 +49,8 @@ def _partial() -> Any:
 def _again(acc: Any) -> None:
     assert acc.apply(OF.gradient(5, 6), 0, contributor=2)
 
+
+_PARTIAL: Final = _partial()
 
 SCENES: Final = [
     GroupScene(
@@ -129,7 +131,6 @@ SCENES: Final = [
     ),
 ]
 
-_PARTIAL: Final = _partial()
 
 BY_LINE: Final = {"old and new rows of all members", "a take of all members"}
 

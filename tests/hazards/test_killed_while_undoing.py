@@ -26,7 +26,7 @@ ADDING: Final = Scene(
     operation=lambda acc: acc.apply_grad(*rows(*range(24), width=64)),
     more=(0, 7, 8, 30),
 )
-IN_A_GROUP: Final = GroupScene(
+IN_A_GROUP: Final[GroupScene] = GroupScene(
     "the same in three members",
     "float64",
     16,

@@ -177,6 +177,7 @@ class Accumulators(RuleBasedStateMachine):
         else:
             new = type(old)(old.dtype, None, old.shared_name, reduction_type=old.reduction_type)
         assert type(new) is type(old)
+        assert not isinstance(new, shmacc.AccumulatorGroup)
         assert new.dtype == self.element.dtype
         assert new.shape == self.model.declared
         assert new.reduction_type == self.model.reduction

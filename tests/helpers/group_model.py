@@ -5,6 +5,7 @@ Whole numbers throughout, so that every sum is exact in any order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,8 @@ import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from helpers.numpy_model import Array
 
 MEMBERS: Final[dict[str, TensorSpec]] = {
@@ -33,14 +36,23 @@ _rows: Final = st.lists(st.tuples(st.integers(0, 9), _numbers, _numbers), max_si
         np.array([values for _, *values in rows], np.float64).reshape(-1, 2),
     )
 )
+
+
+def _size(spec: TensorSpec) -> int:
+    return math.prod(dim or 0 for dim in spec.shape or ())
+
+
+def _array_of(spec: TensorSpec) -> Callable[[list[int]], Array]:
+    shape: Any = spec.shape
+    return lambda numbers: np.array(numbers, np.int32).reshape(shape)
+
+
 gradients: Final[st.SearchStrategy[dict[str, Any]]] = st.fixed_dictionaries(
     {},
     optional={
         name: _rows
         if name in SPARSE
-        else st.lists(
-            _numbers, min_size=int(np.prod(spec.shape)), max_size=int(np.prod(spec.shape))
-        ).map(lambda numbers, shape=spec.shape: np.array(numbers, np.int32).reshape(shape))
+        else st.lists(_numbers, min_size=_size(spec), max_size=_size(spec)).map(_array_of(spec))
         for name, spec in MEMBERS.items()
     },
 )

@@ -8,7 +8,7 @@ that is what `testify` looks at.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,8 @@ from shmacc import (
     NEVER_STALE,
     AccumulatorGroup,
     ConditionalAccumulator,
+    GroupPartial,
+    GroupTaken,
     IndexedSlicesSpec,
     SparseConditionalAccumulator,
     TensorSpec,
@@ -211,7 +213,7 @@ def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> I
 
 
 def _content(taken: Any) -> tuple[Any, ...]:
-    if isinstance(taken, Mapping):
+    if isinstance(taken, GroupTaken | GroupPartial):
         members = tuple((name, _content(member)) for name, member in taken.items())
         return taken.count, taken.step, taken.weight, members
     fields = ("value",) if hasattr(taken, "value") else ("indices", "values", "row_counts")
