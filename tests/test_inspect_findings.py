@@ -188,7 +188,7 @@ def test_what_stays_wrong_is_found_beside_what_passes() -> None:
 
 def _hold(path: str, *, pipe: Pipe) -> None:
     with open(path, "r+b") as file:  # noqa: PTH123
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, layout.LOCK_BYTE)
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, layout.lane_byte())
         pipe.say()
         pipe.hear()
 
