@@ -67,7 +67,8 @@ def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> tuple[int, list[A
                 calls += 1
                 bad += [] if outcome.fine else [outcome]
         if acc is not None:
-            acc.close()
+            with suppress(shmacc.errors.ShmaccError):  # of a round that it has, and cannot give up
+                acc.close()
         for name in os.listdir(names.SHM_DIRECTORY):  # noqa: PTH208
             os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
     return calls, bad
