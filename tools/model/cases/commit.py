@@ -77,13 +77,6 @@ CASES = (
     ),
     Case(
         "commit",
-        "lanes_dense",
-        "LANES=2 DENSE MEMBERS=2 WORKERS=3 OPERATIONS=1 DEATHS=1",
-        f"2 lanes of 2 dense members, 3 processes: {_WHOLE}",
-        cycles=False,
-    ),
-    Case(
-        "commit",
         "lanes_cycles",
         "LANES=2 ROWS=1",
         f"2 lanes, no death: {_WHOLE}; no livelock",
