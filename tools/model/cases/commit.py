@@ -43,14 +43,14 @@ CASES = (
     Case(
         "commit",
         "members_deaths",
-        "MEMBERS=2 ROWS=1 WORKERS=3 OPERATIONS=1 DEATHS=2",
-        f"2 members, 3 processes, two die: {_WHOLE}, in both or in none",
+        "MEMBERS=2 ROWS=1 OPERATIONS=1 DEATHS=2",
+        f"2 members, both processes die: {_WHOLE}, in both or in none",
         cycles=False,
     ),
     Case(
         "commit",
         "members_leavings",
-        "MEMBERS=2 ROWS=1 NO_POISON WORKERS=3 OPERATIONS=1 DEATHS=1",
+        "MEMBERS=2 ROWS=1 NO_POISON DEATHS=1",
         f"2 members, with what the dead really leave: {_WHOLE}",
         cycles=False,
     ),
@@ -73,13 +73,6 @@ CASES = (
         "lanes_members",
         "LANES=2 MEMBERS=2 ROWS=1 OPERATIONS=1 DEATHS=2",
         f"2 lanes of 2 members, both processes die: {_WHOLE}",
-        cycles=False,
-    ),
-    Case(
-        "commit",
-        "lanes_dense",
-        "LANES=2 DENSE MEMBERS=2 WORKERS=3 OPERATIONS=1 DEATHS=2",
-        f"2 lanes of 2 dense members, 3 processes: {_WHOLE}",
         cycles=False,
     ),
     Case(
