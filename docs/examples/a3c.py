@@ -101,7 +101,7 @@ def update(params, squares, taken):
     """Take a step of RMSProp, in place."""
     for name, part in taken.items():
         squares[name] = 0.99 * squares[name] + 0.01 * part.value**2
-        params[name][...] -= 0.003 * part.value / (np.sqrt(squares[name]) + 1e-5)
+        params[name] -= 0.003 * part.value / (np.sqrt(squares[name]) + 1e-5)
 
 
 def steps_to_the_goal(params):

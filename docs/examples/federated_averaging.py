@@ -42,7 +42,7 @@ def lead(model, regions, root):
         with root.round(len(SAMPLES)) as taken:
             assert taken.contributors.tolist() == [0, 1, 2, 3, 4]
             assert taken.weight == sum(SAMPLES)
-            model["weights"][...] = taken["weights"].value
+            model["weights"] = taken["weights"].value
         yield model["weights"].copy()
         for region in regions.values():
             region.advance_step(root.global_step)  # only now clients read the model

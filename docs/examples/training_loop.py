@@ -25,6 +25,6 @@ if __name__ == "__main__":
             workers = pool.map_async(work, range(WORKERS))
             for _ in range(STEPS):
                 with group.round(WORKERS, timeout=60) as taken:
-                    params["weights"][...] -= 0.1 * taken["weights"].value
+                    params["weights"] -= 0.1 * taken["weights"].value
             workers.get(timeout=60)
         np.testing.assert_allclose(params["weights"], TRUTH, atol=1e-6)

@@ -66,7 +66,7 @@ class Apply : public Operation {
                     });
                     activity.entry().applied += static_cast<uint64_t>(request.count);
                     note_applied(session, activity.entry(), request);
-                    wake_head_if_reached(session, head, pending + request.count);
+                    wake_head_if_reached(session, head);
                     return true;
                 }
             }
@@ -263,13 +263,10 @@ class Apply : public Operation {
         }
     }
     // The session's commit is done. Of two lanes that commit at a time, one at least sees the other's count.
-    void wake_head_if_reached(ApplySession& session, uint32_t head, int64_t count) {
-        if (head != WaitQueue::kNobody && segment_.lanes().size() > 1) {
-            full_barrier();
-            count = totals(segment_).count;
-        }
+    void wake_head_if_reached(ApplySession& session, uint32_t head) {
+        full_barrier();
         WaitQueue& queue = segment_.wait_queue();
-        const bool reached = head != WaitQueue::kNobody && count >= queue[head].num_required;
+        const bool reached = head != WaitQueue::kNobody && session.pending() >= queue[head].num_required;
         session.release();
         if (reached) queue.wake(head);
     }

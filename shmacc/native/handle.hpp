@@ -67,10 +67,10 @@ class Handle {
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
         if (!segment->file().state().intact) return;
-        give_rounds_up(*segment);
         // Waits of this handle look at closed_ when woken.
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
+        give_rounds_up(*segment);
     }
     // The names of its own are removed with the creator's handle, not when a forked child of it ends.
     void unlink_own_names() {

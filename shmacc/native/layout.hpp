@@ -297,7 +297,7 @@ struct Event {
     uint64_t takes;  // RoundState::takes when a death was found
     uint32_t kind;
     uint32_t pid;
-    uint32_t concerns;  // kDied, and it had applied: 1 until a take has ended with it, or has got its gradients
+    uint32_t concerns;  // kDied, and it had applied: 1 until a wait has ended with it
 };
 constexpr uint32_t kEvents = 32;
 

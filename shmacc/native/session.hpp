@@ -47,12 +47,12 @@ class HeldLocks {
     }
     bool held() const { return first_ < end_; }
     void release() { release(true); }
+    static constexpr int64_t kSlice = 20 * kMillisecond;
+
     // After an error: of a file that may have been truncated.
     void give_up() { release(segment_.file().state().intact); }
 
   private:
-    static constexpr int64_t kSlice = 20 * kMillisecond;
-
     bool add(uint32_t lane, int64_t deadline, Interruption& interruption) {
         const auto how = segment_.lanes()[lane]->lock().acquire(deadline, interruption);
         if (how == Lock::Acquired::kNot) return false;
@@ -182,16 +182,19 @@ class ApplySession {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
         if (contributor) lane_ = static_cast<uint32_t>(*contributor % lanes);
         if (everywhere) return locks_.acquire_all(deadline, interruption);
-        if (!contributor && lanes > 1) {
-            lane_ = segment_.last_lane();
+        if (contributor || lanes == 1) return locks_.acquire(lane_, deadline, interruption);
+        // Whichever lane is free first: a process that is stopped in one keeps no gradient from the others.
+        for (lane_ = segment_.last_lane();; lane_ = (lane_ + 1) % lanes) {
             for (uint32_t i = 0; i < lanes; ++i) {
                 const uint32_t lane = (lane_ + i) % lanes;
                 if (!locks_.try_acquire(lane)) continue;
                 segment_.set_last_lane(lane_ = lane);
                 return true;
             }
+            if (locks_.acquire(lane_, std::min(deadline, monotonic_ns() + HeldLocks::kSlice), interruption))
+                return true;
+            if (past(deadline)) return false;
         }
-        return locks_.acquire(lane_, deadline, interruption);
     }
 
     OpenSegment& segment_;

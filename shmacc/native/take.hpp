@@ -131,7 +131,12 @@ class Take : public Operation {
         if (deaths.empty()) return;
         std::vector<int64_t> pids, contributors;
         std::string who;
-        for (const Event& death : deaths) {
+        for (size_t i = 0; i < deaths.size(); ++i) {
+            const Event& death = deaths[i];
+            // Two sweeps, in two lanes, may both have recorded it.
+            if (std::any_of(deaths.begin(), deaths.begin() + static_cast<ptrdiff_t>(i),
+                            [&](const Event& other) { return other.token == death.token; }))
+                continue;
             pids.push_back(death.pid);
             if (death.contributor >= 0) contributors.push_back(death.contributor);
             who += (who.empty() ? "pid " : ", pid ") + std::to_string(death.pid);
