@@ -319,7 +319,7 @@ class Accumulator(exits.Owner):
     def restore(self, state: Mapping[str, ValueArray]) -> None:
         """Replace everything by what `state` returned, here or of an equal accumulator.
 
-        One commit, whoever is attached: sums, counts, contributors and step. What was accumulated
+        One commit, also while other processes are attached: sums, counts, contributors and step. What was accumulated
         before is dropped, the step is open, and a round that is open ends. Counters go on counting.
 
         Args:
@@ -347,10 +347,7 @@ class Accumulator(exits.Owner):
 
     def close(self) -> None:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
-        # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
-        # be called again.
-        exits.finish(self._handle)
-        self._finalizer.detach()
+        exits.close(self._handle, self._finalizer)
 
     def unlink(self) -> None:
         """Remove the segment and its semaphore from the system. Idempotent.

@@ -6,9 +6,14 @@ import operator
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import _layout as layout
 from shmacc.errors import InvalidArgumentError
+
+Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
+"""What the extension must know of an apply: count, weight, contributors (one, or a partial's, or
+None), timeout in seconds."""
 
 OnDeath = Literal["wait", "raise"]
 """What a take does when a process that has applied dies: nothing, or WorkerDiedError."""
@@ -167,9 +172,7 @@ def contributor(value: object) -> int | None:
     return number
 
 
-def terms(
-    contributed_by: object, times: object, seconds: object
-) -> tuple[int, int, int | None, float | None] | None:
+def terms(contributed_by: object, times: object, seconds: object) -> Terms | None:
     """Return what the extension must know of a gradient; None: that it counts once, and no more.
 
     Raises:

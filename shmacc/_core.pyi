@@ -1,9 +1,11 @@
 """The extension (shmacc/native): everything that happens under the lock, and the waits."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from shmacc._arguments import Terms
 
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
@@ -27,9 +29,6 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 
-Terms: TypeAlias = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
-"""Of an apply: count, weight, contributors (one, or a partial's), timeout in seconds."""
-
 class TakenRound:
     def __init__(self, advance: bool, seal: bool) -> None: ...
     @property
@@ -50,6 +49,7 @@ class TakenRound:
 
 class Handle:
     def close(self) -> None: ...
+    def leave(self) -> None: ...
     @property
     def closed(self) -> bool: ...
     def apply_sparse(

@@ -1,9 +1,9 @@
 """Closing at the end of a process.
 
-Whoever closes its handles or exits in order is not dead to a take that asks who died. Python runs
-``atexit`` functions, and so finalizers, at the end of an ordinary process. A child of
-multiprocessing ends by ``os._exit``, which runs none: but it calls multiprocessing's own
-finalizers first.
+A process that closes its handles or exits in order is not dead to a take that asks who died. Python
+runs ``atexit`` functions, and so finalizers, at the end of an ordinary process. A child of
+multiprocessing ends by ``os._exit``, which runs none: but it calls multiprocessing's own finalizers
+first. There it leaves the segment at once, since it may have its parent's handles as well.
 """
 
 import sys
@@ -21,40 +21,65 @@ class Owner:
 
     _handle: _core.Handle
 
-    def close_at_exit(self) -> None:
-        """Close the handle when this child of multiprocessing ends."""
-        _close_with(self, self._handle)
+    def leave_at_exit(self) -> None:
+        """Leave the segment when this child of multiprocessing ends."""
+        _leave_at_exit(self._handle)
 
 
-def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[[_core.Handle], Any]":
+def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
     util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        _close_with(owner, handle)
+    if util is None:
+        return weakref.finalize(owner, _finish, handle, None)
+    at_exit = _leave_at_exit(handle)
+    try:
         process = sys.modules["multiprocessing.process"].current_process()
         if getattr(process, "_inheriting", False):
             # A child of spawn or of a forkserver forgets all finalizers once it has unpickled what
             # it was sent, this object for instance, and then does what is registered so.
-            util.register_after_fork(owner, Owner.close_at_exit)
-    return weakref.finalize(owner, finish, handle)
+            util.register_after_fork(owner, Owner.leave_at_exit)
+        return weakref.finalize(owner, _finish, handle, at_exit)
+    except BaseException:
+        _forget(at_exit)  # else it would keep the handle
+        raise
 
 
-def _close_with(owner: Owner | None, handle: _core.Handle) -> None:
-    sys.modules["multiprocessing.util"].Finalize(owner, finish, args=(handle,), exitpriority=0)
+def close(handle: _core.Handle, finalizer: "weakref.finalize[..., Any]") -> None:
+    """Close the handle now. Not by the finalizer: after an interruption it is still alive."""
+    _finish(handle, None)
+    known = finalizer.detach()
+    if known is not None:
+        _forget(known[2][1])
 
 
 def attached_in_child(handle: _core.Handle) -> None:
-    """Close the handle when this forked child ends; called by the extension at its first use."""
+    """Leave when this forked child ends; called by the extension at the child's first use."""
     if "multiprocessing.util" in sys.modules:
-        _close_with(None, handle)
+        _leave_at_exit(handle)
 
 
-def finish(handle: _core.Handle) -> None:
-    """Close the handle, as far as that is possible at this time."""
+def _leave_at_exit(handle: _core.Handle) -> Any:
+    return sys.modules["multiprocessing.util"].Finalize(None, _leave, (handle,), exitpriority=0)
+
+
+def _forget(at_exit: Any) -> None:
+    if at_exit is not None:
+        at_exit.cancel()
+
+
+def _finish(handle: _core.Handle, at_exit: Any) -> None:
     if _daemons_outlive_the_interpreter():
         handle.unlink_own_names()
     else:
         handle.close()
+    _forget(at_exit)
+
+
+def _leave(handle: _core.Handle) -> None:
+    if _daemons_outlive_the_interpreter():
+        handle.unlink_own_names()
+    else:
+        handle.leave()
 
 
 def _daemons_outlive_the_interpreter() -> bool:

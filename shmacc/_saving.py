@@ -6,7 +6,7 @@ are the round's; and for the member of number i that gradients have touched, ``i
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from shmacc._member import Member, Part
 from shmacc._records import DensePartial, SparsePartial, ValueArray
 from shmacc._spec import MemberSpec
 from shmacc.errors import InvalidArgumentError, ShmaccError
-
-if TYPE_CHECKING:
-    from shmacc._core import Terms  # in the stub alone
 
 
 def to_arrays(place: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
@@ -44,7 +41,9 @@ def to_arrays(place: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, Val
     return state
 
 
-def from_arrays(state: Any, specs: tuple[MemberSpec, ...]) -> tuple[list[Part], int, "Terms"]:
+def from_arrays(
+    state: Any, specs: tuple[MemberSpec, ...]
+) -> tuple[list[Part], int, arguments.Terms]:
     """Return what the extension needs to restore a state: parts, step, terms.
 
     Raises:

@@ -310,10 +310,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     def close(self) -> None:
         """Detach. Idempotent. Arrays that were got before stay as they are."""
         self._mapped.forget()
-        # Not by calling the finalizer: after a KeyboardInterrupt in the middle of it, it could not
-        # be called again.
-        exits.finish(self._handle)
-        self._finalizer.detach()
+        exits.close(self._handle, self._finalizer)
 
     def unlink(self) -> None:
         """Remove the arrays' name from the system. Idempotent.

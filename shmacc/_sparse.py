@@ -1,6 +1,6 @@
 """The sparse accumulator; ``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
@@ -20,9 +20,6 @@ from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
 from shmacc._taking import Round
 from shmacc.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shmacc._core import Terms  # in the stub alone
 
 __all__ = ["SparseConditionalAccumulator"]
 
@@ -174,7 +171,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
         given: tuple[int, ...] | None,
         counts: IndexArray | None,
         step: int,
-        terms: "Terms | None",
+        terms: arguments.Terms | None,
     ) -> bool:
         ascending = gradients.check_sparse(indices, values, given, self._shape)
         refusal = gradients.own_refusal(

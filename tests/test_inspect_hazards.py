@@ -56,7 +56,7 @@ def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
     scribble(path_of("table"), layout.region("slots"), np.array([7, 99], np.int64).tobytes())
     found = problems("table")
     assert "stands in the table twice" in found
-    assert "count is not between 1 and the round's 1 gradients" in found
+    assert "count is not between 1 and its gradients' weight, 1" in found
     assert table.num_accumulated() == 1
 
 

@@ -170,18 +170,7 @@ def _apply(name: str) -> None:
 _kept: ConditionalAccumulator
 
 
-_NO_FINALIZERS: Final = pytest.mark.xfail(
-    strict=True, reason="os._exit ends such a child: nothing detaches it"
-)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, marks=() if method == "spawn" else _NO_FINALIZERS)
-        for method in START_METHODS
-    ],
-)
+@pytest.mark.parametrize("method", START_METHODS)
 def test_who_returns_from_its_function_is_not_dead(
     acc: ConditionalAccumulator, method: str
 ) -> None:

@@ -72,6 +72,13 @@ class Handle {
         segment->wait_queue().announce_progress();
         give_rounds_up(*segment);
     }
+    // The same at the end of the process, which may have other handles: a forked child those of its parent.
+    void leave() {
+        if (!segment_) return;
+        const std::shared_ptr<OpenSegment> segment = segment_->shared();
+        close();
+        segment->leave();
+    }
     // The names of its own are removed with the creator's handle, not when a forked child of it ends.
     void unlink_own_names() {
         if (!own_names_ || !segment_ || !maker_.is_here()) return;
@@ -214,8 +221,8 @@ class Handle {
     // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
     void cancel() {
         const OpenSegment::Use segment = attached();
-        segment->events().add(kCancelled, segment->presence().own(), segment->round().snapshot().step);
         segment->wait_queue().cancel();
+        segment->events().add(kCancelled, segment->presence().own(), segment->round().snapshot().step);
         segment->wait_queue().announce_progress();
     }
 

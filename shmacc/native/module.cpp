@@ -209,6 +209,7 @@ NB_MODULE(_core, m) {
 
     nb::class_<Handle>(m, "Handle")
         .def("close", &Handle::close)
+        .def("leave", &Handle::leave)
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
              nb::arg("counts").none(), nb::arg("dims"), nb::arg("ascending"), nb::arg("local_step"),

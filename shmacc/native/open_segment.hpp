@@ -146,6 +146,14 @@ class OpenSegment {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
 
+    // At the end of a process that does not close all its handles: it is not attached any more, unless an operation
+    // runs. The next operation, if there is one, attaches it again.
+    void leave() {
+        if (!is_open() || operations_ > 0) return;
+        presence_.leave(mapping_->file().state());
+        attached_ = false;
+    }
+
     // Whether the process has a presence, and has made the second check since (opening.hpp).
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }

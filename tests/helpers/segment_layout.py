@@ -69,6 +69,7 @@ class RoundState(ctypes.Structure):
         ("takes", ctypes.c_uint64),
         ("opened", ctypes.c_uint64),
         ("spread", ctypes.c_uint64),
+        ("needs", ctypes.c_uint64),
         ("holder_serial", ctypes.c_uint64),
         ("holder_participant", ctypes.c_uint64),
         ("holder_token", ctypes.c_uint64),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from helpers.numpy_model import Array
     from helpers.stepping_tracer import Traced
 
-# Longer than every slice and every patience there is (lock.hpp, wait_queue.hpp, operations.hpp).
+# Longer than every slice and every patience there is (lock.hpp, wait_queue.hpp, operation.hpp).
 LONGER: Final = 1.6
 
 FIRST: Final = rows(*range(12), width=64)

@@ -782,7 +782,7 @@ inline RoundSession() {
   }
 }
 
-/* ---- operations.hpp ---- */
+/* ---- apply.hpp, take.hpp ---- */
 inline add_parts() {
   atomic {
     runs(me) ->

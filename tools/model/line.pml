@@ -1,4 +1,4 @@
-/* The line of waiting takers (native/wait_queue.hpp, queue_entry.hpp, operations.hpp): take with join, leave, living_head,
+/* The line of waiting takers (native/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
  * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
  * cancel; claim (presence.hpp).
  *
@@ -273,7 +273,7 @@ inline sweep() {
   (is_rounds_owner(0) || is_rounds_owner(1) || is_rounds_owner(TAKERS - 1))
 #define mine_or_last (arrival[me] != 0 -> arrival[me] : 255)
 
-/* ---- operations.hpp ---- */
+/* ---- take.hpp, apply.hpp ---- */
 #define dead_in_front (head != NOBODY && !alive(head))       /* living_head sweeps first */
 #define served (head == NOBODY || head == me || required[me] == 0)
 #define may_take (served && is_reached(me))

@@ -1,4 +1,4 @@
-/* Rounds, lanes and contributors (native/operations.hpp, session.hpp): take and round, close_round, advance_step and
+/* Rounds, lanes and contributors (native/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, close_round, advance_step and
  * set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
  *
  * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a round:
@@ -205,7 +205,7 @@ inline wake_head() {
   }
 }
 
-/* ---- operations.hpp ---- */
+/* ---- take.hpp, apply.hpp, step.hpp ---- */
 #if defined(BROKEN_DEAD_HOLDER)
 #define round_is_open (holder_serial != 0)
 #elif defined(BROKEN_STOP_IS_DEATH)
