@@ -319,8 +319,9 @@ class Accumulator(exits.Owner):
     def restore(self, state: Mapping[str, ValueArray]) -> None:
         """Replace everything by what `state` returned, here or of an equal accumulator.
 
-        One commit, also while other processes are attached: sums, counts, contributors and step. What was accumulated
-        before is dropped, the step is open, and a round that is open ends. Counters go on counting.
+        One commit, also while other processes are attached: sums, counts, contributors and step.
+        What was accumulated before is dropped, the step is open, and a round that is open ends.
+        Counters go on counting.
 
         Args:
             state: The dict, or what ``np.load`` made of it.

@@ -63,7 +63,10 @@ def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
 def test_a_committed_state_written_over(table: SparseConditionalAccumulator) -> None:
     # Rows in use: in both copies of the state, whichever is current.
     rows, more = np.int64(100).tobytes(), np.int64(101).tobytes()
-    scribble(path_of("table"), 0, inspect_tool.header_of(path_of("table")).replace(rows, more))
+    start = layout.region("states")
+    with path_of("table").open("rb") as file:
+        states = os.pread(file.fileno(), 4096, start)
+    scribble(path_of("table"), start, states.replace(rows, more))
     assert ask("list", "table")["segments"][0]["state"] == "damaged"
     shown = ask("show", "table", status=1)
     assert "checksum" in shown["error"]
