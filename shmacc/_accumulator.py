@@ -15,6 +15,7 @@ from shmacc import _core
 from shmacc import _exits as exits
 from shmacc import _layout as layout
 from shmacc import _names as names
+from shmacc import _removal as removal
 from shmacc import _saving as saving
 from shmacc import _segment as segment
 from shmacc import _taking as taking
@@ -360,4 +361,4 @@ class Accumulator(exits.Owner):
             PermissionDeniedError: The segment is another user's.
             FailedPreconditionError: The handle is closed.
         """
-        segment.unlink(self._segment_name, self._handle)
+        removal.unlink(self._segment_name, self._handle)

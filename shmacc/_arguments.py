@@ -172,14 +172,12 @@ def contributor(value: object) -> int | None:
     return number
 
 
-def terms(contributed_by: object, times: object, seconds: object) -> Terms | None:
-    """Return what the extension must know of a gradient; None: that it counts once, and no more.
+def terms(contributed_by: object, times: object, seconds: object) -> Terms:
+    """Return what the extension must know of a gradient.
 
     Raises:
         InvalidArgumentError: As for `contributor`, `weight` and `timeout`.
     """
-    if contributed_by is None and seconds is None and type(times) is int and times == 1:
-        return None
     return 1, weight(times), contributor(contributed_by), timeout(seconds)
 
 

@@ -84,7 +84,9 @@ class ConditionalAccumulator(SingleAccumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        terms = arguments.terms(contributor, weight, timeout)
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight != 1:
+            terms = arguments.terms(contributor, weight, timeout)
         value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)
         if terms is not None:

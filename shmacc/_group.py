@@ -129,7 +129,9 @@ class AccumulatorGroup(Accumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        terms = arguments.terms(contributor, weight, timeout)
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight != 1:
+            terms = arguments.terms(contributor, weight, timeout)
         times = 1 if terms is None else terms[1]
         if not isinstance(gradient, Mapping):
             raise InvalidArgumentError(

@@ -1,35 +1,25 @@
 """Arrays in shared memory, by name: the parameters that gradients are computed from."""
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from shmacc import _arguments as arguments
-from shmacc import _arrays as arrays
+from shmacc import _array_specs as given
 from shmacc import _core
-from shmacc import _dtype_names as dtype_names
-from shmacc import _dtypes as dtypes
 from shmacc import _exits as exits
 from shmacc import _layout as layout
 from shmacc import _names as names
+from shmacc import _removal as removal
 from shmacc import _segment as segment
-from shmacc._arguments import IfExists, describe_shape
-from shmacc._dtypes import DType
+from shmacc._arguments import IfExists
 from shmacc._names import SegmentName
-from shmacc._records import ValueArray
 from shmacc._segment import Owners
-from shmacc._spec import MemberSpec, Spec, TensorSpec
-from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from shmacc._spec import MemberSpec, Spec
+from shmacc.errors import DataLossError, FailedPreconditionError
 
 _KIND = "arrays"
-_REDUCTION = "SUM"  # every segment has one; nothing is reduced here
-_BOOL = DType(
-    "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
-)
 
 
 class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
@@ -109,12 +99,12 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
             PermissionDeniedError: They are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        asked = _asked(contents)
+        asked = given.asked(contents)
         private = not shared_name and not isinstance(shared_name, bytes)
         spec = Spec(
             kind=_KIND,
             members=tuple(array.spec for array in asked),
-            reduction=_REDUCTION,
+            reduction=given.REDUCTION,
             lanes=None,
             capacity=None,
             mode=arguments.mode_bits(mode),
@@ -198,7 +188,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         try:
             config = handle.config()
             _check_kind(segment_name, layout.KIND_NAMES[config["kind"]])
-            existing = tuple(map(_member_of_config, config["members"]))
+            existing = tuple(map(given.of_config, config["members"]))
             self._shared_name: str = config["name"]
             self._numbers = {member.name: number for number, member in enumerate(existing)}
             self._mapped = _core.MappedArrays(
@@ -218,7 +208,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         differences = [
             difference
             for name in wants | has
-            for difference in _differences(name, has.get(name), wants.get(name))
+            for difference in given.differences(name, has.get(name), wants.get(name))
         ]
         mode = self._handle.mode
         if asked.mode not in {None, mode}:
@@ -323,112 +313,14 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
             FailedPreconditionError: This object is closed.
         """
         self._check_open()
-        segment.unlink(self._segment_name, self._handle)
+        removal.unlink(self._segment_name, self._handle)
 
     def _check_open(self) -> None:
         if self._handle.closed:
             raise FailedPreconditionError(f"The shared arrays {self._shared_name!r} are closed")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """An array that a constructor is given.
-
-    Attributes:
-        spec: Its name, dtype and shape.
-        given: Its contents; None: zeros.
-    """
-
-    spec: MemberSpec
-    given: ValueArray | None
-
-    def contents(self) -> tuple[int, ValueArray | None]:
-        """Return how many bytes it has, and these; None: zeros."""
-        dtype = self.spec.dtype.numpy
-        if self.given is None:
-            shape = (dim or 0 for dim in self.spec.shape or ())
-            return math.prod(shape) * dtype.itemsize, None
-        as_bytes = arrays.as_bytes(self.given, dtype, f"array {self.spec.name!r}")
-        return as_bytes.size, as_bytes
-
-
-def _asked(contents: object) -> tuple[_Asked, ...]:
-    if not isinstance(contents, Mapping):
-        raise InvalidArgumentError(
-            "Shared arrays are a mapping from name to array or TensorSpec, but were a "
-            f"{type(contents).__name__}"
-        )
-    if not 1 <= len(contents) <= layout.MAX_MEMBERS:
-        raise InvalidArgumentError(
-            f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(contents)} were given"
-        )
-    return tuple(_one_asked(name, value) for name, value in contents.items())
-
-
-def _one_asked(name: str, value: object) -> _Asked:
-    arguments.check_member_name(name, "An array")
-    given = None
-    if isinstance(value, TensorSpec):
-        if value.shape is None or None in value.shape:
-            raise InvalidArgumentError(
-                f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
-            )
-        dtype, shape = value.dtype, value.shape
-    else:
-        given = arrays.as_array(value, f"array {name!r}")
-        dtype, shape = given.dtype, given.shape
-    known = _known(dtype)
-    if known is None:
-        allowed = ", ".join(sorted([_BOOL.name, *dtype_names.NUMBERS]))
-        raise InvalidArgumentError(
-            f"Array {name!r} has dtype {dtype}, which is not in list of allowed values: {allowed}"
-        )
-    if len(shape) > layout.MAX_RANK:
-        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
-    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
-    if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
-        raise InvalidArgumentError(
-            f"An array has at most 2**40 bytes, but array {name!r} of shape "
-            f"{describe_shape(shape)} has more"
-        )
-    return _Asked(MemberSpec(name, "dense", known, shape, _REDUCTION), given)
-
-
-def _known(dtype: np.dtype[Any]) -> DType | None:
-    if dtype == _BOOL.numpy:
-        return _BOOL
-    try:
-        return dtypes.resolve(dtype)
-    except InvalidArgumentError:
-        return None
-
-
 def _check_kind(name: SegmentName, kind: str) -> None:
     if kind != _KIND:
         what = f"{name.shared_name!r} is the name of an accumulator"
         raise segment.disagreement(name, what, "kind", kind, _KIND)
-
-
-def _member_of_config(config: dict[str, Any]) -> MemberSpec:
-    number, declared = config["dtype"], config["declared"]
-    dtype = _BOOL if number == _BOOL.number else dtypes.by_number(number)
-    if dtype is None or declared is None or config["kind"] != layout.KINDS["dense"]:
-        raise DataLossError(f"array {config['name']!r} has an unknown dtype or shape")
-    return MemberSpec(config["name"], "dense", dtype, tuple(declared), _REDUCTION)
-
-
-def _differences(
-    name: str, has: MemberSpec | None, wants: MemberSpec | None
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, existing, asked)."""
-    if has is None or wants is None:
-        yield f"array {name!r}", _describe(has), _describe(wants)
-        return
-    if has.dtype.name != wants.dtype.name:
-        yield f"dtype of array {name!r}", has.dtype.name, wants.dtype.name
-    if has.shape != wants.shape:
-        yield f"shape of array {name!r}", describe_shape(has.shape), describe_shape(wants.shape)
-
-
-def _describe(array: MemberSpec | None) -> str:
-    return "none" if array is None else f"{array.dtype.name} {describe_shape(array.shape)}"

@@ -107,7 +107,9 @@ class SparseConditionalAccumulator(SingleAccumulator):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        terms = arguments.terms(contributor, weight, timeout)
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight != 1:
+            terms = arguments.terms(contributor, weight, timeout)
         values = arrays.values_array(grad_values, self._dtype, "grad_values")
         indices = arrays.index_array(grad_indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)

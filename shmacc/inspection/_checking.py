@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from shmacc import _names as names
-from shmacc import _segment as segment
+from shmacc import _removal as removal
 from shmacc._names import SegmentName
 from shmacc.errors import NotFoundError
 from shmacc.inspection import _processes as processes
@@ -44,7 +44,7 @@ def check(name: str) -> tuple[Finding, ...]:
     """
     segment_name = resolve(name)
     if not os.path.lexists(segment_name.path):
-        raise segment.not_found(segment_name)
+        raise removal.not_found(segment_name)
     system_name = segment_name.system_name
     return (
         *_settled([segment_name], lambda owner: owner.system_name == system_name, Severity.WRONG),

@@ -14,9 +14,9 @@ import posix_ipc
 
 from shmacc import _core
 from shmacc import _names as names
-from shmacc import _segment as segment
+from shmacc import _removal as removal
 from shmacc._names import SegmentName
-from shmacc._segment import UnfinishedError
+from shmacc._removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -153,7 +153,7 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
     segment_name = resolve(name)
     before = _files_of(segment_name)
     if segment_name.system_name not in before:
-        raise segment.not_found(segment_name)
+        raise removal.not_found(segment_name)
     if rehearse:
         _check_removable(segment_name.path)
     try:
@@ -210,9 +210,9 @@ def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse
     if _is_another_link(name, view):
         # To mark the segment as removed would be to remove its own name, too.
         raise DataLossError("it is a link to another segment").about(name.system_name)
-    used = view.used if rehearse else not segment.unlink_viewed(name, view, if_unused=not force)
+    used = view.used if rehearse else not removal.unlink_viewed(name, view, if_unused=not force)
     if used and not force:
-        raise segment.in_use(name, segment.users(view))
+        raise removal.in_use(name, removal.users(view))
 
 
 def _is_another_link(name: SegmentName, view: _core.View) -> bool:
@@ -230,7 +230,7 @@ def _clean_segment(name: SegmentName) -> tuple[str, ...]:
     with open_view(name) as view:
         semaphore = semaphore_file(name, view.config()["token"])
         had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
-        if not segment.unlink_viewed(name, view, if_unused=True):
+        if not removal.unlink_viewed(name, view, if_unused=True):
             return ()
     return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
 

@@ -12,9 +12,9 @@ from shmacc import _core
 from shmacc import _dtype_names as dtype_names
 from shmacc import _layout as layout
 from shmacc import _names as names
-from shmacc import _segment as segment
+from shmacc import _removal as removal
 from shmacc._names import SegmentName
-from shmacc._segment import UnfinishedError
+from shmacc._removal import UnfinishedError
 from shmacc._stats import Stats
 from shmacc.errors import (
     DataLossError,
@@ -58,8 +58,8 @@ def resolve(name: str) -> SegmentName:
 
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.View]:
-    """Return a view of the segment; errors as for `segment.view`."""
-    view = segment.view(name)
+    """Return a view of the segment; errors as for `removal.view`."""
+    view = removal.view(name)
     try:
         yield view
     finally:
