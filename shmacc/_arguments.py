@@ -27,6 +27,8 @@ IfExists = Literal["attach", "error", "replace"]
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
+ONCE = 1
+"""The default weight. Known by identity, since ``True`` and 1.0 equal it."""
 MOST_GRADIENTS = 2**48
 """In a partial, pending, or the weight of one: more than any job adds up one by one."""
 _LONGEST_NAME = 200

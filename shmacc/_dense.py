@@ -85,7 +85,7 @@ class ConditionalAccumulator(SingleAccumulator):
         """
         step = arguments.int64(local_step, "local_step")
         terms = None  # for most gradients: a call saved
-        if contributor is not None or timeout is not None or weight != 1:
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         value = arrays.values_array(grad, self._dtype, "grad")
         gradients.check_dense(value.shape, self._shape)

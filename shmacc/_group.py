@@ -130,7 +130,7 @@ class AccumulatorGroup(Accumulator):
         """
         step = arguments.int64(local_step, "local_step")
         terms = None  # for most gradients: a call saved
-        if contributor is not None or timeout is not None or weight != 1:
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         times = 1 if terms is None else terms[1]
         if not isinstance(gradient, Mapping):

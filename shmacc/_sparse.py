@@ -108,7 +108,7 @@ class SparseConditionalAccumulator(SingleAccumulator):
         """
         step = arguments.int64(local_step, "local_step")
         terms = None  # for most gradients: a call saved
-        if contributor is not None or timeout is not None or weight != 1:
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         values = arrays.values_array(grad_values, self._dtype, "grad_values")
         indices = arrays.index_array(grad_indices, "grad_indices")
