@@ -28,20 +28,16 @@ class Owner:
 
 def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
+    at_exit = None
     util = sys.modules.get("multiprocessing.util")
-    if util is None:
-        return weakref.finalize(owner, _finish, handle, None)
-    at_exit = _leave_at_exit(handle)
-    try:
+    if util is not None:
+        at_exit = _leave_at_exit(handle)
         process = sys.modules["multiprocessing.process"].current_process()
         if getattr(process, "_inheriting", False):
             # A child of spawn or of a forkserver forgets all finalizers once it has unpickled what
             # it was sent, this object for instance, and then does what is registered so.
             util.register_after_fork(owner, Owner.leave_at_exit)
-        return weakref.finalize(owner, _finish, handle, at_exit)
-    except BaseException:
-        _forget(at_exit)  # else it would keep the handle
-        raise
+    return weakref.finalize(owner, _finish, handle, at_exit)
 
 
 def close(handle: _core.Handle, finalizer: "weakref.finalize[..., Any]") -> None:
@@ -59,7 +55,9 @@ def attached_in_child(handle: _core.Handle) -> None:
 
 
 def _leave_at_exit(handle: _core.Handle) -> Any:
-    return sys.modules["multiprocessing.util"].Finalize(None, _leave, (handle,), exitpriority=0)
+    # It does not keep the handle: an interruption after this may leave nothing else that knows it.
+    known = (weakref.ref(handle),)
+    return sys.modules["multiprocessing.util"].Finalize(None, _leave, known, exitpriority=0)
 
 
 def _forget(at_exit: Any) -> None:
@@ -75,7 +73,10 @@ def _finish(handle: _core.Handle, at_exit: Any) -> None:
     _forget(at_exit)
 
 
-def _leave(handle: _core.Handle) -> None:
+def _leave(known: "weakref.ref[_core.Handle]") -> None:
+    handle = known()
+    if handle is None:
+        return
     if _daemons_outlive_the_interpreter():
         handle.unlink_own_names()
     else:

@@ -207,7 +207,7 @@ NB_MODULE(_core, m) {
         .def("shape", &TakenRound::shape, nb::arg("i"))
         .def("row_counts", &TakenRound::row_counts, nb::arg("i"));
 
-    nb::class_<Handle>(m, "Handle")
+    nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
         .def("close", &Handle::close)
         .def("leave", &Handle::leave)
         .def_prop_ro("closed", &Handle::closed)
