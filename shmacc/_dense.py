@@ -11,12 +11,12 @@ from shmacc._core import TakenRound
 from shmacc._records import DensePartial, DenseTaken, ValueArray
 from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
-from shmacc._taking import Round
+from shmacc._taking import Takes
 
 __all__ = ["ConditionalAccumulator"]
 
 
-class ConditionalAccumulator(SingleAccumulator):
+class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial]):
     """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
 
     _KIND = "dense"
@@ -131,59 +131,6 @@ class ConditionalAccumulator(SingleAccumulator):
             An array of the round's shape.
         """
         return taking.take(self._handle, self._gradient, num_required, timeout)
-
-    def take(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> DenseTaken:
-        """Take like `take_grad`, with numbers that TensorFlow does not report.
-
-        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
-        is found dead; each death ends one wait. A process that closed its accumulator or exited in
-        order is not dead. Gradients that are enough are taken, whether a process has died or not.
-        """
-        return taking.take(self._handle, self._taken, num_required, timeout, on_death)
-
-    def round(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> Round[DenseTaken]:
-        """Take gradients for the length of a ``with`` block, and consume them at its end.
-
-        Everything else as `SparseConditionalAccumulator.round`.
-        """
-        return Round(self._handle, self._taken, num_required, timeout, on_death)
-
-    def take_partial(
-        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
-    ) -> DensePartial:
-        """Take the sums, not divided; the step stays.
-
-        Arguments and errors as for `SparseConditionalAccumulator.take_partial`. A partial of no
-        gradients is zeros of the declared shape, where an undeclared dimension has size 0.
-        """
-        return taking.take(
-            self._handle,
-            self._partial,
-            num_required,
-            timeout,
-            partial=True,
-            seal=bool(seal),
-        )
-
-    def snapshot(self) -> DenseTaken:
-        """Return what a take would give now; consumes nothing, and waits for no number.
-
-        Of an empty accumulator it is zeros, as `take_partial` of none; in an open round it shows
-        the round.
-        """
-        return taking.look(self._handle, self._taken, partial=False)
 
     def _gradient(self, place: TakenRound) -> ValueArray:
         return results.to_dtype(self._dtype, place.values(0))

@@ -7,18 +7,17 @@ from shmacc import _arguments as arguments
 from shmacc import _gradients as gradients
 from shmacc import _layout as layout
 from shmacc import _results as results
-from shmacc import _taking as taking
 from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._member import Member
 from shmacc._records import GroupPartial, GroupTaken
 from shmacc._segment import Owners
 from shmacc._spec import MemberSpec, TensorSpec
-from shmacc._taking import Round
+from shmacc._taking import Takes
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 
-class AccumulatorGroup(Accumulator):
+class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
     """Accumulates the gradients of many tensors as one: a step, a count, a commit for all of them.
 
     A gradient of all members is in the round wholly or not at all, whatever dies when.
@@ -181,61 +180,6 @@ class AccumulatorGroup(Accumulator):
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
         return self._handle.apply_group(parts, step, (count, weight, who, seconds))
-
-    def take(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> GroupTaken:
-        """Wait for gradients and take the reduction of each member.
-
-        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
-        empties the group and adds 1 to its step. Arguments, errors and what an exception leaves as
-        for ``SparseConditionalAccumulator.take``.
-
-        Returns:
-            A mapping from member to `SparseTaken` or `DenseTaken`; a member that no gradient had is
-            absent.
-        """
-        return taking.take(self._handle, self._taken, num_required, timeout, on_death)
-
-    def round(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> Round[GroupTaken]:
-        """Take gradients for the length of a ``with`` block, and consume them at its end.
-
-        Everything else as `SparseConditionalAccumulator.round`.
-        """
-        return Round(self._handle, self._taken, num_required, timeout, on_death)
-
-    def take_partial(
-        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
-    ) -> GroupPartial:
-        """Take the sums of each member, not divided; the step stays.
-
-        Arguments and errors as for `SparseConditionalAccumulator.take_partial`.
-        """
-        return taking.take(
-            self._handle,
-            self._partial,
-            num_required,
-            timeout,
-            partial=True,
-            seal=bool(seal),
-        )
-
-    def snapshot(self) -> GroupTaken:
-        """Return what a take would give now; consumes nothing, and waits for no number.
-
-        In an open round it shows the round.
-        """
-        return taking.look(self._handle, self._taken, partial=False)
 
     def _member(self, name: object) -> Member:
         member = self._members.get(name) if isinstance(name, str) else None

@@ -18,13 +18,13 @@ from shmacc._records import (
 )
 from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
-from shmacc._taking import Round
+from shmacc._taking import Takes
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]
 
 
-class SparseConditionalAccumulator(SingleAccumulator):
+class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparsePartial]):
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
     Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
@@ -238,84 +238,6 @@ class SparseConditionalAccumulator(SingleAccumulator):
     ) -> IndexedSlices:
         """Take like `take_grad`; return IndexedSlices."""
         return taking.take(self._handle, self._slices, num_required, timeout)
-
-    def take(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> SparseTaken:
-        """Take like `take_grad`, with numbers that TensorFlow does not report.
-
-        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
-        is found dead; each death ends one wait. A process that closed its accumulator or exited in
-        order is not dead. Gradients that are enough are taken, whether a process has died or not.
-        """
-        return taking.take(self._handle, self._taken, num_required, timeout, on_death)
-
-    def round(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> Round[SparseTaken]:
-        """Take gradients for the length of a ``with`` block, and consume them at its end.
-
-        Waits as `take_grad` and seals the step: from then on applies at it return False; an
-        apply with a later ``local_step`` waits for the end of the block. Leaving the block consumes
-        the gradients and moves the step on by one, in one commit; an exception in it, `close` and
-        the death of this process consume nothing and open the step again as it was. A process that
-        is merely stopped in the block keeps the round. `advance_step` and `set_global_step`, by
-        any process, end it at once, and then the end of the block is a FailedPreconditionError.
-        Other takes and rounds wait; in this thread and on this object they are a
-        FailedPreconditionError.
-
-        Args:
-            num_required: At least 1.
-            timeout: Seconds to wait for the gradients; None: for ever.
-            on_death: As for `take`.
-
-        Returns:
-            A context manager whose value is what `take` returns; its ``__enter__`` and
-            ``__exit__`` name the errors.
-
-        Raises:
-            InvalidArgumentError: A bad argument.
-        """
-        return Round(self._handle, self._taken, num_required, timeout, on_death)
-
-    def take_partial(
-        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
-    ) -> SparsePartial:
-        """Take the sums, not divided; the step stays.
-
-        Args:
-            num_required: 0: all gradients that are there, even none. Such a take joins no queue and
-                waits for no number. But a round whose number is reached belongs to the first take
-                in line, also in the moment before that take gets it; then nothing is there.
-            timeout: As for `take_grad`.
-            seal: Refuse later applies until `advance_step` or `unseal`.
-
-        Raises:
-            As for `take_grad`, but sums always fit.
-        """
-        return taking.take(
-            self._handle,
-            self._partial,
-            num_required,
-            timeout,
-            partial=True,
-            seal=bool(seal),
-        )
-
-    def snapshot(self) -> SparseTaken:
-        """Return what a take would give now; consumes nothing, and waits for no number.
-
-        Of an empty accumulator it has no rows; in an open round it shows the round.
-        """
-        return taking.look(self._handle, self._taken, partial=False)
 
     def _gradient(self, place: TakenRound) -> SparseGradient:
         return SparseGradient(

@@ -101,9 +101,7 @@ class Apply : public Operation {
             round.needs = session.state.generation + 1;
             segment_.round().commit(round);
         });
-        session.release();
-        segment_.wait_queue().announce_progress();
-        segment_.wait_queue().wake_head();
+        let_others_go_on(session);
     }
 
   private:
@@ -264,9 +262,10 @@ class Apply : public Operation {
     }
     // The session's commit is done. Of two lanes that commit at a time, one at least sees the other's count.
     void wake_head_if_reached(ApplySession& session, uint32_t head) {
+        if (head == WaitQueue::kNobody) return;  // nor does one join while the lane's lock is held
         full_barrier();
         WaitQueue& queue = segment_.wait_queue();
-        const bool reached = head != WaitQueue::kNobody && session.pending() >= queue[head].num_required;
+        const bool reached = session.pending() >= queue[head].num_required;
         session.release();
         if (reached) queue.wake(head);
     }

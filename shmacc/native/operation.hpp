@@ -47,12 +47,16 @@ class Operation {
         return round.holder.serial != 0 &&
                segment_.presence().alive(static_cast<uint32_t>(round.holder.participant), round.holder.token);
     }
-    // The end of an operation that may let others go on.
-    void commit(RoundSession& session) {
-        session.commit();
+    // The end of an operation, after its commit, that may let others go on.
+    template <class Session>
+    void let_others_go_on(Session& session) {
         session.release();
         segment_.wait_queue().announce_progress();
         segment_.wait_queue().wake_head();
+    }
+    void commit(RoundSession& session) {
+        session.commit();
+        let_others_go_on(session);
     }
 
     // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that

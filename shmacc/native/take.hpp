@@ -59,9 +59,7 @@ class Take : public Operation {
                         if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
                         if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
                         place.leave();
-                        session.release();
-                        queue.announce_progress();
-                        queue.wake_head();
+                        let_others_go_on(session);
                         return;
                     }
                     if (!place.joined() && request.num_required > 0) place.join(request.num_required);
