@@ -47,10 +47,12 @@ class Owner:
         finalizing: Callable[[], bool] = sys.is_finalizing,
         warn: Callable[..., None] = warnings.warn,
     ) -> None:
-        """Warn. It closes nothing: the finalizer does, also if the warning is an error."""
         if getattr(self, "_opener", None) == pid() and not finalizing():
             what = f"unclosed {type(self).__name__} {self._shared_name!r}"
-            warn(what, ResourceWarning, stacklevel=2, source=self)
+            try:
+                warn(what, ResourceWarning, stacklevel=2, source=self)
+            finally:
+                self._finalizer()  # now: a traceback or a log of the warning may keep this object
 
     def _close(self) -> None:
         # Not by the finalizer: after an interruption it is still alive.
