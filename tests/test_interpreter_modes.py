@@ -1,4 +1,4 @@
-"""The library under every sort of interpreter: -O, -OO, -W error, -X dev, coverage, without a GIL."""
+"""The library under interpreters of every sort: -O, -OO, -W error, -X dev, without a GIL."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ PROGRAM: Final = """
 
 
     def main():
-        group = shmacc.AccumulatorGroup(
-            {"e": shmacc.IndexedSlicesSpec((None, 2), "f4"), "w": shmacc.TensorSpec((2,), "f8")}, "g"
-        )
+        rows = shmacc.IndexedSlicesSpec((None, 2), "f4")
+        group = shmacc.AccumulatorGroup({"e": rows, "w": shmacc.TensorSpec((2,), "f8")}, "g")
         params = shmacc.SharedArrays({"w": np.ones(2)}, "p")
         with group, params:
-            crew = [
-                multiprocessing.get_context("spawn").Process(target=work, args=(group, params, rank))
-                for rank in (1, 3)
-            ]
+            context = multiprocessing.get_context("spawn")
+            crew = [context.Process(target=work, args=(group, params, rank)) for rank in (1, 3)]
             for process in crew:
                 process.start()
             with group.round(2, timeout=60) as taken:
