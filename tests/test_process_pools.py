@@ -60,15 +60,18 @@ def _all_tasks_are_in(group: AccumulatorGroup) -> bool:
         return bool(taken["all"].value.tolist() == [0.0, total, 2.0 * total])
 
 
+@pytest.mark.parametrize("method", START_METHODS)
 def test_handles_are_arguments_of_tasks(
-    model: tuple[AccumulatorGroup, SharedArrays], pool: concurrent.futures.ProcessPoolExecutor
+    model: tuple[AccumulatorGroup, SharedArrays], method: str
 ) -> None:
-    futures = [pool.submit(_apply, *model, task) for task in range(TASKS)]
-    done = [future.result(LONG) for future in futures]
-    assert all(applied for applied, _ in done)
-    assert _all_tasks_are_in(model[0])
-    # What a task was given is closed when the task is over.
-    until(lambda: model[0].stats().attached == 1)
+    context = multiprocessing.get_context(method)
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        futures = [pool.submit(_apply, *model, task) for task in range(TASKS)]
+        done = [future.result(LONG) for future in futures]
+        assert all(applied for applied, _ in done)
+        assert _all_tasks_are_in(model[0])
+        # What a task was given is closed when it is over; a forked worker has the parent's, too.
+        until(lambda: model[0].stats().attached == 1 or method == "fork")
 
 
 _ATTACHED: dict[str, Any] = {}
