@@ -25,7 +25,7 @@ import shmacc
 
 
 def work(acc, rank):
-    acc.apply_grad([rank], np.ones((1, 2)), 0, contributor=rank)
+    acc.apply_grad([rank], np.ones((1, 2)), local_step=0, contributor=rank)
     acc.wait_step(0, timeout=60)
 
 
