@@ -139,7 +139,10 @@ OPENED_ANEW: Final = """
     taking.start()
     until(lambda: again.stats().waiting == 1)
     # Whoever attaches frees the place that this process has lost, and not its take.
-    assert in_a_child(lambda: shmacc.attach("first").apply_grad(5.0))
+    def apply():
+        with shmacc.attach("first") as child:
+            return child.apply_grad(5.0)
+    assert in_a_child(apply)
     taking.join()
     assert taken == [13.0]
 """
