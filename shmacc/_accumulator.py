@@ -296,9 +296,22 @@ class Accumulator(exits.Owner):
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
         try:
-            return self._handle.wait_step(past, seconds)
+            return self._handle.wait_step(past, seconds, None)
         except DeadlineExceededError as error:
             raise taking.with_attached(error, self._handle) from None
+
+    async def wait_step_async(self, after: int, *, timeout: float | None = None) -> int:
+        """Wait as `wait_step` does, without blocking the event loop of asyncio.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled.
+            ShmaccError: As for `wait_step`; ResourceExhaustedError: no thread could be started for
+                the wait.
+        """
+        from shmacc import _async  # asyncio takes longer to import than all of shmacc
+
+        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
+        return await _async.wait_step(self._handle, past, seconds)
 
     def contributors(self) -> IndexArray:
         """Return who is in the open round, without consuming it: int64, ascending.
