@@ -82,7 +82,7 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
         [sys.executable, *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=2 * LONG,  # three interpreters, one after the other
+        timeout=100,  # three interpreters, one after the other
         check=False,
         cwd=tmp_path,
     )
