@@ -16,6 +16,7 @@ from shmacc_soak.books import Doing, Fate, Tally
 if TYPE_CHECKING:
     from shmacc import Stats
     from shmacc_soak.books import Books
+    from shmacc_soak.gradients import Numbers
 
 
 @dataclass
@@ -122,7 +123,9 @@ def _plus(a: int, b: int) -> int:
 
 def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
     """Reckon up, when all processes are gone and what was left has been taken and noted."""
-    fate, step = books.fate, books.taken_at.astype(np.int64) - 1
+    entries = max(_end(books.fate), _end(books.taken_at))
+    fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
+    since, until = books.since[:entries], books.until[:entries]
     # A taker enters its take last: what one noted that was killed before it is as good as unseen.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
@@ -134,9 +137,9 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
 
     # An accepted gradient that nobody noted must be in a take that died with its taker.
     missing = np.flatnonzero(accepted & ~seen)
-    first = np.searchsorted(died, books.since[missing])
+    first = np.searchsorted(died, since[missing])
     may_have_died = first < len(died)
-    may_have_died[may_have_died] = died[first[may_have_died]] <= books.until[missing[may_have_died]]
+    may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
     # What was in a round that was not consumed must be in the take that closed the step.
     members = np.bincount(step[seen], minlength=stats.global_step)
     noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
@@ -145,8 +148,8 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
 
     # A round is one of those between the steps that the worker saw.
     misplaced = seen & (
-        (step < books.since)
-        | (step > books.until)
+        (step < since)
+        | (step > until)
         | (step >= stats.global_step)
         | refused
         | (fate == Fate.TIMED_OUT)
@@ -161,7 +164,7 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
     unanswered_unseen = int(np.count_nonzero(unanswered & ~seen))
     # Each apply that returned False is counted, and some of those that never returned.
     answered_no = int(np.count_nonzero(refused | (fate == Fate.IN_DOUBT)))
-    attempts = int(books.attempts.sum(dtype=np.int64))
+    attempts = int(books.attempts[:entries].sum(dtype=np.int64))
     cut_short = attempts - int(np.count_nonzero(fate > Fate.BEGUN))
     checks = [
         stats.takes == stats.global_step,
@@ -201,3 +204,8 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
         longest_apply=longest[Doing.APPLY],
         longest_take=longest[Doing.TAKE],
     )
+
+
+def _end(entries: Numbers) -> int:
+    """Past the last one that is not 0."""
+    return int(np.max(np.flatnonzero(entries), initial=-1)) + 1

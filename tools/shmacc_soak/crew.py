@@ -51,11 +51,11 @@ def work(books: Books, plan: Plan, name: str, slot: int) -> None:
             number = plan.gradients.number(slot, turn)
             if number >= MOST:
                 return
-            _apply(books, plan, acc, slot, number)
+            apply(books, plan, acc, slot, number)
             books.turn[slot] = turn + 1
 
 
-def _apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
+def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
     """Apply it, unless the account of it is closed.
 
     If the worker was killed in that, a gradient with a contributor is applied once more, for the

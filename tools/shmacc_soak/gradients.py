@@ -63,5 +63,6 @@ class Gradients:
         """Return which members each touches: about half of them, and one at least."""
         hashed = (numbers.astype(np.uint64) * _SPREAD)[:, None]
         members = np.arange(self.members)
-        some = (hashed >> (63 - members).astype(np.uint64)) & np.uint64(1) == 1
-        return some | (numbers[:, None] % self.members == members)
+        some: Truths = (hashed >> (63 - members).astype(np.uint64)) & np.uint64(1) == 1
+        some |= numbers[:, None] % self.members == members
+        return some

@@ -77,9 +77,8 @@ class Plan:
         if not self._is_single:
             return AccumulatorGroup(specs, shared_name, lanes=self.lanes, capacity=self.capacity)
         spec = specs[""]
-        make = ConditionalAccumulator
-        if isinstance(self.members[""], SparseMember):
-            make = SparseConditionalAccumulator
+        sparse = isinstance(self.members[""], SparseMember)
+        make: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
         return make(
             spec.dtype,
             spec.shape,
