@@ -32,7 +32,7 @@ _OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be re
 _IN_A_ROUND: Final = 0.5  # a take is a round
 _LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
 _GIVEN_UP: Final = 0.1  # a block raises
-_RESTORED: Final = 0.1  # a chief restores the round that it holds
+_RESTORED: Final = 0.3  # a chief restores the round that it holds
 
 
 class _GivenUpError(Exception):
