@@ -34,24 +34,23 @@ def _overflow(acc: Any) -> None:
         acc.apply(gradient, 0)
 
 
-def _saved() -> tuple[Any, Any]:
-    """The state of another group, and its partial."""
+def _partial() -> Any:
     specs = {
         "rows": IndexedSlicesSpec((None, 3), "float64"),
         "wide": IndexedSlicesSpec((None, 40), "float64"),
         "array": TensorSpec(None, "float64"),
     }
-    with AccumulatorGroup(specs, reduction_type="SUM") as group:
+    with AccumulatorGroup(specs) as group:
         group.apply(OF.gradient(3, 4), 0, contributor=7)
         group.apply(OF.gradient(2, 9, seed=3), 0, contributor=6, weight=5)
-        return group.state() | {"step": np.array(3)}, group.take_partial(2)
+        return group.take_partial(2)
 
 
 def _again(acc: Any) -> None:
     assert acc.apply(OF.gradient(5, 6), 0, contributor=2)
 
 
-_STATE, _PARTIAL = _saved()
+_PARTIAL: Final = _partial()
 
 SCENES: Final = [
     GroupScene(
@@ -114,15 +113,6 @@ SCENES: Final = [
         lanes=2,
     ),
     GroupScene(
-        "a restored state, over what two lanes have",
-        "float64",
-        3,
-        before=lambda acc: (_begun(acc), acc.apply(OF.gradient(2, 8), 0, contributor=1)),
-        operation=lambda acc: acc.restore(_STATE),
-        more=(1, 9),
-        lanes=2,
-    ),
-    GroupScene(
         "a take of all members",
         "float64",
         3,
@@ -142,10 +132,7 @@ SCENES: Final = [
 ]
 
 
-BY_LINE: Final = {
-    "old and new rows of all members",
-    "a take of all members",
-}
+BY_LINE: Final = {"old and new rows of all members", "a take of all members"}
 
 
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.name in BY_LINE], ids=str)
