@@ -12,7 +12,7 @@ The entry of a step: `logged`, one more than the number of gradients in the take
 step without it was closed by a taker that was killed before it could note what it got.
 
 A round is noted in its block, before it is consumed. If it never is, since its chief is killed or
-gives it up, then the next take of that step has all that it had, and notes it anew.
+gives it up, then the next take of that step has all that it had, and notes it again.
 """
 
 from __future__ import annotations
