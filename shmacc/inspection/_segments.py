@@ -1,10 +1,11 @@
-"""Lists segments, and describes one without reading its rows."""
+"""Lists and summarises segments."""
 
 import contextlib
 import os
 import pwd
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,7 +16,6 @@ from shmacc import _names as names
 from shmacc import _removal as removal
 from shmacc._names import SegmentName
 from shmacc._removal import UnfinishedError
-from shmacc._stats import Stats
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -26,16 +26,29 @@ from shmacc.errors import (
 from shmacc.inspection._look import SegmentLook
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
-    Description,
-    Event,
-    LaneState,
     MemberDescription,
     Region,
     SegmentState,
-    Space,
     Summary,
 )
 from shmacc.inspection._standstill import stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Shared memory of this machine (or container), in bytes.
+
+    Attributes:
+        total: All of it.
+        free: What is left.
+        inodes_total: How many files there may be; 0: any number.
+        inodes_free: How many more there may be.
+    """
+
+    total: int
+    free: int
+    inodes_total: int
+    inodes_free: int
 
 
 def resolve(name: str) -> SegmentName:
@@ -137,57 +150,6 @@ def shared_memory_space() -> Space:
     )
 
 
-def describe(name: str, look: Look | None = None) -> Description:
-    """Describe a segment without reading its rows.
-
-    Args:
-        name: The segment.
-        look: The look that this is a part of; None: one of its own.
-
-    Raises:
-        NotFoundError: There is none of that name.
-        DataLossError: It is damaged, or of another version.
-        PermissionDeniedError: It is not this user's to read.
-    """
-    segment_name = resolve(name)
-    with open_view(segment_name) as view:
-        seen = SegmentLook.at(segment_name, view, look or Look())
-        state = seen.state
-        places = state["index_buckets"] * layout.BUCKET_ENTRIES
-        round_shape = state["round_shape"]
-        return Description(
-            summary=_summary_of(segment_name, seen),
-            token=seen.config["token"],
-            generation=state["generation"],
-            round_shape=None if round_shape is None else tuple(round_shape),
-            stats=Stats.of(state),
-            processes=seen.processes,
-            line=seen.line,
-            lock=seen.lock,
-            round_holder=seen.round_holder,
-            regions=_regions(seen),
-            members=_members(segment_name, seen),
-            lanes=tuple(
-                LaneState(lane, *view.lock_state(lane)) for lane in range(seen.config["lanes"])
-            ),
-            contributors=sum(
-                table["rows"] for table in _tables_of(seen, len(seen.config["members"]))
-            ),
-            events=tuple(
-                Event(
-                    kind=layout.EVENT_NAMES.get(event["kind"], "?"),
-                    at=event["at_ns"] / 1e9,
-                    pid=event["pid"],
-                    step=event["step"],
-                    contributor=event["contributor"] if event["contributor"] >= 0 else None,
-                )
-                for event in sorted(view.events(), key=lambda event: int(event["serial"]))
-            ),
-            # Includes every entry that undone operations may have left behind.
-            index_load=min(1.0, state["index_filled"] / places) if places else None,
-        )
-
-
 def semaphore_file(name: SegmentName, token: int) -> str:
     """Return the name of a segment's semaphore in /dev/shm."""
     return names.semaphore_file(name.system_name, token)
@@ -211,7 +173,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     """
     try:
         with open_view(name) as view:
-            return _summary_of(name, SegmentLook.at(name, view, look or Look()))
+            return summary_of(name, SegmentLook.at(name, view, look or Look()))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
@@ -251,10 +213,10 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
+def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
-    members = _members(name, seen)
+    members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
     details = [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
@@ -275,7 +237,7 @@ def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
         global_step=state["step"],
         num_accumulated=state["count"],
         rows=state["all_rows"],
-        bytes_used=sum(region.used for region in _regions(seen)),
+        bytes_used=sum(region.used for region in regions_of(seen)),
         attached_alive=alive,
         attached_dead=len(seen.processes) - alive,
         waiting_for=tuple(take.num_required for take in seen.line if take.alive),
@@ -284,13 +246,13 @@ def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     )
 
 
-def _tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
+def tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
     """Return what each lane has of a member; the one after the last is the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
 
-def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
+def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
     found = []
     for number, member in enumerate(seen.config["members"]):
         dtype = dtype_names.NAMES.get(member["dtype"])
@@ -298,7 +260,7 @@ def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, .
         if dtype is None or reduction is None:
             raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
         declared = member["declared"]
-        states = _tables_of(seen, number)
+        states = tables_of(seen, number)
         found.append(
             MemberDescription(
                 name=member["name"],
@@ -323,12 +285,12 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
-def _regions(seen: SegmentLook) -> tuple[Region, ...]:
+def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
     """Add up the regions of all lanes and members; each is named, and begins, as the first's."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):
-        for state in _tables_of(seen, number):
+        for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
                 if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
                     reserved[region] += state["reserved"][at]

@@ -11,10 +11,11 @@ from shmacc import _names as names
 from shmacc._names import SegmentName
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
+from shmacc.inspection._description import Description, describe
+from shmacc.inspection._findings import Finding, Severity
 from shmacc.inspection._processes import HALTED, Look
-from shmacc.inspection._records import Description, Finding, SegmentState, Severity
+from shmacc.inspection._records import SegmentState
 from shmacc.inspection._segments import (
-    describe,
     is_misnamed,
     is_semaphore,
     open_view,

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import stat
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -152,6 +151,8 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def _replace(path: Path, text: bytes, mode: int) -> None:
+    import tempfile  # late: only --output needs it
+
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
