@@ -13,6 +13,8 @@ from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _typeshed import SupportsWrite
+
 VERBS: Final = {
     "list": "list segments, one row each",
     "show": "describe segments in full: processes, waiting takes, lock, counters, layout",
@@ -78,6 +80,10 @@ class Parser(argparse.ArgumentParser):
     def declared(self) -> list[argparse.Action]:
         """Return the arguments, of which argparse itself has no public list."""
         return self._actions
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; argparse's own ignores that it cannot be written."""
+        print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
         """End with the status of wrong usage."""

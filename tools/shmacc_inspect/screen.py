@@ -10,7 +10,7 @@ from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
-from shmacc_inspect.verbs.show import describe_lock
+from shmacc_inspect.verbs.show import EVENT_COLUMNS, describe_lock, event_row
 from shmacc_inspect.verbs.watch import SORTS
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ _VALUE: Final = 11
 _ROUND_BAR: Final = 8
 _LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
 _LEAST_LINES: Final = 3
+_LEAST_EVENTS: Final = 3
+_EVENT_HEAD_LINES: Final = 2
 _HEAD_LINES: Final = 7  # of the selected segment: all but its history and its processes
 
 
@@ -239,10 +241,20 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         for label, field, say in _LINES:
             yield _history(label, course.history(field), terminal, say)
     yield ""
-    shown = rows if len(rows) <= room else rows[: max(1, room - 1)]
+    # Some events have their place beside many processes, all of them beside few.
+    kept = min(_LEAST_EVENTS, len(course.events)) + _EVENT_HEAD_LINES if course.events else 0
+    if room - kept < _LEAST_LINES:
+        kept = 0
+    shown = rows if len(rows) <= room - kept else rows[: max(1, room - kept - 1)]
     yield from page.lines(Table(_PROCESS_COLUMNS, shown), terminal)
     if len(shown) < len(rows):
         yield f"… and {len(rows) - len(shown)} more"
+        room -= 1
+    left = room - len(shown) - _EVENT_HEAD_LINES
+    if kept and left > 0:
+        events = [event_row(event, now.time) for event in reversed(course.events)]
+        yield ""
+        yield from page.lines(Table(EVENT_COLUMNS, events[:left]), terminal)
 
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:

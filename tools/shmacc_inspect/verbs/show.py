@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from shmacc import inspection
     from shmacc_inspect.output import details
+    from shmacc_inspect.output.intervals import Happening
     from shmacc_inspect.output.segments import Segment
 
 DESCRIPTION: Final = """\
@@ -59,7 +60,7 @@ _MEMBER_COLUMNS: Final = (
     Column("GRADIENTS", right=True),
     Column("ROWS", right=True, rank=1),
 )
-_EVENT_COLUMNS: Final = (
+EVENT_COLUMNS: Final = (
     Column("WHEN", right=True),
     Column("WHAT"),
     Column("PID", right=True),
@@ -128,6 +129,7 @@ def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[deta
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
     from shmacc_inspect.output import details
+    from shmacc_inspect.output.intervals import Happening
     from shmacc_inspect.output.segments import Segment
 
     system_name = summary.name.system_name
@@ -166,7 +168,7 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
         yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
     if answer.events:
         yield Heading("Events", Cell("the last ones"))
-        yield Table(_EVENT_COLUMNS, [_event_row(event, now) for event in answer.events])
+        yield Table(EVENT_COLUMNS, [event_row(event, now) for event in answer.events])
     yield Heading("Layout", Cell(f"{formatting.size(segment.bytes_reserved)} of memory"))
     yield Table(_REGION_COLUMNS, [_region_row(region) for region in answer.regions])
     if answer.most_touched is not None:
@@ -297,12 +299,13 @@ def _member_row(member: details.Member) -> list[Cell]:
     ]
 
 
-def _event_row(event: details.Event, now: float) -> list[Cell]:
+def event_row(event: details.Event | Happening, now: float) -> list[Cell]:
+    """Return the cells of something that happened, as `EVENT_COLUMNS`."""
     who = "" if event.contributor is None else str(event.contributor)
     return [
         Cell(formatting.ago(event.at, now)),
-        Cell(event.kind),
-        Cell(str(event.pid)),
+        Cell(event.kind, "yellow"),
+        Cell("" if event.pid is None else str(event.pid)),
         Cell(str(event.step)),
         Cell(who),
     ]
