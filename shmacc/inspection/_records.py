@@ -56,13 +56,13 @@ def _label(pid: int | None, *, is_here: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One segment, summarised. A value that could not be read is None.
+    """One segment, summarised. A value that could not be read, or that its kind has not, is None.
 
     Attributes:
         name: The parts of its name.
         state: Its state.
         detail: The reason, where the state alone does not explain it; else empty.
-        kind: "sparse", "dense" or "group".
+        kind: "sparse", "dense", "group" or "arrays", which have no steps and no gradients.
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
         reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
@@ -243,6 +243,7 @@ class MemberDescription:
         count: Gradients that had it.
         weight: Their weights, added up.
         rows: Rows that they touch, in all lanes (dense: 0).
+        bytes_used: Bytes of their sums, in all lanes; of a shared array: of the array.
     """
 
     name: str
@@ -253,3 +254,4 @@ class MemberDescription:
     count: int
     weight: int
     rows: int
+    bytes_used: int

@@ -1,6 +1,7 @@
 """Lists and summarises segments."""
 
 import contextlib
+import math
 import os
 import pwd
 import stat
@@ -216,6 +217,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
 def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
+    accumulates = config["kind"] != layout.KINDS["arrays"]
     members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
     details = [] if used else ["no living process has it attached"]
@@ -229,18 +231,20 @@ def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
         kind=kind,
         dtype=members[0].dtype if single else None,
         shape=members[0].shape if single else None,
-        reduction_type=layout.REDUCTION_NAMES.get(config["reduction"]),
+        reduction_type=layout.REDUCTION_NAMES.get(config["reduction"]) if accumulates else None,
         members=len(members),
-        lanes=config["lanes"],
+        lanes=config["lanes"] if accumulates else None,
         capacity=config["capacity"],
         private=config["is_private"],
-        global_step=state["step"],
-        num_accumulated=state["count"],
-        rows=state["all_rows"],
+        global_step=state["step"] if accumulates else None,
+        num_accumulated=state["count"] if accumulates else None,
+        rows=state["all_rows"] if accumulates else None,
         bytes_used=sum(region.used for region in regions_of(seen)),
         attached_alive=alive,
         attached_dead=len(seen.processes) - alive,
-        waiting_for=tuple(take.num_required for take in seen.line if take.alive),
+        waiting_for=(
+            tuple(take.num_required for take in seen.line if take.alive) if accumulates else None
+        ),
         last_used=seen.last_used,
         stalls=stalls(name.system_name, seen),
     )
@@ -271,6 +275,7 @@ def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription,
                 count=sum(state["member_count"] for state in states),
                 weight=sum(state["member_weight"] for state in states),
                 rows=sum(state["rows"] for state in states),
+                bytes_used=sum(_bytes_of(seen.config, member, state) for state in states),
             )
         )
     return tuple(found)
@@ -294,7 +299,10 @@ def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
             for region, at in layout.REGIONS.items():
                 if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
                     reserved[region] += state["reserved"][at]
-            _add_used(used, member, state)
+            used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
+            used["slots"] += state["rows"] * layout.SLOT_BYTES
+            buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
+            used[f"rows {buffer}"] += _bytes_of(seen.config, member, state)
     reserved["header"] = used["header"] = layout.HEADER_BYTES
     for table, size in (("participants", "attached"), ("waiters", "waiting")):
         used[table] = seen.state[size] * layout.ENTRY_BYTES[table]
@@ -306,11 +314,12 @@ def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
     )
 
 
-def _add_used(used: dict[str, int], member: dict[str, Any], state: dict[str, Any]) -> None:
-    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
-    used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
-    used["slots"] += state["rows"] * layout.SLOT_BYTES
-    if member["kind"] == layout.KINDS["sparse"]:
-        used["rows 0"] += state["rows"] * row_bytes
-    elif state["member_count"]:
-        used[f"rows {state['buffer']}"] += row_bytes
+def _bytes_of(config: dict[str, Any], member: dict[str, Any], state: dict[str, Any]) -> int:
+    """Return the bytes of the sums that a lane has of a member, or of a shared array."""
+    if config["kind"] == layout.KINDS["arrays"]:
+        elements: int = math.prod(member["declared"])
+        return elements * dtype_names.item_bytes(member["dtype"])
+    sparse = member["kind"] == layout.KINDS["sparse"]
+    rows: int = state["rows"] if sparse else min(state["member_count"], 1)
+    row_bytes: int = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
+    return rows * row_bytes

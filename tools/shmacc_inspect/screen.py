@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
+from shmacc_inspect.describing import EVENT_COLUMNS, describe_lock, event_row
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
-from shmacc_inspect.verbs.show import EVENT_COLUMNS, describe_lock, event_row
 from shmacc_inspect.verbs.watch import SORTS
 
 if TYPE_CHECKING:
@@ -258,6 +258,17 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
 
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
+    if seen.summary.kind == "arrays":
+        used = formatting.size(sum(member.bytes_used for member in seen.members))
+        count = formatting.count_of(len(seen.members), "shared array")
+        yield "kind", Cell(f"{count}, {used}")
+    else:
+        yield from _progress(now, seen, width)
+    if now.stalls:
+        yield "stands still", Cell(now.stalls[0].problem, "bold red")
+
+
+def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
     yield "step", Cell(f"{now.step}{'  sealed' if seen.stats.sealed else ''}")
     line = [Taker.of(take, now.time) for take in seen.line]
     head = next((taker for taker in line if taker.alive), None)
@@ -271,8 +282,6 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
         pid = formatting.pid(head.pid, is_here=head.pid_is_here)
         yield "round", Cell(f"{text}  pid {pid} has waited for {waited}{behind}", "cyan")
     yield "lock", describe_lock(Lock.of(seen, now.time))
-    if now.stalls:
-        yield "stands still", Cell(now.stalls[0].problem, "bold red")
 
 
 def _history(

@@ -160,6 +160,7 @@ class Member:
     gradients: int
     weight: int
     rows: int
+    bytes_used: int
 
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:
@@ -173,6 +174,7 @@ class Member:
             gradients=member.count,
             weight=member.weight,
             rows=member.rows,
+            bytes_used=member.bytes_used,
         )
 
 

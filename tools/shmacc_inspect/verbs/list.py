@@ -186,7 +186,7 @@ def row(segment: Segment, *, exact: bool) -> list[Cell]:
         Cell(segment.name, "bold"),
         Cell(segment.kind or ""),
         Cell(segment.dtype or ""),
-        Cell(formatting.shape(segment.shape) if segment.kind else ""),
+        Cell(formatting.shape(segment.shape) if segment.dtype else ""),  # else of several members
         Cell(segment.reduction_type or ""),
         _number(segment.step),
         _number(segment.gradients),
