@@ -50,6 +50,7 @@ class Event:
         kind: "died", "cancelled" or "sealed".
         at: Seconds since the epoch.
         pid: The process, as its own pid namespace knows it.
+        pid_is_here: Whether that is this pid namespace.
         step: The global step then.
         contributor: Of a process that died: of its last gradient; None: it named none.
     """
@@ -57,6 +58,7 @@ class Event:
     kind: str
     at: float
     pid: int
+    pid_is_here: bool
     step: int
     contributor: int | None
 
@@ -114,7 +116,8 @@ def describe(name: str, look: Look | None = None) -> Description:
     """
     segment_name = resolve(name)
     with open_view(segment_name) as view:
-        seen = SegmentLook.at(segment_name, view, look or Look())
+        look = look or Look()
+        seen = SegmentLook.at(segment_name, view, look)
         state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
         round_shape = state["round_shape"]
@@ -141,6 +144,7 @@ def describe(name: str, look: Look | None = None) -> Description:
                     kind=layout.EVENT_NAMES.get(event["kind"], "?"),
                     at=event["at_ns"] / 1e9,
                     pid=event["pid"],
+                    pid_is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9),
                     step=event["step"],
                     contributor=event["contributor"] if event["contributor"] >= 0 else None,
                 )

@@ -85,16 +85,22 @@ def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Fi
         case SegmentState.DAMAGED:
             yield wrong(subject, "damaged", summary.detail, *remedy)
         case SegmentState.ORPHANED:
-            yield wrong(
-                subject,
-                "orphaned",
-                summary.detail,
-                "if no job will use it again, remove it",
-                command("shmacc-inspect", "remove", subject, "--yes"),
-            )
-            yield from _inside(name, look)
+            inside = list(_inside(name, look))
+            if not any(map(_is_another_name, inside)):  # which has a remedy of its own
+                yield wrong(
+                    subject,
+                    "orphaned",
+                    summary.detail,
+                    "if no job will use it again, remove it",
+                    command("shmacc-inspect", "remove", subject, "--yes"),
+                )
+            yield from inside
         case SegmentState.SOUND:
             yield from _inside(name, look)
+
+
+def _is_another_name(finding: Finding) -> bool:
+    return finding.severity is Severity.WRONG and finding.kind in {"linked", "misnamed"}
 
 
 def _removal(subject: str) -> tuple[str, str]:

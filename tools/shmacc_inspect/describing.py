@@ -241,7 +241,7 @@ def event_row(event: details.Event | Happening, now: float) -> list[Cell]:
     return [
         Cell(formatting.ago(event.at, now)),
         Cell(event.kind, "yellow"),
-        Cell("" if event.pid is None else str(event.pid)),
+        Cell("" if event.pid is None else formatting.pid(event.pid, is_here=event.pid_is_here)),
         Cell(str(event.step)),
         Cell(who),
     ]

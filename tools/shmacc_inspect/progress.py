@@ -150,13 +150,16 @@ def _happenings(seen: Description, before: Description | None, now: float) -> li
     """Return what happened since an earlier look at the same segment; None: all that is known."""
     known = set() if before is None else set(before.events)
     found = [
-        Happening(event.kind, event.at, event.pid, event.step, event.contributor)
+        Happening(event.kind, event.at, event.pid, event.pid_is_here, event.step, event.contributor)
         for event in seen.events
         if event not in known
     ]
     recovered = 0 if before is None else seen.stats.recoveries - before.stats.recoveries
     step = seen.stats.global_step
-    found += [Happening("recovered", now, None, step, None) for _ in range(recovered)]
+    found += [
+        Happening("recovered", now, None, pid_is_here=False, step=step, contributor=None)
+        for _ in range(recovered)
+    ]
     return found
 
 

@@ -194,6 +194,7 @@ class Event:
     kind: str
     at: float
     pid: int
+    pid_is_here: bool
     step: int
     contributor: int | None
 
@@ -296,7 +297,14 @@ class Details:
             lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
             contributors=seen.contributors,
             events=[
-                Event(event.kind, event.at, event.pid, event.step, event.contributor)
+                Event(
+                    event.kind,
+                    event.at,
+                    event.pid,
+                    event.pid_is_here,
+                    event.step,
+                    event.contributor,
+                )
                 for event in seen.events
             ],
             regions=[

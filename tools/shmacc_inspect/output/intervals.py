@@ -31,6 +31,7 @@ class Happening:
     kind: str
     at: float
     pid: int | None
+    pid_is_here: bool
     step: int
     contributor: int | None
 

@@ -159,7 +159,7 @@ def _fullness(space: inspection.Space, removed: int) -> str:
     if removed:
         text += (
             f", {formatting.size(removed)} of it by removed segments that processes still use "
-            "(`check` names them)"
+            "(`check -A` names them)"
         )
     return text
 

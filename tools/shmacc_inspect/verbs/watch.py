@@ -167,7 +167,13 @@ def line(seen: Interval) -> str:
         )
     if seen.events:
         parts["events"] = ",".join(
-            event.kind + ("" if event.pid is None else f":{event.pid}") for event in seen.events
+            event.kind
+            + (
+                ""
+                if event.pid is None
+                else f":{formatting.pid(event.pid, is_here=event.pid_is_here)}"
+            )
+            for event in seen.events
         )
     if seen.stalls:
         parts["stall"] = ",".join(stall.kind for stall in seen.stalls)
