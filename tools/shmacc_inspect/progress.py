@@ -115,6 +115,7 @@ class Course:
         stats = seen.stats
         # A new segment under the name counts from 0 again.
         old = before.stats if before is not None and before.token == seen.token else None
+        rated = old if seen.summary.kind != "arrays" else None
         head = next((take for take in seen.line if take.alive), None)
         events = _happenings(seen, before if old is not None else None, now)
         if old is None:
@@ -139,10 +140,10 @@ class Course:
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
             events=events if old is not None else [],
-            steps_per_second=_rate(old, stats, "global_step", passed),
-            gradients_per_second=_rate(old, stats, "applied", passed),
-            bytes_per_second=_rate(old, stats, "applied_bytes", passed),
-            drops_per_second=_rate(old, stats, "dropped", passed),
+            steps_per_second=_rate(rated, stats, "global_step", passed),
+            gradients_per_second=_rate(rated, stats, "applied", passed),
+            bytes_per_second=_rate(rated, stats, "applied_bytes", passed),
+            drops_per_second=_rate(rated, stats, "dropped", passed),
         )
 
 

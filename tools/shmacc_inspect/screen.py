@@ -47,6 +47,7 @@ _PROCESS_COLUMNS: Final = (
     Column("TOOK", right=True, rank=3),
     Column("COMMAND", least=12),
 )
+_OF_ARRAYS: Final = (0, 3, 7)  # of these columns
 _LINES: Final = (
     ("steps/s", "steps_per_second", formatting.rate),
     ("gradients/s", "gradients_per_second", formatting.rate),
@@ -233,10 +234,14 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         yield "nothing to be seen of it"
         return
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
-    rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
+    arrays = seen.summary.kind == "arrays"
+    kept_columns = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
+    columns = [_PROCESS_COLUMNS[i] for i in kept_columns]
+    cells = [_process_row(process, seen, now) for process in _in_order(seen, now)]
+    rows = [[row[i] for i in kept_columns] for row in cells]
     room -= _HEAD_LINES + bool(now.stalls)
     # The processes matter more than the history.
-    if room >= len(_LINES) + _LEAST_LINES:
+    if room >= len(_LINES) + _LEAST_LINES and not arrays:
         room -= len(_LINES)
         for label, field, say in _LINES:
             yield _history(label, course.history(field), terminal, say)
@@ -246,7 +251,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     if room - kept < _LEAST_LINES:
         kept = 0
     shown = rows if len(rows) <= room - kept else rows[: max(1, room - kept - 1)]
-    yield from page.lines(Table(_PROCESS_COLUMNS, shown), terminal)
+    yield from page.lines(Table(columns, shown), terminal)
     if len(shown) < len(rows):
         yield f"… and {len(rows) - len(shown)} more"
         room -= 1
