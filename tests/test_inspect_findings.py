@@ -491,6 +491,21 @@ def test_memory_of_removed_segments_is_told() -> None:
         assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
 
 
+def _remove_in_own_shm() -> list[str]:
+    with open("/dev/shm/removed", "wb") as file:  # noqa: PTH123, S108
+        os.posix_fallocate(file.fileno(), 0, 8192)
+        os.unlink(file.name)  # noqa: PTH108
+        return [use.name.shared_name for use in inspection.unlinked_uses()]
+
+
+@forks
+@needs_own_shm
+def test_memory_of_another_containers_segments_is_not_told() -> None:
+    with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
+        acc.unlink()
+        assert "removed-elsewhere" not in run_apart(_remove_in_own_shm, shm=MIB)
+
+
 def _name(name: str) -> inspection.SegmentName:
     return inspection.resolve(name)
 
