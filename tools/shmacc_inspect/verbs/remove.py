@@ -73,7 +73,8 @@ def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool
     try:
         files = inspection.remove(system_name, force=force or refused, rehearse=True)
     except PermissionDeniedError as error:
-        obstacle, refused, forcible = str(error), True, False
+        obstacle = f"{obstacle}; {error}" if obstacle else str(error)
+        refused, forcible = True, False
     removal = Removal(
         dry_run=True,
         name=system_name,
