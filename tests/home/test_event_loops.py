@@ -89,7 +89,8 @@ def test_scopes_that_end_at_any_moment_lose_nothing(acc: ConditionalAccumulator,
     async def take(seconds: float) -> None:
         nonlocal took, ended
         with anyio.move_on_after(seconds) as scope:
-            took += (await acc.take_async(2)).count
+            count = (await acc.take_async(2)).count
+            took += count  # not in one line: it would read `took` before it waits
         ended += scope.cancelled_caught
 
     async def main() -> None:
