@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,10 @@ from shmacc import testing  # noqa: E402 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# Tests with other packages have an environment of their own: `make test-home`.
+collect_ignore = [] if find_spec("torch") else ["home"]
 
 
 def pytest_collection_finish() -> None:
