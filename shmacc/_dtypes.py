@@ -148,6 +148,11 @@ def resolve(dtype: object) -> DType:
     return found
 
 
+def is_one(dtype: object) -> bool:
+    """Return whether `resolve` knows it."""
+    return _lookup(dtype) is not None
+
+
 def _lookup(dtype: object) -> DType | None:
     if dtype is None or isinstance(dtype, bool):
         return None
