@@ -209,8 +209,8 @@ class Chief:
             if name in taken:
                 buffer.copy_(taken[name].to_torch())
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
-        self._left[leaving] = True
-        self._left[ranks % self._total] = False  # who has come back
+        self._left[ranks % self._total] = False  # has come back
+        self._left[leaving] = True  # in an asynchronous round also after its last gradient
         self._run[run.STEP] += bool(len(ranks))
         self._run[run.DONE] = taken.step + 1
         self._run[run.UPDATING] = 0
