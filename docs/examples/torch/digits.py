@@ -30,7 +30,7 @@ def compute(rank):
             random = torch.Generator().manual_seed(replica.global_step * REPLICAS + rank)
             batch = torch.randint(0, 1500, (BATCH,), generator=random)
             nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            replica.step(weight=BATCH)  # in place of optimizer.step() and zero_grad()
+            replica.step()  # in place of optimizer.step() and zero_grad()
 
 
 def start(rank):
