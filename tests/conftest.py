@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
 # Before they are imported: a failure in a helper is to say the values, too.
-pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine")
+pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine", "helpers.pages")
 
 from helpers.support import Crew  # noqa: E402 - see above
 
@@ -17,10 +16,6 @@ from shmacc import testing  # noqa: E402 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-# Tests with other packages have an environment of their own: `make test-home`.
-collect_ignore = [] if find_spec("torch") else ["home"]
 
 
 def pytest_collection_finish() -> None:

@@ -131,7 +131,7 @@ def in_turns(
     rendezvous: str,
     blocks: int,
     nap: float,
-    first: bool,  # noqa: FBT001 - of a process
+    first: bool,
 ) -> None:
     """Train by both in turns; send the seconds of each block, and the losses."""
     torch.set_num_threads(1)
@@ -193,7 +193,9 @@ class Compared:
         )
 
 
-def compare(kind: str, world: int, blocks: int, *, backups: int = 0, nap: float = 0.0) -> Compared:
+def compare(
+    kind: str, world: int, blocks: int, *, backups: int = 0, nap: float = 0.0, first: bool = False
+) -> Compared:
     """Train by both in turns."""
     model = Digits(kind)
     with (
@@ -350,7 +352,8 @@ def main() -> None:
     backed = kill_replica(3, steps, backups=1, killed=True)
     print(
         f"| SIGKILL of one of 2 at step {steps // 2} of {steps} | {restarted[0]} steps, the "
-        f"longest pause {restarted[2]:.0f} ms; the loss {restarted[1]:.8f} ({whole[1]:.8f} without it) "
+        f"longest pause {restarted[2]:.0f} ms; the loss {restarted[1]:.8f} "
+        f"({whole[1]:.8f} without it) "
         f"| {done} steps, then {error or 'nothing'} | |"
     )
     print(
