@@ -20,6 +20,7 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
+TUTORIAL: Final = ROOT / "docs" / "tutorial.md"  # whose programs belong together
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 _LINK: Final = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
@@ -41,6 +42,7 @@ def _programs() -> list[tuple[str, str]]:
     return [
         (f"{_id(page)}-{number}", program)
         for page in PAGES
+        if page != TUTORIAL
         for number, program in enumerate(re.findall(r"```python\n(.*?)```", _text(page), re.DOTALL))
     ]
 
@@ -68,6 +70,31 @@ def test_a_program_runs(name: str, tmp_path: Path) -> None:
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert PRINTED.get(name, "") in ran.stdout
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
+    text = _text(TUTORIAL)
+    blocks = re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "console"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for kind, block in blocks:
+        if kind == "python":
+            named = re.match(r"# (\w+\.py)\n", block)
+            assert named, block
+            (tmp_path / named[1]).write_text(block)
+            continue
+        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
+            ran = subprocess.run(
+                command,
+                shell=True,  # noqa: S602  commands of the page, as a reader types them
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=True,
+                cwd=tmp_path,
+                env={**os.environ, "PATH": path},
+            )
+            assert ran.stdout == shown, command
 
 
 def test_there_are_programs() -> None:
