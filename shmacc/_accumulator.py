@@ -95,6 +95,7 @@ class Accumulator(exits.Owner):
         except BaseException:
             self.close()
             raise
+        self.opened_by_user()
 
     @classmethod
     def attach(
@@ -116,7 +117,9 @@ class Accumulator(exits.Owner):
         """
         segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
         handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
-        return cls.of_handle(handle, segment_name, whose)
+        self = cls.of_handle(handle, segment_name, whose)
+        self.opened_by_user()
+        return self
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
@@ -362,7 +365,7 @@ class Accumulator(exits.Owner):
 
     def close(self) -> None:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
-        exits.close(self._handle, self._finalizer)
+        self._close()
 
     def unlink(self) -> None:
         """Remove the segment and its semaphore from the system. Idempotent.

@@ -174,11 +174,22 @@ void set_error(const Error& error) {
     PyErr_SetObject(type, made.ptr());
 }
 
+// What a handle keeps in this process is guarded by the GIL. A free-threaded interpreter enables its GIL when it
+// imports an extension that does not declare that it needs none, as this one, unless it was told not to.
+void refuse_without_gil() {
+    const nb::object sys = nb::module_::import_("sys");
+    if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
+        throw nb::import_error(
+            "shmacc needs the GIL, which PYTHON_GIL=0 or -X gil=0 keeps a free-threaded Python from enabling: "
+            "start Python without it, and its threads take turns; processes run in parallel all the same");
+}
+
 }  // namespace
 }  // namespace shmacc
 
 NB_MODULE(_core, m) {
     using namespace shmacc;
+    refuse_without_gil();
     nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
     nb::module_ errors = nb::module_::import_("shmacc.errors");
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
