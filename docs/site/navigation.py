@@ -63,7 +63,9 @@ def toctrees(pages: Iterable[str]) -> str:
     """Return the navigation for these pages, in MyST; a page of docs that no section names is a how-to."""
     left = set(pages)
     places: dict[tuple[str, int], list[str]] = {}
-    named = [(s, n, pattern) for s, patterns in _SECTIONS.items() for n, pattern in enumerate(patterns)]
+    named = [
+        (s, n, pattern) for s, patterns in _SECTIONS.items() for n, pattern in enumerate(patterns)
+    ]
     for section, number, pattern in sorted(named, key=lambda place: place[2] == "..."):
         wanted = "docs/*" if pattern == "..." else pattern
         found = sorted(page for page in left if fnmatch(page, wanted))
@@ -72,8 +74,12 @@ def toctrees(pages: Iterable[str]) -> str:
         places[section, number] = found
         left -= set(found)
     return "".join(
-        "\n```{toctree}\n:hidden:\n:caption: " + section + "\n\n"
-        + "".join(f"/{page}\n" for number in range(len(patterns)) for page in places[section, number])
+        "\n```{toctree}\n:hidden:\n:caption: "
+        + section
+        + "\n\n"
+        + "".join(
+            f"/{page}\n" for number in range(len(patterns)) for page in places[section, number]
+        )
         + "```\n"
         for section, patterns in _SECTIONS.items()
     )

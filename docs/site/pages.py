@@ -75,7 +75,14 @@ class OtherModules(SphinxDirective):
         for module in pkgutil.iter_modules(shmacc.__path__):
             if not module.name.startswith("_") and module.name not in self.content:
                 title = f"shmacc.{module.name}"
-                lines += [title, "-" * len(title), "", f".. automodule:: {title}", "   :members:", ""]
+                lines += [
+                    title,
+                    "-" * len(title),
+                    "",
+                    f".. automodule:: {title}",
+                    "   :members:",
+                    "",
+                ]
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
