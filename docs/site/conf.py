@@ -1,4 +1,4 @@
-"""The documentation site: Sphinx reads the pages where they are, so their links hold here and on a forge.
+"""The documentation site. Sphinx reads pages where they are: links hold here and on a forge.
 
 Sphinx with MyST and Furo, since it checks links and anchors between pages and with docstrings, and
 can make every warning an error, as the sites of NumPy, attrs and pip do.

@@ -1,4 +1,4 @@
-"""Which page stands where in the navigation."""
+"""Which page stands where in the navigation. A section may name pages that do not exist yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SECTIONS: Final = {
-    "Learn": ("docs/tutorial",),
+    "Learn": ("docs/tutorial", "docs/examples/README"),
     "How to": (
         "docs/guide",
         "docs/training",
@@ -23,7 +23,6 @@ _SECTIONS: Final = {
         "docs/containers",
         "docs/operating",
         "docs/inspect",
-        "...",
     ),
     "Concepts": (
         "docs/concepts/README",
@@ -54,32 +53,33 @@ _SECTIONS: Final = {
         "CONTRIBUTING",
         "SECURITY",
         "CHANGELOG",
-        "docs/examples/README",
     ),
 }
 
+# A page that no section names.
+_OTHERS_GO_TO: Final = "How to"
+
 
 def toctrees(pages: Iterable[str]) -> str:
-    """Return the navigation for these pages, in MyST; a page of docs that no section names is a how-to."""
-    left = set(pages)
-    places: dict[tuple[str, int], list[str]] = {}
-    named = [
-        (s, n, pattern) for s, patterns in _SECTIONS.items() for n, pattern in enumerate(patterns)
-    ]
-    for section, number, pattern in sorted(named, key=lambda place: place[2] == "..."):
-        wanted = "docs/*" if pattern == "..." else pattern
-        found = sorted(page for page in left if fnmatch(page, wanted))
-        if pattern == "...":
-            found = [page for page in found if page.count("/") == 1]
-        places[section, number] = found
-        left -= set(found)
-    return "".join(
-        "\n```{toctree}\n:hidden:\n:caption: "
-        + section
-        + "\n\n"
-        + "".join(
-            f"/{page}\n" for number in range(len(patterns)) for page in places[section, number]
-        )
-        + "```\n"
-        for section, patterns in _SECTIONS.items()
-    )
+    """Return the navigation for these pages, as MyST has it."""
+    patterns = [pattern for section in _SECTIONS.values() for pattern in section]
+    others = {
+        page
+        for page in pages
+        if page.startswith("docs/")
+        and page.count("/") == 1
+        and not any(fnmatch(page, pattern) for pattern in patterns)
+    }
+    left = set(pages) - others
+    trees = []
+    for caption, section in _SECTIONS.items():
+        entries = []
+        for pattern in section:
+            found = sorted(page for page in left if fnmatch(page, pattern))
+            left -= set(found)
+            entries += found
+        if caption == _OTHERS_GO_TO:
+            entries += sorted(others)
+        listed = "".join(f"/{page}\n" for page in entries)
+        trees.append(f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}```\n")
+    return "".join(trees)

@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: navigation, drawings in the page's colours, source files as pages."""
+"""What the site adds to Sphinx: navigation, drawings in its colours, source files as pages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 import navigation
-import shmacc
 from docutils import nodes
-from shmacc import errors
 from sphinx.parsers import Parser
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+import shmacc
+from shmacc import errors
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
