@@ -20,7 +20,6 @@ copyright = "the authors of shmacc; MIT licence"  # noqa: A001  the name is Sphi
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "pages",
 ]
@@ -66,12 +65,12 @@ default_role = "py:obj"
 autodoc_mock_imports = ["jax", "torch", "ray"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_class_signature = "separated"
+autoclass_content = "both"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 napoleon_use_rtype = False
 python_use_unqualified_type_names = True
-autosummary_generate = False
 maximum_signature_line_length = 80
 
 html_theme = "furo"

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import navigation
 from docutils import nodes
+from sphinx.domains.python import PyObject
 from sphinx.parsers import Parser
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
@@ -20,6 +21,8 @@ from shmacc import errors
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+# A table of at least so many columns, with a cell of so many characters, is one of sentences.
+_COLUMNS, _SENTENCE = 3, 60
 _logger = logging.getLogger(__name__)
 
 
@@ -107,6 +110,23 @@ def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
             image.replace_self(figure)
 
 
+def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
+    """Name the column in each cell of a table of sentences: on a narrow screen rows are lists."""
+    for table in doctree.findall(nodes.table):
+        titles = [entry.astext() for head in table.findall(nodes.thead) for entry in head[0]]
+        for head in list(table.findall(nodes.thead)):
+            if not any(titles):
+                head.parent.remove(head)
+        cells = [cell for body in table.findall(nodes.tbody) for cell in body.findall(nodes.entry)]
+        if len(titles) < _COLUMNS or max(len(cell.astext()) for cell in cells) < _SENTENCE:
+            continue
+        table["classes"].append("sentences")
+        for number, cell in enumerate(cells):
+            title = titles[number % len(titles)]
+            if number % len(titles) and title and cell.astext():
+                cell[0].insert(0, nodes.inline("", f"{title}: ", classes=["column"]))
+
+
 def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
     """External links are checked by their form: the build needs no network."""
     for reference in doctree.findall(nodes.reference):
@@ -122,5 +142,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("other-modules", OtherModules)
     app.connect("source-read", _add_navigation)
     app.connect("doctree-read", _inline_drawings)
+    app.connect("doctree-read", _label_cells)
     app.connect("doctree-read", _check_urls)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":  # what these docstrings list under "Attributes"
+            field.label = "Attributes"
     return {"parallel_read_safe": True}
