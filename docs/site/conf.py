@@ -60,6 +60,7 @@ include_patterns = [
 
 myst_heading_anchors = 4
 
+smartquotes = False  # in docstrings, quotes are Python's
 default_role = "py:obj"
 # Not installed here: the reference shows what shmacc adds to them.
 autodoc_mock_imports = ["jax", "torch", "ray"]

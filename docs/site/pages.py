@@ -127,6 +127,16 @@ def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
                 cell[0].insert(0, nodes.inline("", f"{title}: ", classes=["column"]))
 
 
+def _shorten(*event: object) -> tuple[str | None, str | None]:
+    """Show an array's annotation as that, without the types that NumPy spells out."""
+    signature, returned = (
+        part and re.sub(r"(~?numpy\.)?ndarray\[tuple\[.*?\], [^]]*\]\]", "ndarray", part)
+        for part in event[-2:]
+        if part is None or isinstance(part, str)
+    )
+    return signature, returned
+
+
 def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
     """External links are checked by their form: the build needs no network."""
     for reference in doctree.findall(nodes.reference):
@@ -144,6 +154,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _inline_drawings)
     app.connect("doctree-read", _label_cells)
     app.connect("doctree-read", _check_urls)
+    app.connect("autodoc-process-signature", _shorten)
     for field in PyObject.doc_field_types:
         if field.name == "variable":  # what these docstrings list under "Attributes"
             field.label = "Attributes"
