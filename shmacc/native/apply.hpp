@@ -72,6 +72,7 @@ class Apply : public Operation {
             }
             session.release();
             if (past(request.deadline)) apply_deadline_exceeded();
+            if (open && give_up_offered(session.round.holder)) continue;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
     }
