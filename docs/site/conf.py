@@ -60,7 +60,8 @@ include_patterns = [
 
 myst_heading_anchors = 4
 
-smartquotes = False  # in docstrings, quotes are Python's
+smartquotes_action = "De"  # dashes and ellipses; in docstrings, quotes are Python's
+toc_object_entries_show_parents = "hide"
 default_role = "py:obj"
 # Not installed here: the reference shows what shmacc adds to them.
 autodoc_mock_imports = ["jax", "torch", "ray"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # A table of at least so many columns, with a cell of so many characters, is one of sentences.
 _COLUMNS, _SENTENCE = 3, 60
+_MANY = 5
 _logger = logging.getLogger(__name__)
 
 
@@ -111,7 +112,7 @@ def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
-    """Name the column in each cell of a table of sentences: on a narrow screen rows are lists."""
+    """Name the column in each cell of a table of sentences: its rows may be shown as lists."""
     for table in doctree.findall(nodes.table):
         titles = [entry.astext() for head in table.findall(nodes.thead) for entry in head[0]]
         for head in list(table.findall(nodes.thead)):
@@ -120,7 +121,7 @@ def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
         cells = [cell for body in table.findall(nodes.tbody) for cell in body.findall(nodes.entry)]
         if len(titles) < _COLUMNS or max(len(cell.astext()) for cell in cells) < _SENTENCE:
             continue
-        table["classes"].append("sentences")
+        table["classes"] += ["sentences", "many" if len(titles) >= _MANY else "few"]
         for number, cell in enumerate(cells):
             title = titles[number % len(titles)]
             if number % len(titles) and title and cell.astext():
