@@ -81,6 +81,7 @@ html_additional_pages = {"index": "index.html"}
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_use_index = html_domain_indices = False
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
