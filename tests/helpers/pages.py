@@ -15,6 +15,8 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
+# Its programs belong together, and run in a test of their own.
+TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
 # Packages that `make test` does not install; programs that import them are run by `make test-home`.
 _OTHERS: Final = re.compile(
     r"^\s*(?:import|from) (?:anyio|jax|joblib|optax|pandas|polars|scipy|sklearn|torch|uvloop)\b",
@@ -31,6 +33,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
+        if page != TUTORIAL
         for number, program in enumerate(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
