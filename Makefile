@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home lint coverage dist model litmus soak asan tsan aarch64 bench \
+.PHONY: help demo test test-all smoke test-lowest test-home lint coverage dist docs model litmus soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
 help: ## this list
@@ -74,6 +74,12 @@ dist: $(VENV)/.dist ## build and check what is published, into dist/, and instal
 	cp $(BUILT)/dist/*.tar.gz dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/pytest -m installs -o faulthandler_timeout=0
+
+docs: .venv-docs/.installed ## build the documentation site into build/docs; every warning is an error
+	rm -rf build/docs
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env \
+		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
+	.venv-docs/bin/python docs/site/check_links.py build/docs
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
@@ -144,6 +150,15 @@ $(VENV)/.coverage: $(VENV)/.tested
 
 $(VENV)/.dist: $(VENV)/.test
 	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
+	touch $@
+
+# The docstrings are those of the wheel that was built for the tests.
+.venv-docs/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
+	.venv-docs/bin/pip install --quiet --constraint $(PINS) --group docs
+	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt

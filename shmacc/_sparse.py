@@ -51,7 +51,6 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create or attach; arguments and errors as in `SingleAccumulator`."""
         super().__init__(
             dtype,
             shape,
