@@ -170,10 +170,13 @@ $(VENV)/.dist: $(VENV)/.test
 	touch $@
 
 # The wheel that is built for tests, beside the packages that users have it beside.
-.venv-home/.installed: $(VENV)/.installed constraints/home.txt
+.venv-home/.home: constraints/home.txt
 	$(PYTHON) -m venv .venv-home
 	.venv-home/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
 	.venv-home/bin/pip install --quiet --constraint constraints/home.txt --group home
+	touch $@
+
+.venv-home/.installed: $(VENV)/.installed .venv-home/.home
 	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@

@@ -4,6 +4,7 @@ from typing import Any
 
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
+from shmacc import _foreign as foreign
 from shmacc import _gradients as gradients
 from shmacc import _results as results
 from shmacc import _taking as taking
@@ -126,7 +127,12 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         weight: int = 1,
         timeout: float | None = None,
     ) -> bool:
-        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``."""
+        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
+
+        Or a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or a
+        ``scipy.sparse`` matrix: of these, the rows that have stored entries.
+        """
+        grad = foreign.slices(grad)
         gradients.check_has(
             grad, "Something like IndexedSlices", "indices", "values", "dense_shape"
         )

@@ -47,13 +47,13 @@ def examples(*, with_others: bool) -> list[Path]:
     return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
 
 
-def run(script: Path, in_folder: Path) -> str:
+def run(script: Path, in_folder: Path, seconds: float = 110) -> str:
     """Run a program with warnings as errors; return what it prints, which is nothing to stderr."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=seconds,
         check=False,
         cwd=in_folder,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
@@ -62,8 +62,8 @@ def run(script: Path, in_folder: Path) -> str:
     return ran.stdout
 
 
-def run_pasted(program: str, in_folder: Path) -> str:
+def run_pasted(program: str, in_folder: Path, seconds: float = 110) -> str:
     """The same, of a program's text."""
     script = in_folder / "example.py"
     script.write_text(program)
-    return run(script, in_folder)
+    return run(script, in_folder, seconds)
