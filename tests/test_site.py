@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
+
+import shmacc
 
 SITE: Final = Path(__file__).parents[1] / "docs" / "site"
 
@@ -50,3 +54,11 @@ def test_a_page_that_no_section_names_is_among_those_that_say_how() -> None:
     assert "/docs/brand-new\n" in holds["How to"]
     assert "/docs/concepts/new\n" in holds["Concepts"]
     assert not any("LICENSE" in part or "/docs/jax" in part for part in sections)
+
+
+@pytest.mark.parametrize("package", [shmacc, shmacc.inspection, shmacc.errors])
+def test_the_reference_has_every_public_name(package: ModuleType) -> None:
+    pages = [page.read_text() for page in (SITE.parent / "reference").glob("*.rst")]
+    shown = re.findall(r"^\.\. auto\w+:: (?:shmacc\.)?(\w+)", "\n".join(pages), re.MULTILINE)
+    names = [name for name in package.__all__ if not isinstance(getattr(package, name), ModuleType)]
+    assert set(names) <= {*shown, "__version__"}
