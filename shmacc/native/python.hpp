@@ -106,6 +106,11 @@ class View {
     const T* data() const { return static_cast<const T*>(view_.buf); }
     T* writable() const { return static_cast<T*>(view_.buf); }
     uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(T); }
+    // The array's, without the first `skipped` ones, which it must have.
+    Dims dims(int skipped) const {
+        if (view_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(view_.shape + skipped, view_.shape + view_.ndim);
+    }
 
   private:
     Py_buffer view_{};
@@ -130,14 +135,6 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
 // NumPy's functions, once it is loaded: inspection imports the module without it.
 inline void need_numpy() {
     if (!PyArray_API && _import_array() < 0) throw nb::python_error();
-}
-
-// Whether this is a NumPy array, no subclass, of that type (NumPy's number), that a View can read directly.
-inline bool is_plain(nb::handle value, int type_number) {
-    need_numpy();
-    if (!PyArray_CheckExact(value.ptr())) return false;
-    auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
-    return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
 // A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
