@@ -47,7 +47,8 @@ inline std::optional<bool> plain_rows_ascend(nb::handle indices, nb::handle valu
     int64_t limit = INT64_MAX;
     if (declared) {
         if (!has_dims(rows, *declared, 1)) return {};
-        PyObject* const first = PyTuple_GET_SIZE(declared->ptr()) ? PyTuple_GET_ITEM(declared->ptr(), 0) : Py_None;
+        PyObject* const first = PyTuple_GET_SIZE(declared->ptr()) ? PyTuple_GET_ITEM(declared->ptr(), 0)
+                                                                  : Py_None;
         if (first != Py_None) limit = PyLong_AsLongLong(first);
     }
     const RowCheck check = check_rows(static_cast<const int64_t*>(PyArray_DATA(keys)),

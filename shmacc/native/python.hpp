@@ -141,11 +141,10 @@ inline void need_numpy() {
 // the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the
 // caches, and what converts between kinds of arrays is long. After need_numpy.
 template <class T>
-nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
-    std::vector<npy_intp> dims(shape.begin(), shape.end());
+nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
+    static_assert(std::is_same_v<int64_t, npy_intp>);
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
-    nb::object array = nb::steal(
-        PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get()));
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(static_cast<int>(rank), dims, type, output.get()));
     if (!array) throw nb::python_error();
     PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
     if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
@@ -154,6 +153,11 @@ nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) 
                             [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); });
     output.release();
     return array;
+}
+template <class T>
+nb::object array_of(Output& output, uint64_t size) {
+    const auto length = static_cast<int64_t>(size);
+    return array_of<T>(output, &length, 1);
 }
 
 }  // namespace shmacc
