@@ -1,10 +1,11 @@
-// The rounds that one handle has open: which thread opened each, and in which process. The GIL guards it.
+// The rounds that one handle has open: which thread owns each, and in which process. The GIL guards it.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "caller.hpp"
 #include "python.hpp"
 
 namespace shmacc {
@@ -21,8 +22,9 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        void add(uint64_t serial) {
-            held_.rounds_.push_back({serial, PyThread_get_thread_ident(), Origin()});
+        void add(uint64_t serial, const Caller* caller) {
+            const unsigned long thread = caller ? caller->thread() : PyThread_get_thread_ident();
+            held_.rounds_.push_back({serial, thread, Origin()});
         }
 
       private:
