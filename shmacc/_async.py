@@ -10,7 +10,9 @@ event loop but not to the coroutine is lost.
     coroutine   waits ─────────────────────────> consumes, returns      no wait in between
                 waits ──> cancelled: ends the thread's wait, waits for its end, gives up the round
 
-So a round is open until the event loop comes to the coroutine, and other takes wait for that.
+So a round is open until the event loop comes to the coroutine, and other takes wait for that. The
+event loop's own thread does not: what it calls meanwhile ends the round, and the coroutine waits
+again (LoopRound in shmacc/native/caller.hpp).
 
 Not done: a take in a thread whose result is kept if the coroutine is cancelled. The step would have
 moved, and takes of other processes would miss the gradients. Nor is the thread an executor's: one
@@ -27,6 +29,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from shmacc import _core
+from shmacc._core import TakenRound
 from shmacc._taking import RoundBlock, with_attached
 from shmacc.errors import (
     DeadlineExceededError,
@@ -92,11 +95,37 @@ async def wait_in_thread(
     return results.pop()
 
 
-class AsyncRound(RoundBlock[_Result]):
+class _Block(RoundBlock[_Result]):
+    __slots__ = ()
+
+    async def _wait(self, accept: Callable[[TakenRound], bool]) -> _Result:
+        """Return the round that was opened and accepted, before another wait.
+
+        One that has ended before the event loop came to it (by a new step, or because this thread
+        called something that would have waited for it) is not accepted, and the wait begins again.
+        """
+        if self._handle in _handles_in_rounds():
+            raise FailedPreconditionError(
+                "This task has a round of this accumulator open; it must end before another take "
+                "or round"
+            )
+        until = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            taken = await wait_in_thread(self._handle, self._open, self._give_up)
+            if self._place is not None and accept(self._place):
+                return taken
+            self._place = None
+            if until is not None:
+                self._timeout = max(0.0, until - time.monotonic())
+
+
+class AsyncRound(_Block[_Result]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
     As `Round`; but waiting for the gradients does not block the event loop. If the task is
     cancelled in the wait, nothing is consumed; if in the block, it is as any exception there.
+    In the block, a call in the event loop's thread that waits for the block's end, as an apply with
+    a later ``local_step`` does, is a FailedPreconditionError.
     """
 
     __slots__ = ("_held",)
@@ -110,8 +139,8 @@ class AsyncRound(RoundBlock[_Result]):
                 of this accumulator open already; ResourceExhaustedError: no thread could be started
                 for the wait.
         """
+        taken = await self._wait(lambda place: self._handle.hold_round(place.serial))
         self._held = _handles_in_rounds()
-        taken = await _open(self._handle, self._open, self._give_up)
         self._held.append(self._handle)
         return taken
 
@@ -132,7 +161,7 @@ class AsyncRound(RoundBlock[_Result]):
         self._close(consume=kind is None)
 
 
-class AsyncTake(RoundBlock[_Result]):
+class AsyncTake(_Block[_Result]):
     """A take for a coroutine: a round that is consumed as soon as it is there."""
 
     __slots__ = ()
@@ -144,26 +173,7 @@ class AsyncTake(RoundBlock[_Result]):
             asyncio.CancelledError: The task was cancelled. Nothing is consumed.
             ShmaccError: As for `AsyncRound.__aenter__`.
         """
-        until = None if self._timeout is None else time.monotonic() + self._timeout
-        while True:
-            taken = await _open(self._handle, self._open, self._give_up)
-            place, self._place = self._place, None
-            if place is not None and self._consume(place):
-                return taken
-            # A new step has ended the round: it was not this take's.
-            if until is not None:
-                self._timeout = max(0.0, until - time.monotonic())
-
-
-async def _open(
-    handle: _core.Handle, call: Callable[[_core.Caller], _Result], undo: Callable[[], None]
-) -> _Result:
-    if handle in _handles_in_rounds():
-        raise FailedPreconditionError(
-            "This task has a round of this accumulator open; it must end before another take or "
-            "round"
-        )
-    return await wait_in_thread(handle, call, undo)
+        return await self._wait(self._consume)
 
 
 def _handles_in_rounds() -> list[_core.Handle]:

@@ -233,13 +233,45 @@ def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator) -> No
         async with acc.round_async(1):
             with pytest.raises(errors.FailedPreconditionError, match="This task has a round"):
                 await acc.take_async(1)
-            with pytest.raises(errors.FailedPreconditionError, match="This thread has a round"):
+            with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
                 acc.take(1)  # would block the loop, and so the block's end, for ever
+            with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
+                acc.apply_grad(1.0, local_step=NEVER_STALE)
             other = await in_line(acc, acc.take_async(1))
         assert acc.apply_grad(2.0, local_step=1)
         assert (await other).value.item() == 2.0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["one_handle", "two_handles"])
+@pytest.mark.parametrize("waiter", ["take", "round"])
+def test_the_loops_own_calls_do_not_wait_for_what_the_loop_was_not_told(
+    acc: Accumulator, waiter: str, *, own: bool
+) -> None:
+    async def chief() -> int:
+        if waiter == "take":
+            return (await acc.take_async(1)).count
+        async with acc.round_async(1) as taken:
+            return taken.count
+
+    async def main(other: Accumulator) -> None:
+        task = await in_line(acc, chief())
+        other.apply_grad(1.0)
+        until(lambda: round_is_open(acc))
+        assert other.apply_grad(2.0, local_step=NEVER_STALE)
+        assert await task == 2
+        assert acc.global_step == 1
+        task = await in_line(acc, chief())
+        other.apply_grad(4.0, local_step=1)
+        until(lambda: round_is_open(acc))
+        assert other.take(1).value.item() == 4.0
+        other.apply_grad(8.0, local_step=2)
+        assert await task == 1
+        assert acc.stats().taken == 4
+
+    with ConditionalAccumulator.attach(acc.shared_name) as other:
+        asyncio.run(main(acc if own else other))
 
 
 def test_a_new_step_ends_a_round_that_nobody_was_told_of(acc: Accumulator) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_closed_ones_are_not(make: Callable[[], Any]) -> None:
 def test_attached_ones_are_and_the_name_is_said() -> None:
     with ConditionalAccumulator("f4", (), "gradients") as acc:
         for attach in (shmacc.attach, ConditionalAccumulator.attach):
-            (caught,) = _warnings_of(lambda attach=attach: attach("gradients"))
+            (caught,) = _warnings_of(partial(attach, "gradients"))
             assert str(caught.message) == "unclosed ConditionalAccumulator 'gradients'"
         acc.unlink()
     with shmacc.SharedArrays({"w": np.ones(2)}, "parameters") as params:
@@ -155,7 +156,7 @@ def test_unpickled_ones_need_not_be_closed() -> None:
     with ConditionalAccumulator("f4", (), "gradients") as acc, _arrays() as params:
         for made in (acc, params):
             sent = pickle.dumps(made)
-            assert not _warnings_of(lambda sent=sent: pickle.loads(sent))
+            assert not _warnings_of(partial(pickle.loads, sent))
         acc.unlink()
 
 

@@ -175,14 +175,14 @@ class Handle {
     // anything was.
     bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
 
-    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is the
-    // caller's, or this thread's.
+    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is this
+    // thread's, or offered to the caller's.
     void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
                     const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
         const auto note = [&] {
-            if (place.serial() != 0) opening.add(place.serial(), caller);
+            if (place.serial() != 0) opening.add(place.serial(), caller != nullptr);
         };
         try {
             take(*segment, place, num_required, timeout, true, raise_deaths, caller);
@@ -192,6 +192,8 @@ class Handle {
         }
         note();
     }
+    // The caller takes over what it was offered. False: the round was given up meanwhile.
+    bool hold_round(uint64_t serial) { return segment().loop_round().hold(serial); }
     // What a take would give now.
     void look(TakenRound& place) {
         const OpenSegment::Use segment = attached();
@@ -381,7 +383,8 @@ class Handle {
                                   place.advances(),
                                   place.seals(),
                                   hold,
-                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
+                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
+                                  caller ? caller->thread() : 0};
         run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); }, caller);
     }
 

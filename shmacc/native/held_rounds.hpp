@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "caller.hpp"
 #include "python.hpp"
 
 namespace shmacc {
@@ -22,9 +21,9 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        void add(uint64_t serial, const Caller* caller) {
-            const unsigned long thread = caller ? caller->thread() : PyThread_get_thread_ident();
-            held_.rounds_.push_back({serial, thread, Origin()});
+        // for_loop: it is no thread's; see LoopRound.
+        void add(uint64_t serial, bool for_loop) {
+            held_.rounds_.push_back({serial, for_loop ? 0 : PyThread_get_thread_ident(), Origin()});
         }
 
       private:

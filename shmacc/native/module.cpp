@@ -239,6 +239,7 @@ NB_MODULE(_core, m) {
         .def("keep", &Handle::keep, nb::arg("place"))
         .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
              nb::arg("timeout").none(), nb::arg("raise_deaths"), nb::arg("caller").none())
+        .def("hold_round", &Handle::hold_round, nb::arg("serial"))
         .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
         .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
