@@ -1,0 +1,106 @@
+"""Contributors that two hosts have accepted in one step: who is let in first in the next ones."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from shmacc._multihost.messages import Fence
+
+
+@dataclass(slots=True)
+class Stagger:
+    """A host that is let in after another one.
+
+    Attributes:
+        contributors: From contributor to the host at which it comes first.
+        until: After then the host is let in all the same.
+        fence: The fence that it must keep until then.
+        step: The step of that.
+    """
+
+    contributors: dict[int, str]
+    until: float
+    fence: Fence
+    step: int
+
+
+class Contested:
+    """Which hosts are let in later than others, because of which contributors.
+
+    The first one is the host that the contributor was *not* at before: a worker that was restarted
+    elsewhere is the one that lives. If that is wrong the other one is let in after `stagger`, and
+    the rule is forgotten.
+    """
+
+    def __init__(self, stagger: float) -> None:
+        self._stagger = stagger
+        self._home: dict[int, str] = {}
+        self._later: dict[str, Stagger] = {}
+
+    def settled(self, host: str, contributors: Iterable[int]) -> None:
+        """Note at which host contributors were in a round that was consumed."""
+        for contributor in contributors:
+            self._home[contributor] = host
+
+    def void(self, contributor: int, hosts: tuple[str, str]) -> None:
+        """Note that a step is void because these hosts have both accepted the contributor."""
+        later = hosts[1] if self._home.get(contributor) == hosts[1] else hosts[0]
+        first = hosts[1] if later == hosts[0] else hosts[0]
+        found = self._later.setdefault(later, Stagger({}, 0.0, Fence(0, 0), 0))
+        found.contributors[contributor] = first
+
+    def moved(self, fence: Fence, step: int, now: float) -> None:
+        """Hold the later hosts back at the fence and the step that have just been left."""
+        for stagger in self._later.values():
+            stagger.fence, stagger.step, stagger.until = fence, step, now + self._stagger
+
+    def held_back(self, host: str) -> Stagger | None:
+        """Return what a host has to wait for, if it is held back."""
+        stagger = self._later.get(host)
+        return stagger if stagger is not None and stagger.until > 0 else None
+
+    def listed(self, host: str) -> frozenset[int]:
+        """Return the contributors that have come at another host, when this one is let in."""
+        stagger = self._later.get(host)
+        return frozenset(stagger.contributors) if stagger is not None else frozenset()
+
+    def watched(self, host: str) -> frozenset[int]:
+        """Return the contributors that are waited for at this host."""
+        return frozenset(
+            contributor
+            for stagger in self._later.values()
+            if stagger.until > 0
+            for contributor, first in stagger.contributors.items()
+            if first == host
+        )
+
+    def forget(self, host: str) -> None:
+        """Drop the rules that have to do with a host that was lost."""
+        self._later.pop(host, None)
+        for later, stagger in list(self._later.items()):
+            rest = {c: first for c, first in stagger.contributors.items() if first != host}
+            stagger.contributors = rest
+            if not rest:
+                del self._later[later]
+
+    def let_in(self, present: Callable[[str, int], bool], now: float) -> bool:
+        """Let hosts in whose wait has ended; whether there was one.
+
+        Args:
+            present: Whether a contributor has come at a host.
+            now: The time.
+        """
+        changed = False
+        for later, stagger in list(self._later.items()):
+            if stagger.until == 0:
+                continue
+            if all(present(first, c) for c, first in stagger.contributors.items()):
+                stagger.until = 0.0
+                changed = True
+            elif now >= stagger.until:
+                del self._later[later]
+                changed = True
+        return changed
+
+    def next_time(self) -> float | None:
+        """Return when the next wait ends by itself."""
+        return min((s.until for s in self._later.values() if s.until > 0), default=None)

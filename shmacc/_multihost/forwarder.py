@@ -1,0 +1,245 @@
+"""The forwarder: it makes a host's segment follow the owner's orders.
+
+Whoever drives it does one thing at a time: it asks for the next action, does it to the end, and says
+so. Actions that touch the segment take no time worth mentioning; shipping does, and a new order may
+come meanwhile. So `shipped` says what has been shipped, and it counts only if the segment is still
+sealed with the same content.
+"""
+
+from dataclasses import dataclass
+
+from shmacc._multihost.messages import Batch, Fence, Order, Report, Sealed, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Open a round of the segment, unless it is open, and say what it has (`sealed`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ship:
+    """Send the pieces of the sealed content to the shards, and say to which (`shipped`)."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the segment's round up: nothing is consumed (`released`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Consume the segment's round, which moves its step on by one (`moved`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Empty the segment and set its step, in one commit, with these contributors in (`moved`)."""
+
+    step: int
+    listed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetStep:
+    """Set the segment's step; what is there stays, and a round that is open ends (`step_set`)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A later incarnation is at work: give the segment's round up, and end."""
+
+
+Action = Seal | Ship | Release | Consume | Reset | SetStep | Stop
+
+
+class ForwarderCore:
+    """The forwarder of one host.
+
+    Args:
+        host: The host's name.
+        incarnation: From the owner's `enrol`.
+        timing: How often it reports.
+        fresh: Whether the segment has just been made.
+    """
+
+    def __init__(self, host: str, incarnation: int, timing: Timing, *, fresh: bool) -> None:
+        self._fresh = fresh
+        self._host = host
+        self._incarnation = incarnation
+        self._timing = timing
+        self._order: Order | None = None
+        self._fence: Fence | None = None  # the content is of this fence
+        self._step = 0
+        self._count = 0
+        self._present: frozenset[int] = frozenset()
+        self._held = False
+        self._sealed_for: int | None = None  # the grant for which the content was looked at
+        self._batch: Batch | None = None  # of the content, while it is known to be unchanged
+        self._seq = 0
+        self._unshipped: Sealed | None = None
+        self._number = 0
+        self._reported_at = float("-inf")
+        self._reported: Report | None = None
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """The contributors that the owner asks about; `observe` takes which of them are there."""
+        return frozenset() if self._order is None else self._order.watched
+
+    def receive(self, order: Order) -> None:
+        """Take an order in."""
+        last = self._order
+        if order.incarnation != self._incarnation:
+            return
+        if last is None or (order.term, order.serial) >= (last.term, last.serial):
+            self._order = order
+
+    def observe(self, step: int, count: int, present: frozenset[int] = frozenset()) -> None:
+        """Say what the segment has: its step, its gradients, and which watched contributors."""
+        self._step, self._count, self._present = step, count, present
+
+    # Actions, and that they have been done
+
+    def next_action(self) -> Action | None:
+        """Return what is to be done now; None: nothing until the next order."""
+        order = self._order
+        if order is None:
+            return None
+        if order.refused:
+            return Stop()
+        if not order.ready:
+            return None
+        if (move := self._next_move(order)) is not None:
+            return move
+        if not order.hold:
+            return Release() if self._held else None
+        if not self._held:
+            return Seal()
+        if order.grant is None:
+            return None
+        if self._sealed_for == order.grant and self._unshipped is not None:
+            return Ship(self._seq)
+        if self._sealed_for != order.grant:
+            if self._batch is not None and order.honoured == self._batch.seq:
+                self._sealed_for = order.grant  # still sealed, unchanged, and at the shards
+                return None
+            return Seal()
+        return None
+
+    def _next_move(self, order: Order) -> Action | None:
+        """Return how the segment gets to the order's fence and step."""
+        if self._fence == order.fence:
+            return None if self._step == order.step else SetStep(order.step)
+        if self._fence is None or self._fence.term != order.term:
+            # A living forwarder knows its step better than its last report does.
+            if order.adopt and (self._fence is None or self._step == order.step):
+                self._fence = order.fence
+                self._batch = self._unshipped = self._sealed_for = None
+                return self._next_move(order)
+        elif (
+            self._held
+            and self._batch is not None
+            and order.consumed == self._batch.seq
+            and order.step == self._step + 1
+            and not order.listed
+        ):
+            return Consume()
+        return Reset(order.step, order.listed)
+
+    def sealed(self, content: Sealed) -> None:
+        """The segment is sealed, and has this."""
+        order = self._order
+        self._held = True
+        self._count = content.count
+        if order is None or order.grant is None:
+            return
+        self._sealed_for = order.grant
+        batch = self._batch
+        if batch is not None and batch.sealed == content and order.honoured == batch.seq:
+            return  # as it was when it was shipped
+        self._batch = None
+        self._seq += 1
+        self._unshipped = content
+        if content.count == 0:
+            self.shipped(self._seq, frozenset())
+
+    def shipped(self, seq: int, shards: frozenset[int]) -> None:
+        """The pieces have reached these shards, which are all that get one."""
+        if self._unshipped is not None and seq == self._seq:
+            self._batch = Batch(seq, self._unshipped, shards)
+            self._unshipped = None
+
+    def released(self) -> None:
+        """The segment is open again."""
+        self._held = False
+        self._sealed_for = self._unshipped = None
+
+    def moved(self) -> None:
+        """The segment is empty, at the order's step."""
+        if self._order is not None:
+            self._fence, self._step = self._order.fence, self._order.step
+        self._count = 0
+        self._present = frozenset()
+        self._batch = None
+        self.released()
+
+    def step_set(self) -> None:
+        """The segment is at the order's step, and open."""
+        if self._order is not None:
+            self._step = self._order.step
+        self.released()
+
+    # Reports
+
+    def report_due(self, now: float) -> float:
+        """Return when the next report is due: `now` or before means at once."""
+        last = self._reported
+        if last is None:
+            return now
+        report = self._make(last.number)
+        if report == last:
+            return self._reported_at + self._timing.heartbeat
+        grown = report.count - last.count
+        slack = 1 if self._order is None else self._order.slack
+        others = (report.fence, report.step, report.sealed_for, report.batch, report.present)
+        if others != (last.fence, last.step, last.sealed_for, last.batch, last.present):
+            return now
+        if grown >= slack:
+            return self._reported_at + self._timing.announce
+        return self._reported_at + min(4 * self._timing.announce, self._timing.heartbeat)
+
+    def report(self, now: float) -> Report:
+        """Return the report to send now."""
+        self._number += 1
+        self._reported_at = now
+        self._reported = self._make(self._number)
+        return self._reported
+
+    def _make(self, number: int) -> Report:
+        order = self._order
+        done = order is not None and self._follows(order)
+        return Report(
+            host=self._host,
+            incarnation=self._incarnation,
+            number=number,
+            fence=self._fence,
+            step=self._step,
+            count=self._count,
+            fresh=self._fresh,
+            seen=order.serial if done and order is not None else -1,
+            sealed_for=self._sealed_for,
+            batch=self._batch if self._sealed_for is not None else None,
+            present=self._present,
+        )
+
+    def _follows(self, order: Order) -> bool:
+        return (
+            order.ready
+            and self._fence == order.fence
+            and self._step == order.step
+            and self._held == order.hold
+        )
