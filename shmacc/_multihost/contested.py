@@ -1,6 +1,6 @@
 """Contributors that two hosts have accepted in one step: who is let in first in the next ones."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shmacc._multihost.messages import Fence
@@ -26,25 +26,18 @@ class Stagger:
 class Contested:
     """Which hosts are let in later than others, because of which contributors.
 
-    The first one is the host that the contributor was *not* at before: a worker that was restarted
-    elsewhere is the one that lives. If that is wrong the other one is let in after `stagger`, and
-    the rule is forgotten.
+    Of two hosts it is the one whose name sorts last. In that order no hosts wait for each other in a
+    circle, whatever the number of contributors and hosts. If the contributor lives only at the later
+    host, it is let in after `stagger`, and the rule is forgotten.
     """
 
     def __init__(self, stagger: float) -> None:
         self._stagger = stagger
-        self._home: dict[int, str] = {}
         self._later: dict[str, Stagger] = {}
-
-    def settled(self, host: str, contributors: Iterable[int]) -> None:
-        """Note at which host contributors were in a round that was consumed."""
-        for contributor in contributors:
-            self._home[contributor] = host
 
     def void(self, contributor: int, hosts: tuple[str, str]) -> None:
         """Note that a step is void because these hosts have both accepted the contributor."""
-        later = hosts[1] if self._home.get(contributor) == hosts[1] else hosts[0]
-        first = hosts[1] if later == hosts[0] else hosts[0]
+        first, later = sorted(hosts)
         found = self._later.setdefault(later, Stagger({}, 0.0, Fence(0, 0), 0))
         found.contributors[contributor] = first
 
@@ -93,12 +86,13 @@ class Contested:
         for later, stagger in list(self._later.items()):
             if stagger.until == 0:
                 continue
-            if all(present(first, c) for c, first in stagger.contributors.items()):
-                stagger.until = 0.0
-                changed = True
-            elif now >= stagger.until:
+            there = {c: first for c, first in stagger.contributors.items() if present(first, c)}
+            if len(there) < len(stagger.contributors) and now < stagger.until:
+                continue
+            stagger.contributors, stagger.until = there, 0.0
+            if not there:
                 del self._later[later]
-                changed = True
+            changed = True
         return changed
 
     def next_time(self) -> float | None:

@@ -8,7 +8,7 @@ sealed with the same content.
 
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import Batch, Fence, Order, Report, Sealed, Timing
+from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,10 @@ class ForwarderCore:
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
         self._seq = 0
         self._unshipped: Sealed | None = None
+        self._dropped = 0
+        self._dropped_before = 0  # when the segment was sealed
+        self._grants: frozenset[int] = frozenset()  # for which it has been, since then
+        self._refused: frozenset[int] | None = frozenset() if fresh else None
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
@@ -98,9 +102,22 @@ class ForwarderCore:
         if last is None or (order.term, order.serial) >= (last.term, last.serial):
             self._order = order
 
-    def observe(self, step: int, count: int, present: frozenset[int] = frozenset()) -> None:
-        """Say what the segment has: its step, its gradients, and which watched contributors."""
-        self._step, self._count, self._present = step, count, present
+    def observe(
+        self, step: int, count: int, dropped: int, present: frozenset[int] = frozenset()
+    ) -> None:
+        """Say what the segment has, before each `next_action`.
+
+        Args:
+            step: Its step.
+            count: Its gradients.
+            dropped: How many it has ever refused.
+            present: Which of the watched contributors it has.
+        """
+        self._step, self._count, self._dropped, self._present = step, count, dropped, present
+        if self._grants and dropped > self._dropped_before and self._refused is not None:
+            self._refused |= self._grants
+        if not self._held:
+            self._grants = frozenset()
 
     # Actions, and that they have been done
 
@@ -125,7 +142,7 @@ class ForwarderCore:
             return Ship(self._seq)
         if self._sealed_for != order.grant:
             if self._batch is not None and order.honoured == self._batch.seq:
-                self._sealed_for = order.grant  # still sealed, unchanged, and at the shards
+                self._seal_for(order.grant)  # still sealed, unchanged, and at the shards
                 return None
             return Seal()
         return None
@@ -139,6 +156,8 @@ class ForwarderCore:
             if order.adopt and (self._fence is None or self._step == order.step):
                 self._fence = order.fence
                 self._batch = self._unshipped = self._sealed_for = None
+                if self._refused or self._grants:
+                    self._refused, self._grants = frozenset({NO_GRANT}), frozenset()
                 return self._next_move(order)
         elif (
             self._held
@@ -153,11 +172,12 @@ class ForwarderCore:
     def sealed(self, content: Sealed) -> None:
         """The segment is sealed, and has this."""
         order = self._order
-        self._held = True
+        if not self._held:
+            self._held, self._dropped_before = True, self._dropped
         self._count = content.count
         if order is None or order.grant is None:
             return
-        self._sealed_for = order.grant
+        self._seal_for(order.grant)
         batch = self._batch
         if batch is not None and batch.sealed == content and order.honoured == batch.seq:
             return  # as it was when it was shipped
@@ -166,6 +186,10 @@ class ForwarderCore:
         self._unshipped = content
         if content.count == 0:
             self.shipped(self._seq, frozenset())
+
+    def _seal_for(self, grant: int) -> None:
+        self._sealed_for = grant
+        self._grants |= {grant}
 
     def shipped(self, seq: int, shards: frozenset[int]) -> None:
         """The pieces have reached these shards, which are all that get one."""
@@ -180,7 +204,10 @@ class ForwarderCore:
 
     def moved(self) -> None:
         """The segment is empty, at the order's step."""
+        self._grants = self._refused = frozenset()
         if self._order is not None:
+            if self._step == self._order.step:
+                self._refused = frozenset({NO_GRANT})  # who applied here waits for the next step
             self._fence, self._step = self._order.fence, self._order.step
         self._count = 0
         self._present = frozenset()
@@ -205,8 +232,10 @@ class ForwarderCore:
             return self._reported_at + self._timing.heartbeat
         grown = report.count - last.count
         slack = 1 if self._order is None else self._order.slack
-        others = (report.fence, report.step, report.sealed_for, report.batch, report.present)
-        if others != (last.fence, last.step, last.sealed_for, last.batch, last.present):
+        others = (report.fence, report.step, report.sealed_for, report.batch)
+        if others != (last.fence, last.step, last.sealed_for, last.batch):
+            return now
+        if (report.refused, report.present) != (last.refused, last.present):
             return now
         if grown >= slack:
             return self._reported_at + self._timing.announce
@@ -233,6 +262,7 @@ class ForwarderCore:
             seen=order.serial if done and order is not None else -1,
             sealed_for=self._sealed_for,
             batch=self._batch if self._sealed_for is not None else None,
+            refused=self._refused,
             present=self._present,
         )
 

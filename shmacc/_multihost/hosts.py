@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Report
+from shmacc._multihost.messages import NO_GRANT, Batch, BatchKey, Fence, Member, Report
+
+_INCARNATION_BITS = 32
 
 
 @dataclass(slots=True)
@@ -53,6 +55,20 @@ class Host:
         """Whether it has shipped for the grant."""
         return self.has_answered(grant, fence) and self.batch is not None
 
+    def lets_workers_wait(self, grants: set[int], fence: Fence) -> bool:
+        """Whether workers of its may wait for the next step, with nothing in this one.
+
+        Args:
+            grants: Those that came to nothing: gradients refused for them are in no round.
+            fence: The present one.
+        """
+        if self.report is None or not self.is_at(fence):
+            return False
+        refused = self.report.refused
+        if refused is None:
+            return bool(grants)
+        return NO_GRANT in refused or not grants.isdisjoint(refused)
+
     @property
     def batch(self) -> Batch | None:
         """What its last report says it has shipped."""
@@ -62,7 +78,8 @@ class Host:
 class Hosts:
     """All hosts that have ever reported to this owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, term: int) -> None:
+        self._term = term
         self._hosts: dict[str, Host] = {}
 
     def __iter__(self) -> Iterator[Host]:
@@ -73,8 +90,8 @@ class Hosts:
         return self._hosts.get(name)
 
     def enrol(self, name: str, now: float) -> int:
-        """Return a new incarnation's number: higher than all that were."""
-        host = self._hosts.setdefault(name, Host(name, 0, now))
+        """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
+        host = self._hosts.setdefault(name, Host(name, self._term << _INCARNATION_BITS, now))
         self._start(host, host.incarnation + 1)
         host.heard = now
         return host.incarnation

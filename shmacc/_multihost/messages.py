@@ -8,6 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 
+NO_GRANT = 0
+"""Less than all numbers of grants."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """How long the parts wait for each other, in seconds.
@@ -93,6 +97,8 @@ class Report:
         sealed_for: The grant that the segment is sealed for.
         batch: What has been shipped for it.
         fresh: Whether the forwarder has made the segment, and not found it.
+        refused: Grants for which the segment was sealed when it refused gradients of this fence;
+            NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
         present: Which of the contributors that the owner asked about are in the segment.
     """
 
@@ -106,6 +112,7 @@ class Report:
     seen: int = -1
     sealed_for: int | None = None
     batch: Batch | None = None
+    refused: frozenset[int] | None = frozenset()
     present: frozenset[int] = frozenset()
 
 

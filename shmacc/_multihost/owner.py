@@ -19,6 +19,7 @@ from shmacc._multihost.contested import Contested
 from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
 from shmacc._multihost.line import Line
 from shmacc._multihost.messages import (
+    NO_GRANT,
     Answer,
     BatchKey,
     Ended,
@@ -81,12 +82,14 @@ class OwnerCore:
         self._fence = Fence(term, 0)
         self._set_at = Fence(term, 0)  # the fence at the last set_global_step
         self._serial = 0
-        self._hosts = Hosts()
+        self._hosts = Hosts(term)
         self._line = Line()
         self._contested = Contested(timing.stagger)
         self._grant: _Grant | None = None
         self._block: Opened | None = None  # the head of the line has it
         self._block_ticket = ""
+        # Grants of this fence that came to nothing: those of an owner before this one, too.
+        self._withdrawn: set[int] = set() if self._ready else {NO_GRANT}
 
     @property
     def serial(self) -> int:
@@ -305,6 +308,10 @@ class OwnerCore:
             self._grant = _Grant(self.counters.grants, now)
             self._changed()
             self._close_grant(self._grant, now)
+        elif any(host.lets_workers_wait(self._withdrawn, self._fence) for host in self._hosts):
+            _logger.warning("Step %d is void: it has too few gradients, and workers wait", self._step)
+            self.counters.voided += 1
+            self._move(self._step + 1, now)
 
     def _close_grant(self, grant: _Grant, now: float) -> None:
         """End the grant if its batches are there or late.
@@ -340,6 +347,7 @@ class OwnerCore:
             self._block_ticket = head.name
         else:
             self.counters.withdrawn += 1
+            self._withdrawn.add(grant.number)
 
     def _has_contested(self, members: list[Member], now: float) -> bool:
         """Drop a lost host's batch, or void the step, if a contributor is in two batches."""
@@ -374,8 +382,6 @@ class OwnerCore:
         self.counters.gradients += block.count
         self._line.consumed()
         consumed = {member.key.host: member for member in block.members}
-        for member in block.members:
-            self._contested.settled(member.key.host, member.batch.sealed.contributors)
         self._move(self._step + 1, now)
         for host in self._hosts:
             if (member := consumed.get(host.name)) and member.key.incarnation == host.incarnation:
@@ -385,6 +391,8 @@ class OwnerCore:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
         if self._block is not None:
             self._line.leave(self._block_ticket, served=False)
+        if self._grant is not None:
+            self._withdrawn.add(self._grant.number)
         self._block = self._grant = None
 
     def _move(self, step: int, now: float) -> None:
@@ -392,6 +400,7 @@ class OwnerCore:
         self._contested.moved(self._fence, self._step, now)
         self._fence = Fence(self._fence.term, self._fence.number + 1)
         self._step = step
+        self._withdrawn.clear()
         for host in self._hosts:
             host.member = host.consumed = None
         self._changed()

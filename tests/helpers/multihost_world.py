@@ -44,13 +44,18 @@ class Segment:
     content: list[Gradient] = field(default_factory=list)
     listed: frozenset[int] = frozenset()
     held: bool = False
+    dropped: int = 0
     fresh: bool = True
 
     def apply(self, gradient: Gradient) -> bool | None:
         """As a group's; None: it has to wait for the end of the round."""
         if self.held:
-            return False if gradient.local_step <= self.step else None
+            if gradient.local_step > self.step:
+                return None
+            self.dropped += 1
+            return False
         if gradient.local_step < self.step:
+            self.dropped += 1
             return False
         if gradient.contributor is None or gradient.contributor not in self.contributors():
             self.content.append(gradient)
@@ -156,7 +161,7 @@ class Host:
             if core is not self.core:
                 return
             present = core.watched & segment.contributors()
-            core.observe(segment.step, len(segment.content), frozenset(present))
+            core.observe(segment.step, len(segment.content), segment.dropped, frozenset(present))
             match core.next_action():
                 case None:
                     return
@@ -294,7 +299,8 @@ class Chief:
         if not self.alive or ticket != self.ticket or self.leaving is not None:
             return
         if isinstance(answer, NotReady):
-            self.set_step(self.world.chief_step)
+            if isinstance(self.world.owner.answer(ticket), NotReady):  # not set meanwhile
+                self.set_step(self.world.chief_step)
         elif isinstance(answer, Opened):
             self.fetch(ticket, answer)
         elif not isinstance(answer, HostsDied) and answer.__class__.__name__ == "Ended":
@@ -477,7 +483,7 @@ class World:
         every("owners", self._restart_owner)
         every("moves", lambda: self._move(zombie=False))
         every("zombies", lambda: self._move(zombie=True))
-        every("steps", lambda: self.chief.set_step(self.owner.step))
+        every("steps", self._set_same_step)
 
     def heal(self) -> None:
         """Let nothing go wrong from here on."""
@@ -493,6 +499,8 @@ class World:
 
     def _reboot(self) -> None:
         host = self._any_host()
+        if not host.reachable:
+            return
         host.reachable = False
         host.core = None
         mine = [worker for worker in self.workers if worker.host is host and worker.alive]
@@ -509,15 +517,18 @@ class World:
 
         self.after(self.random.uniform(0.2, 3.0), back)
 
+    def _set_same_step(self) -> None:
+        if not isinstance(self.owner.answer(""), NotReady):
+            self.chief.set_step(self.owner.step)
+
     def _lose_shard(self) -> None:
         self.shards[self.random.randrange(len(self.shards))] = ShardCore()
 
     def _restart_owner(self) -> None:
         self.term += 1
+        self.chief_step = max(self.chief_step, self.owner.step)
         if self.chief.leaving:  # its parameters are those of the next step
             self.chief_step = max(self.chief_step, self.owner_steps[self.chief.ticket] + 1)
-        elif self.owner.open_round is None:
-            self.chief_step = max(self.chief_step, self.owner.step)
         self.owner = self._owner(None)
         self.chief.__dict__.pop("answered", None)
         self.chief.next_round()
