@@ -6,7 +6,7 @@ come meanwhile. So `shipped` says what has been shipped, and it counts only if t
 sealed with the same content.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
 
@@ -63,11 +63,11 @@ class ForwarderCore:
         host: The host's name.
         incarnation: From the owner's `enrol`.
         timing: How often it reports.
-        fresh: Whether the segment has just been made.
+        segment: A number that no other segment has.
     """
 
-    def __init__(self, host: str, incarnation: int, timing: Timing, *, fresh: bool) -> None:
-        self._fresh = fresh
+    def __init__(self, host: str, incarnation: int, timing: Timing, segment: int) -> None:
+        self._segment = segment
         self._host = host
         self._incarnation = incarnation
         self._timing = timing
@@ -76,6 +76,7 @@ class ForwarderCore:
         self._step = 0
         self._count = 0
         self._present: frozenset[int] = frozenset()
+        self._listed: frozenset[int] = frozenset()  # in the segment as a contributor, not a gradient
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
@@ -84,7 +85,7 @@ class ForwarderCore:
         self._dropped = 0
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
-        self._refused: frozenset[int] | None = frozenset() if fresh else None
+        self._refused: frozenset[int] | None = None
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
@@ -154,7 +155,7 @@ class ForwarderCore:
         if self._fence is None or self._fence.term != order.term:
             # A living forwarder knows its step better than its last report does.
             if order.adopt and (self._fence is None or self._step == order.step):
-                self._fence = order.fence
+                self._fence, self._listed = order.fence, order.listed
                 self._batch = self._unshipped = self._sealed_for = None
                 if self._refused or self._grants:
                     self._refused, self._grants = frozenset({NO_GRANT}), frozenset()
@@ -175,6 +176,7 @@ class ForwarderCore:
         if not self._held:
             self._held, self._dropped_before = True, self._dropped
         self._count = content.count
+        content = replace(content, contributors=content.contributors - self._listed)
         if order is None or order.grant is None:
             return
         self._seal_for(order.grant)
@@ -209,6 +211,7 @@ class ForwarderCore:
             if self._step == self._order.step:
                 self._refused = frozenset({NO_GRANT})  # who applied here waits for the next step
             self._fence, self._step = self._order.fence, self._order.step
+            self._listed = self._order.listed
         self._count = 0
         self._present = frozenset()
         self._batch = None
@@ -249,8 +252,6 @@ class ForwarderCore:
         return self._reported
 
     def _make(self, number: int) -> Report:
-        order = self._order
-        done = order is not None and self._follows(order)
         return Report(
             host=self._host,
             incarnation=self._incarnation,
@@ -258,18 +259,9 @@ class ForwarderCore:
             fence=self._fence,
             step=self._step,
             count=self._count,
-            fresh=self._fresh,
-            seen=order.serial if done and order is not None else -1,
+            segment=self._segment,
             sealed_for=self._sealed_for,
             batch=self._batch if self._sealed_for is not None else None,
             refused=self._refused,
             present=self._present,
-        )
-
-    def _follows(self, order: Order) -> bool:
-        return (
-            order.ready
-            and self._fence == order.fence
-            and self._step == order.step
-            and self._held == order.hold
         )

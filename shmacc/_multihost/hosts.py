@@ -18,11 +18,10 @@ class Host:
         heard: When it reported last.
         lost: Whether its lease has ended since.
         report: The last report of this incarnation, if there was one.
+        segment: Which segment it has.
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         member: Its batch that counts, if it has one: of the owner's present fence.
         consumed: The batch that the round before this fence consumed.
-        muted_until: Its count does not count until it has followed the order of this serial: it
-            did not answer a grant that has ended.
     """
 
     name: str
@@ -30,10 +29,10 @@ class Host:
     heard: float
     lost: bool = False
     report: Report | None = None
+    segment: int = 0
     fence: Fence | None = None
     member: Member | None = None
     consumed: int | None = None
-    muted_until: int = -1
 
     def is_at(self, fence: Fence) -> bool:
         """Whether it lives, and its gradients are of this fence."""
@@ -42,7 +41,7 @@ class Host:
     def pending(self, fence: Fence) -> int:
         """Return how many gradients a round could get of it now."""
         if self.is_at(fence) and self.report is not None:
-            return self.report.count if self.report.seen >= self.muted_until else 0
+            return self.report.count
         return self.member.batch.sealed.count if self.member is not None else 0
 
     def has_answered(self, grant: int, fence: Fence) -> bool:
@@ -105,6 +104,9 @@ class Hosts:
             self._start(host, report.incarnation)
         if host.report is not None and report.number <= host.report.number:
             return None
+        if report.segment != host.segment:
+            self._bury(host)
+            host.segment = report.segment
         host.report = report
         host.heard = now
         if report.fence is not None:
@@ -120,11 +122,25 @@ class Hosts:
         found = [host.member for host in self if host.member is not None]
         return sorted(found, key=lambda member: member.key)
 
+    def _bury(self, host: Host) -> None:
+        """Keep a batch of a segment that is no more, beside what the host's new segment gets."""
+        host.fence = None
+        if host.member is None:
+            return
+        gone = Host(f"{host.name} until {host.incarnation}", 0, host.heard, lost=True)
+        gone.member, host.member = host.member, None
+        self._hosts[gone.name] = gone
+
+    def forget_batches(self) -> None:
+        """Forget all batches, and which ones were consumed: a new fence."""
+        self._hosts = {host.name: host for host in self if host.incarnation}
+        for host in self:
+            host.member = host.consumed = None
+
     @staticmethod
     def _start(host: Host, incarnation: int) -> None:
         host.incarnation = incarnation
         host.report = None
-        host.muted_until = -1
 
 
 def two_with_one_contributor(members: list[Member]) -> tuple[int, BatchKey, BatchKey] | None:

@@ -93,10 +93,9 @@ class Report:
         fence: What the segment's content belongs to; None: the forwarder has just started.
         step: The segment's step.
         count: How many gradients the segment has.
-        seen: The serial of the last order that was followed.
         sealed_for: The grant that the segment is sealed for.
         batch: What has been shipped for it.
-        fresh: Whether the forwarder has made the segment, and not found it.
+        segment: Which segment it is: a number that no other one has.
         refused: Grants for which the segment was sealed when it refused gradients of this fence;
             NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
         present: Which of the contributors that the owner asked about are in the segment.
@@ -108,8 +107,7 @@ class Report:
     fence: Fence | None
     step: int
     count: int
-    fresh: bool = False
-    seen: int = -1
+    segment: int = 0
     sealed_for: int | None = None
     batch: Batch | None = None
     refused: frozenset[int] | None = frozenset()

@@ -90,6 +90,7 @@ class OwnerCore:
         self._block_ticket = ""
         # Grants of this fence that came to nothing: those of an owner before this one, too.
         self._withdrawn: set[int] = set() if self._ready else {NO_GRANT}
+        self._first_grant = 1  # of this fence
 
     @property
     def serial(self) -> int:
@@ -113,7 +114,7 @@ class OwnerCore:
 
     def hosts(self) -> dict[str, tuple[bool, int]]:
         """Return of each host whether it lives, and how many of its gradients count."""
-        return {host.name: (not host.lost, host.pending(self._fence)) for host in self._hosts}
+        return {host.name: (not host.lost, host.pending(self._fence)) for host in self._hosts if host.incarnation}
 
     # Hosts
 
@@ -177,7 +178,7 @@ class OwnerCore:
         segment is new, or the owner is, and then whoever has set the step has said what it stands
         for.
         """
-        if report.fresh or host.fence is None or host.fence.term != fence.term:
+        if host.fence is None or host.fence.term != fence.term:
             return report.step == step
         return host.fence == fence or (host.fence >= self._set_at and report.step == step)
 
@@ -243,8 +244,7 @@ class OwnerCore:
             return
         for host in self._hosts:
             if host.member is not None and host.member.key in keys:
-                host.member = None
-                self.counters.lost_batches += 1
+                self._lose_batch(host)
         self._end_block(consume=False, now=now)
         self._settle(now)
 
@@ -338,8 +338,6 @@ class OwnerCore:
                 return
         self._grant = None
         self._changed()
-        for host in waited_for:
-            host.muted_until = self._serial
         if self._has_contested(members, now):
             return
         if enough and head is not None:
@@ -355,10 +353,13 @@ class OwnerCore:
         if found is None:
             return False
         contributor, *keys = found
-        dead = [host for key in keys if (host := self._hosts.find(key.host)) and host.lost]
+        dead = [
+            host
+            for host in self._hosts
+            if host.lost and host.member is not None and host.member.key in keys
+        ]
         for host in dead:
-            host.member = None
-            self.counters.lost_batches += 1
+            self._lose_batch(host)
         if not dead:
             one, two = (key.host for key in keys)
             _logger.warning(
@@ -372,6 +373,12 @@ class OwnerCore:
             self._contested.void(contributor, (one, two))
             self._move(self._step + 1, now)
         return True
+
+    def _lose_batch(self, host: Host) -> None:
+        """Drop a batch; so the grants until now have not got enough for a round after all."""
+        host.member = None
+        self.counters.lost_batches += 1
+        self._withdrawn.update(range(self._first_grant, self.counters.grants + 1))
 
     def _end_block(self, *, consume: bool, now: float) -> None:
         block, self._block = self._block, None
@@ -401,8 +408,8 @@ class OwnerCore:
         self._fence = Fence(self._fence.term, self._fence.number + 1)
         self._step = step
         self._withdrawn.clear()
-        for host in self._hosts:
-            host.member = host.consumed = None
+        self._first_grant = self.counters.grants + 1
+        self._hosts.forget_batches()
         self._changed()
 
     def _lose_hosts(self, now: float) -> None:

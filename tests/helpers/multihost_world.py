@@ -45,7 +45,7 @@ class Segment:
     listed: frozenset[int] = frozenset()
     held: bool = False
     dropped: int = 0
-    fresh: bool = True
+    token: int = field(default_factory=itertools.count(1).__next__)
 
     def apply(self, gradient: Gradient) -> bool | None:
         """As a group's; None: it has to wait for the end of the round."""
@@ -67,7 +67,7 @@ class Segment:
 
     def sealed(self) -> Sealed:
         self.held = True
-        own = frozenset(self.contributors() - self.listed)
+        own = frozenset(self.contributors())
         weight = sum(g.weight for g in self.content)
         members = {"m": (len(self.content), weight)} if self.content else {}
         return Sealed(len(self.content), weight, own, members)
@@ -119,8 +119,7 @@ class Host:
             self.world.after(0.1, self.start)
             return
         incarnation = self.world.owner.enrol(self.name, self.world.now)
-        core = ForwarderCore(self.name, incarnation, TIMING, fresh=self.segment.fresh)
-        self.segment.fresh = False
+        core = ForwarderCore(self.name, incarnation, TIMING, self.segment.token)
         self.core = core
         self.incarnation = incarnation
         self.poll(core)
