@@ -126,9 +126,7 @@ def test_random_schedules(
     follows: bool,
     contributors: bool,
 ) -> None:
-    mixed = {
-        name: max(getattr(KINDS[kind], name) for kind in kinds) for name in vars(Faults())
-    }
+    mixed = {name: max(getattr(KINDS[kind], name) for kind in kinds) for name in vars(Faults())}
     required = max(1, int(hosts * 2 * part))
     world = World(
         seed,

@@ -76,7 +76,9 @@ class ForwarderCore:
         self._step = 0
         self._count = 0
         self._present: frozenset[int] = frozenset()
-        self._listed: frozenset[int] = frozenset()  # in the segment as a contributor, not a gradient
+        self._listed: frozenset[int] = (
+            frozenset()
+        )  # in the segment as a contributor, not a gradient
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
@@ -85,7 +87,7 @@ class ForwarderCore:
         self._dropped = 0
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
-        self._refused: frozenset[int] | None = None
+        self._refused: frozenset[int] | None = None  # unknown: an earlier forwarder may have
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
@@ -115,6 +117,8 @@ class ForwarderCore:
             present: Which of the watched contributors it has.
         """
         self._step, self._count, self._dropped, self._present = step, count, dropped, present
+        if dropped == 0:
+            self._refused = frozenset()
         if self._grants and dropped > self._dropped_before and self._refused is not None:
             self._refused |= self._grants
         if not self._held:

@@ -46,9 +46,7 @@ class Host:
 
     def has_answered(self, grant: int, fence: Fence) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
-        return (
-            self.is_at(fence) and self.report is not None and self.report.sealed_for == grant
-        )
+        return self.is_at(fence) and self.report is not None and self.report.sealed_for == grant
 
     def has_committed(self, grant: int, fence: Fence) -> bool:
         """Whether it has shipped for the grant."""

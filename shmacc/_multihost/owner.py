@@ -114,7 +114,11 @@ class OwnerCore:
 
     def hosts(self) -> dict[str, tuple[bool, int]]:
         """Return of each host whether it lives, and how many of its gradients count."""
-        return {host.name: (not host.lost, host.pending(self._fence)) for host in self._hosts if host.incarnation}
+        return {
+            host.name: (not host.lost, host.pending(self._fence))
+            for host in self._hosts
+            if host.incarnation
+        }
 
     # Hosts
 
@@ -309,7 +313,9 @@ class OwnerCore:
             self._changed()
             self._close_grant(self._grant, now)
         elif any(host.lets_workers_wait(self._withdrawn, self._fence) for host in self._hosts):
-            _logger.warning("Step %d is void: it has too few gradients, and workers wait", self._step)
+            _logger.warning(
+                "Step %d is void: it has too few gradients, and workers wait", self._step
+            )
             self.counters.voided += 1
             self._move(self._step + 1, now)
 

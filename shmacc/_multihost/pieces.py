@@ -168,9 +168,7 @@ def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.int64]:
     return (mixed % np.uint64(shards)).astype(np.int64)
 
 
-def reduce(
-    group: AccumulatorGroup, pieces: Iterable[GroupPartial], opened: Opened
-) -> GroupTaken:
+def reduce(group: AccumulatorGroup, pieces: Iterable[GroupPartial], opened: Opened) -> GroupTaken:
     """Return the reduction of a shard's pieces of a round.
 
     Args:

@@ -510,9 +510,7 @@ class World:
             host.reachable = True
             host.segment = Segment()
             host.start()
-            self.workers += [
-                Worker(self, host, w.contributor, follows=w.follows) for w in mine
-            ]
+            self.workers += [Worker(self, host, w.contributor, follows=w.follows) for w in mine]
 
         self.after(self.random.uniform(0.2, 3.0), back)
 
