@@ -93,6 +93,11 @@ class ForwarderCore:
         self._reported: Report | None = None
 
     @property
+    def fence(self) -> Fence | None:
+        """What the segment's content belongs to; None: not known yet."""
+        return self._fence
+
+    @property
     def watched(self) -> frozenset[int]:
         """The contributors that the owner asks about; `observe` takes which of them are there."""
         return frozenset() if self._order is None else self._order.watched

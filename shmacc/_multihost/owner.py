@@ -103,6 +103,11 @@ class OwnerCore:
         return self._step
 
     @property
+    def fence(self) -> Fence:
+        """How often gradients were consumed or dropped."""
+        return self._fence
+
+    @property
     def accumulated(self) -> int:
         """How many gradients the next round could have now."""
         return sum(host.pending(self._fence) for host in self._hosts)

@@ -531,7 +531,10 @@ class World:
         self.chief.next_round()
 
     def _move(self, *, zombie: bool) -> None:
-        worker = self.random.choice([worker for worker in self.workers if worker.alive])
+        living = [worker for worker in self.workers if worker.alive]
+        if not living:
+            return
+        worker = self.random.choice(living)
         if not zombie:
             worker.alive = False
         self.workers.append(
