@@ -462,6 +462,22 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
 
 
+def test_a_batch_for_an_earlier_owners_grant_of_the_same_number_does_not_count() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    late = table.hosts["a"][0].report(table.now)
+    assert late.sealed_for == 1
+    table.owner = OwnerCore(2, 3, TIMING)
+    table.owner.report(Report("b", 1, 1, Fence(2, 0), 3, 1), table.now)
+    table.ask(1)  # the first grant of this owner
+    table.owner.report(late, table.now)
+    assert table.owner.accumulated == 1, "what b has reported, and nothing of a's"
+    assert isinstance(table.ask(1), Waiting)
+
+
 def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
     table = Table("a", "b", "c")
     table.settle()

@@ -233,9 +233,6 @@ class OwnerCore:
 
         The answer to a message that comes again is the same.
         """
-        known = self._line.served(ticket)
-        if known is not None:
-            return known
         if self._block is not None and self._block_ticket == ticket:
             self._end_block(consume=consume, now=now)
             self._line.leave(ticket, served=consume)

@@ -20,7 +20,7 @@ from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records import GroupPartial
-from shmacc.ray._parts import LOST, Config, find
+from shmacc.ray._parts import LOST, Config, find, was_restarted
 
 _logger = logging.getLogger("shmacc")
 
@@ -37,7 +37,7 @@ class ForwarderActor:
         self._config = config
         self._host = host
         options = dict(config.options)
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        if was_restarted():
             options["if_exists"] = "attach"  # its own
         self._group = AccumulatorGroup(
             config.members, config.name, reduction_type=config.reduction, **options

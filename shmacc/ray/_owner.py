@@ -1,6 +1,7 @@
 """The actor of the owner: its core, calls that wait for a change, and the care for the others."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc.ray._forwarder import ForwarderActor
-from shmacc.ray._parts import NAMESPACE, Config, HostState
+from shmacc.ray._parts import NAMESPACE, Config, HostState, was_restarted
 from shmacc.ray._shard import ShardActor
 
 _LOOK_FOR_NODES = 1.0
@@ -33,7 +34,7 @@ class OwnerActor:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = was_restarted()
         term = time.time_ns() // 1_000_000
         self._core = OwnerCore(term, None if restarted else 0, config.timing)
         self._changed = asyncio.Event()
@@ -45,6 +46,10 @@ class OwnerActor:
         """Return what the group was made with; the first call starts everything."""
         self._start()
         return self._config
+
+    async def pid(self) -> int:
+        """Return the process that the owner is."""
+        return os.getpid()
 
     # Forwarders
 

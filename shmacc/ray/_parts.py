@@ -1,5 +1,6 @@
 """What the actors are made with, how they are found, and what is handed to the chief."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +44,13 @@ class Config:
     def actor(self, part: str) -> str:
         """Return the name of an actor."""
         return f"{self.name}/{part}"
+
+
+def was_restarted() -> bool:
+    """Whether Ray has started this actor again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a call within Ray
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def find(config: Config, part: str) -> Any:

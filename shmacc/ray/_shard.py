@@ -1,5 +1,6 @@
 """The actor of a shard."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,12 @@ class ShardActor:
         self._number = number
         self._core: ShardCore[GroupPartial] = ShardCore()
         self._group = AccumulatorGroup(plan.at_shard(number), reduction_type=config.reduction)
+        self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
         self._reduced: tuple[Opened, GroupTaken] | None = None
+
+    def pid(self) -> int:
+        """Return the process that the shard is."""
+        return os.getpid()
 
     def stage(self, fence: Fence, key: BatchKey, piece: GroupPartial) -> None:
         """Keep a piece."""
