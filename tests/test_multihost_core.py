@@ -1,4 +1,4 @@
-"""One group over many hosts: the protocol's core holds to the semantics of one group on one host."""
+"""One group over many hosts: the core holds to the semantics of one group on one host."""
 
 from __future__ import annotations
 
@@ -229,15 +229,19 @@ class Table:
 def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     table = Table("a", "b")
     table.settle()
-    assert table.apply("a", 1) and table.apply("a", 2) and table.apply("b", 3)
+    assert table.apply("a", 1)
+    assert table.apply("a", 2)
+    assert table.apply("b", 3)
     table.settle()
     waiting = table.ask(4)
-    assert isinstance(waiting, Waiting) and waiting.accumulated == 3
+    assert isinstance(waiting, Waiting)
+    assert waiting.accumulated == 3
     assert waiting.hosts == ("a", "b")
     assert table.apply("b", 4)
     table.settle()
     opened = table.ask(4)
-    assert isinstance(opened, Opened) and opened.count == 4
+    assert isinstance(opened, Opened)
+    assert opened.count == 4
     assert opened.contributors.tolist() == [1, 2, 3, 4]
 
 
@@ -267,7 +271,8 @@ def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
     assert isinstance(table.ask(1), Waiting)
     table.settle()
     opened = table.ask(1)
-    assert isinstance(opened, Opened) and opened.count == 2
+    assert isinstance(opened, Opened)
+    assert opened.count == 2
 
 
 def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
@@ -317,7 +322,8 @@ def test_a_host_that_does_not_answer_is_not_waited_for_beyond_the_grace() -> Non
     assert isinstance(table.ask(1), Waiting)
     table.pass_time(TIMING.grace + 0.2, "a", "b")
     opened = table.ask(1)
-    assert isinstance(opened, Opened) and opened.count == 1
+    assert isinstance(opened, Opened)
+    assert opened.count == 1
 
 
 def test_a_block_that_raises_consumes_nothing() -> None:
@@ -337,7 +343,8 @@ def test_a_block_that_raises_consumes_nothing() -> None:
     table.ask(3, "u")
     table.settle()
     again = table.ask(3, "u")
-    assert isinstance(again, Opened) and again.step == first.step
+    assert isinstance(again, Opened)
+    assert again.step == first.step
     assert again.contributors.tolist() == [1, 2, 3]
     # What is unchanged is not shipped again: b has the piece that it had.
     keys = {member.key.host: member.key for member in first.members}
@@ -359,7 +366,8 @@ def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
     assert isinstance(table.ask(1), Ended)
     assert table.owner.leave("t", table.now, consume=True) is False, "it comes too late"
     opened = table.ask(1, "next")
-    assert isinstance(opened, Opened) and opened.contributors.tolist() == [1]
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
 
 
 def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
@@ -388,7 +396,8 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     assert isinstance(table.ask(1), Waiting)
     table.settle()
     again = table.ask(1)
-    assert isinstance(again, Opened) and again.count == 1
+    assert isinstance(again, Opened)
+    assert again.count == 1
     assert again.members[0].key.seq > opened.members[0].key.seq, "shipped anew, under a new name"
 
 
@@ -405,7 +414,8 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
     table.ask(1)
     table.settle()
     opened = table.ask(1)
-    assert isinstance(opened, Opened) and opened.contributors.tolist() == [1]
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
 
 
 def test_a_segment_that_was_left_behind_is_emptied() -> None:
@@ -425,7 +435,7 @@ def test_a_segment_that_was_left_behind_is_emptied() -> None:
 
 
 def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
-    """Gradients of step 0 were consumed; then the step is set to 0 again, and a forwarder starts."""
+    """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
     table = Table("a", "b")
     table.settle()
     table.apply("b", 1)
@@ -434,7 +444,8 @@ def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> Non
     assert table.owner.leave("t", table.now, consume=True)
     table.owner.set_global_step(0, "set", table.now)
     _, segment = table.hosts["b"]
-    assert segment.step == 0 and segment.content
+    assert segment.step == 0
+    assert segment.content
     segment.held = False
     table.add("b", segment)
     table.settle()
@@ -490,14 +501,16 @@ def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
     table.pass_time(TIMING.lease + 0.2, "a", "b")
     table.settle("a", "b")
     waiting = table.ask(3)
-    assert isinstance(waiting, Waiting) and waiting.hosts == ("a", "b")
+    assert isinstance(waiting, Waiting)
+    assert waiting.hosts == ("a", "b")
     table.apply("a", 2)  # c's worker was started again at a
     table.settle("a", "b")
     assert table.owner.leave("t", table.now, consume=False) is False
     table.ask(3, "u")
     table.settle("a", "b")
     opened = table.ask(3, "u")
-    assert isinstance(opened, Opened) and opened.contributors.tolist() == [0, 1, 2]
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [0, 1, 2]
 
 
 def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
@@ -523,17 +536,20 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(
     table.settle()
     assert isinstance(table.ask(2), Waiting)
     assert "hosts a and b have both accepted contributor 1" in caplog.text
-    assert table.owner.step == 1 and table.owner.counters.voided == 1
+    assert table.owner.step == 1
+    assert table.owner.counters.voided == 1
     # In the next step b is let in when the contributor has come at a, and with it listed.
     assert table.hosts["b"][1].step == 0
     assert table.apply("a", 1)
     table.settle()
     assert table.hosts["b"][1].step == 1
-    assert table.apply("b", 1) and table.hosts["b"][1].content == []
+    assert table.apply("b", 1)
+    assert table.hosts["b"][1].content == []
     assert table.apply("b", 2)
     table.settle()
     opened = table.ask(2)
-    assert isinstance(opened, Opened) and opened.contributors.tolist() == [1, 2]
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
 
 
 def test_a_contributor_that_does_not_come_is_not_waited_for() -> None:
@@ -548,7 +564,8 @@ def test_a_contributor_that_does_not_come_is_not_waited_for() -> None:
         table.ask(2)
     table.settle()
     assert table.hosts["b"][1].step == 1
-    assert table.apply("b", 1) and len(table.hosts["b"][1].content) == 1
+    assert table.apply("b", 1)
+    assert len(table.hosts["b"][1].content) == 1
 
 
 def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
@@ -585,7 +602,8 @@ def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> N
     assert table.apply("a", 3) is False
     table.pass_time(TIMING.lease + 0.2, "a")  # b is lost in the middle of the grant
     table.settle("a")
-    assert table.owner.step == 1 and table.hosts["a"][1].step == 1
+    assert table.owner.step == 1
+    assert table.hosts["a"][1].step == 1
     assert table.apply("a", 3)
 
 
@@ -628,7 +646,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(shards: int) -> None:
+def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(shards: int) -> None:  # noqa: C901
     """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
@@ -740,6 +758,6 @@ def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
 
 
 def test_a_group_over_hosts_needs_declared_shapes() -> None:
-    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((None, 3), "float32")}) as group:
-        with pytest.raises(InvalidArgumentError, match=r"'m'.*needs a shape"):
-            Plan(group.members, 2)
+    members = {"m": shmacc.TensorSpec((None, 3), "float32")}
+    with pytest.raises(InvalidArgumentError, match=r"'m'.*needs a shape"):
+        Plan(members, 2)

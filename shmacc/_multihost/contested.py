@@ -26,9 +26,9 @@ class Stagger:
 class Contested:
     """Which hosts are let in later than others, because of which contributors.
 
-    Of two hosts it is the one whose name sorts last. In that order no hosts wait for each other in a
-    circle, whatever the number of contributors and hosts. If the contributor lives only at the later
-    host, it is let in after `stagger`, and the rule is forgotten.
+    Of two hosts it is the one whose name sorts last. In that order no hosts wait for each other in
+    a circle, however many contributors and hosts there are. If the contributor lives only at the
+    later host, it is let in after `stagger`, and the rule is forgotten.
     """
 
     def __init__(self, stagger: float) -> None:

@@ -1,9 +1,9 @@
 """The forwarder: it makes a host's segment follow the owner's orders.
 
-Whoever drives it does one thing at a time: it asks for the next action, does it to the end, and says
-so. Actions that touch the segment take no time worth mentioning; shipping does, and a new order may
-come meanwhile. So `shipped` says what has been shipped, and it counts only if the segment is still
-sealed with the same content.
+Whoever drives it asks for the next action, does it, and says that it is done. Actions on the
+segment are done one at a time. Shipping may take long, and a new order may come meanwhile: so
+`shipped` says what has been shipped, and it counts only if the segment is still sealed with that
+content.
 """
 
 from dataclasses import dataclass, replace
@@ -134,28 +134,25 @@ class ForwarderCore:
     def next_action(self) -> Action | None:
         """Return what is to be done now; None: nothing until the next order."""
         order = self._order
-        if order is None:
-            return None
-        if order.refused:
+        if order is not None and order.refused:
             return Stop()
-        if not order.ready:
+        if order is None or not order.ready:
             return None
         if (move := self._next_move(order)) is not None:
             return move
         if not order.hold:
             return Release() if self._held else None
-        if not self._held:
-            return Seal()
+        return Seal() if not self._held else self._next_for(order)
+
+    def _next_for(self, order: Order) -> Action | None:
+        """Return what a sealed segment needs for the order's grant."""
         if order.grant is None:
             return None
-        if self._sealed_for == order.grant and self._unshipped is not None:
-            return Ship(self._seq)
         if self._sealed_for != order.grant:
-            if self._batch is not None and order.honoured == self._batch.seq:
-                self._seal_for(order.grant)  # still sealed, unchanged, and at the shards
-                return None
-            return Seal()
-        return None
+            if self._batch is None or order.honoured != self._batch.seq:
+                return Seal()
+            self._seal_for(order.grant)  # still sealed, unchanged, and at the shards
+        return Ship(self._seq) if self._unshipped is not None else None
 
     def _next_move(self, order: Order) -> Action | None:
         """Return how the segment gets to the order's fence and step."""
@@ -180,7 +177,7 @@ class ForwarderCore:
         return Reset(order.step, order.listed)
 
     def sealed(self, content: Sealed) -> None:
-        """The segment is sealed, and has this."""
+        """Say that the segment is sealed, and has this."""
         order = self._order
         if not self._held:
             self._held, self._dropped_before = True, self._dropped
@@ -203,18 +200,18 @@ class ForwarderCore:
         self._grants |= {grant}
 
     def shipped(self, seq: int, shards: frozenset[int]) -> None:
-        """The pieces have reached these shards, which are all that get one."""
+        """Say that pieces have reached these shards, which are all that get one."""
         if self._unshipped is not None and seq == self._seq:
             self._batch = Batch(seq, self._unshipped, shards)
             self._unshipped = None
 
     def released(self) -> None:
-        """The segment is open again."""
+        """Say that the segment is open again."""
         self._held = False
         self._sealed_for = self._unshipped = None
 
     def moved(self) -> None:
-        """The segment is empty, at the order's step."""
+        """Say that the segment is empty, at the order's step."""
         self._grants = self._refused = frozenset()
         if self._order is not None:
             if self._step == self._order.step:
@@ -227,7 +224,7 @@ class ForwarderCore:
         self.released()
 
     def step_set(self) -> None:
-        """The segment is at the order's step, and open."""
+        """Say that the segment is at the order's step, and open."""
         if self._order is not None:
             self._step = self._order.step
         self.released()

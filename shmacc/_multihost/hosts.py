@@ -52,6 +52,26 @@ class Host:
         """Whether it has shipped for the grant."""
         return self.has_answered(grant, fence) and self.batch is not None
 
+    def may_be_adopted(self, fence: Fence, step: int, set_at: Fence) -> bool:
+        """Whether a segment that a new forwarder found has gradients of the fence.
+
+        It is as the last forwarder reported it, or has followed an order since then. Steps and
+        fences go up together unless `set_global_step` comes in between, so without that the step
+        tells which. Of a segment that this owner knows nothing about, the step decides, too: the
+        segment is new, or the owner is, and then whoever has set the step has said what it stands
+        for.
+
+        Args:
+            fence: The present one.
+            step: The present one.
+            set_at: The fence at the last `set_global_step`.
+        """
+        if self.report is None:
+            return False
+        if self.fence is None or self.fence.term != fence.term:
+            return self.report.step == step
+        return self.fence == fence or (self.fence >= set_at and self.report.step == step)
+
     def lets_workers_wait(self, grants: set[int], fence: Fence) -> bool:
         """Whether workers of its may wait for the next step, with nothing in this one.
 

@@ -73,7 +73,7 @@ class Line:
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
     def lost(self, host: str) -> None:
-        """Note a lost host, for one ticket that wants to know: the first one, or the next to come."""
+        """Note a lost host for one ticket that wants to know: the first, or the next to come."""
         tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
         (tickets[0].lost if tickets else self._untold).append(host)
 

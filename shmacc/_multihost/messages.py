@@ -1,4 +1,4 @@
-"""What the parts say to each other: whole states, with numbers by which late ones are recognised."""
+"""What the parts say to each other: whole states, numbered, so that late ones are recognised."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 
 NO_GRANT = 0
 """Less than all numbers of grants."""
@@ -40,6 +39,10 @@ class Fence(NamedTuple):
 
     term: int
     number: int
+
+
+NO_FENCE = Fence(0, 0)
+"""Of no owner."""
 
 
 class BatchKey(NamedTuple):
@@ -141,7 +144,7 @@ class Order:
     incarnation: int
     ready: bool = False
     refused: bool = False
-    fence: Fence = Fence(0, 0)
+    fence: Fence = NO_FENCE
     step: int = 0
     hold: bool = False
     grant: int | None = None
@@ -227,7 +230,7 @@ class NotReady(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The ticket is not in the line: it was served, withdrawn, forgotten, or ended by a new step."""
+    """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
 
 
 Answer = Opened | Waiting | HostsDied | NotReady | Ended

@@ -1,4 +1,4 @@
-"""The owner: it has the step, counts gradients over all hosts, and decides what a round consists of.
+"""The owner: it has the step, counts gradients over all hosts, decides what a round consists of.
 
     counting --- a chief waits, and enough are reported ---> granted
     granted  --- the batches are there, and enough       ---> block
@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass
 
 from shmacc._multihost.contested import Contested
+from shmacc._multihost.counters import Counters
 from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
 from shmacc._multihost.line import Line
 from shmacc._multihost.messages import (
@@ -48,21 +49,6 @@ class _Grant:
 
     number: int
     since: float
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an owner has done: rounds consumed, gradients in them, grants, and what went wrong."""
-
-    rounds: int = 0
-    gradients: int = 0
-    grants: int = 0
-    withdrawn: int = 0
-    voided: int = 0
-    lost_hosts: int = 0
-    lost_batches: int = 0
-    lost_chiefs: int = 0
-    refused_reports: int = 0
 
 
 class OwnerCore:
@@ -143,9 +129,10 @@ class OwnerCore:
             host.lost = False
             self._changed()
         grant, batch = self._grant, report.batch
-        if grant is not None and batch is not None and report.sealed_for == grant.number:
-            if report.fence == self._fence:
-                host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
+        # Grants of different owners may have the same number, fences never.
+        at_fence = report.fence == self._fence
+        if grant and batch and at_fence and report.sealed_for == grant.number:
+            host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
         self._settle(now)
 
     def order(self, name: str, incarnation: int) -> Order:
@@ -172,24 +159,11 @@ class OwnerCore:
             if host.member is not None and host.member.key.incarnation == incarnation
             else None,
             consumed=host.consumed,
-            adopt=self._may_adopt(host, host.report, fence, step),
+            adopt=host.may_be_adopted(fence, step, self._set_at),
             listed=self._contested.listed(name) if back is None else frozenset(),
             watched=self._contested.watched(name),
             slack=self._slack(),
         )
-
-    def _may_adopt(self, host: Host, report: Report, fence: Fence, step: int) -> bool:
-        """Whether a segment found by a new forwarder has gradients of the fence.
-
-        It is as the last forwarder reported it, or has followed an order since then. Steps and
-        fences go up together unless `set_global_step` comes in between, so without that the step
-        tells which. Of a segment that this owner knows nothing about, the step decides, too: the
-        segment is new, or the owner is, and then whoever has set the step has said what it stands
-        for.
-        """
-        if host.fence is None or host.fence.term != fence.term:
-            return report.step == step
-        return host.fence == fence or (host.fence >= self._set_at and report.step == step)
 
     def _slack(self) -> int:
         """Return how much more a host must have for a report at once: O(hosts x log) a round."""

@@ -8,6 +8,7 @@ Sums are added, divided and converted by a group, as on one host, so results are
 to the bit where the order of additions does not matter.
 """
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -48,9 +49,11 @@ class Plan:
     def __init__(self, members: Mapping[str, TensorSpec], shards: int) -> None:
         self.members = dict(members)
         self.shards = shards
+        self._dims: dict[str, tuple[int, ...]] = {}  # of a row, or of a whole dense member
         for name, spec in members.items():
             dims = spec.shape[1:] if spec.shape and _is_sparse(spec) else spec.shape
-            if dims is None or None in dims:
+            self._dims[name] = tuple(dim for dim in dims or () if dim is not None)
+            if dims is None or len(self._dims[name]) < len(dims):
                 raise InvalidArgumentError(
                     f"Member {name!r} of a group over several hosts needs a shape whose dimensions "
                     "are known (of a sparse one all but the first), but was declared as "
@@ -59,7 +62,7 @@ class Plan:
 
     def runs(self, name: str) -> list[tuple[int, int]]:
         """Return which run of a dense member's elements each shard has."""
-        size = int(np.prod(self.members[name].shape, dtype=np.int64))
+        size = math.prod(self._dims[name])
         if size < _SMALL:
             home = zlib.crc32(name.encode()) % self.shards
             return [(0, size) if shard == home else (0, 0) for shard in range(self.shards)]
@@ -132,7 +135,7 @@ class Plan:
         who: npt.NDArray[np.int64],
     ) -> SparseTaken:
         spec = self.members[name]
-        first, *dims = spec.shape
+        first, dims = (spec.shape or (None,))[0], self._dims[name]
         none = np.empty(0, np.int64)
         indices = np.concatenate([none, *(part.indices for part in parts if part is not None)])
         order = np.argsort(indices)
@@ -153,8 +156,7 @@ class Plan:
         step: int,
         who: npt.NDArray[np.int64],
     ) -> DenseTaken:
-        spec = self.members[name]
-        value = np.empty(spec.shape, spec.dtype)
+        value = np.empty(self._dims[name], self.members[name].dtype)
         flat = value.reshape(-1)
         for part, (first, end) in zip(parts, self.runs(name), strict=True):
             if part is not None and end > first:

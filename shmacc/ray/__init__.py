@@ -9,10 +9,10 @@ The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothin
         update(parameters, taken)                    group.apply(gradient, step, contributor=rank)
 
 Each node gets a forwarder, an actor that makes the group's segment there and keeps it going;
-nodes that join later get one, too. The owner, an actor on the chief's node, has the step and decides
-what a round consists of; shards, which are spread over the nodes, add up the rows. The protocol, and
-what the death of each part costs, is argued in the package ``shmacc._multihost``. All of them are
-detached actors, started again by Ray if they die: they outlive the chief until `unlink`.
+nodes that join later get one, too. The owner, an actor on the chief's node, has the step and
+decides what a round consists of; shards, which are spread over the nodes, add up the rows. The
+protocol, and what the death of each part costs, is argued in the package ``shmacc._multihost``. All
+of them are detached actors, which Ray starts again if they die: they live until `unlink`.
 
 Whoever can connect to a Ray cluster can run code in it. Keep it in a trusted network, and use Ray's
 token authentication.

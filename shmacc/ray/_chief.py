@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -91,7 +91,7 @@ class AccumulatorGroup:
             reduction_type: As there.
             mode: As there.
             owners: As there.
-            if_exists: What to do with segments that the nodes have under this name from earlier, and
+            if_exists: What to do with segments that nodes have under this name from earlier, and
                 with a group that the cluster has.
             unlink_on_close: Whether `close` removes the group.
             lanes: Of each host's segment.
@@ -273,9 +273,9 @@ class AccumulatorGroup:
     ) -> "Round[GroupTaken]":
         """Take the gradients of all hosts for the length of a ``with`` block.
 
-        As on one host: `num_required` counts gradients, and gets at least so many; leaving the block
-        consumes them and moves the step on; an exception, or the death of this process, consumes
-        nothing. Other than there, a process that is stopped for longer than ``timing.chief_lease``
+        As on one host: `num_required` counts gradients; leaving the block consumes them and moves
+        the step on; an exception, or the death of this process, consumes nothing. Other than there,
+        a process that is stopped for longer than ``timing.chief_lease``
         loses its round, and the end of its block raises.
 
         Args:
@@ -292,7 +292,7 @@ class AccumulatorGroup:
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> "Round[ShardedTaken]":
-        """Take as `round`, but leave the rows at the shards, where functions are called with them."""
+        """Take as `round`, but leave the rows at the shards; functions are called with them."""
         return Round(self, num_required, timeout, on_death, sharded=True)
 
     def set_global_step(self, new_global_step: int) -> None:
@@ -399,7 +399,7 @@ class Round(Generic[_Result]):
                         self._heartbeat = _Heartbeat(group, self._ticket, self._required)
                     result = self._fetch(answer)
                     if not isinstance(result, Missing):
-                        return result
+                        return cast("_Result", result)  # as `sharded` says
                     group._call("missing", self._ticket, result.keys)  # noqa: SLF001
                 case Waiting():
                     if end is not None and time.monotonic() >= end:
@@ -415,8 +415,8 @@ class Round(Generic[_Result]):
                     )
                 case _:
                     raise CancelledError(
-                        f"The wait for a round of {group.shared_name!r} was ended: this process was "
-                        "silent for too long"
+                        f"The wait for a round of {group.shared_name!r} was ended: this process "
+                        "was silent for too long"
                     )
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:

@@ -237,5 +237,3 @@ class _Shipping:
     def _send(self, shard: int) -> None:
         call = self._actors[shard].stage.remote(self._fence, self._key, self._pieces[shard])
         self._calls[call] = shard
-
-

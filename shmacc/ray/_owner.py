@@ -28,8 +28,8 @@ _LOOK_FOR_NODES = 1.0
 class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
-    An owner that Ray has started again does not know the step. Its term is the time: later than that
-    of the one before it on the same machine, and Ray starts none before that one is dead.
+    An owner that Ray has started again does not know the step. Its term is the time: later than
+    that of the one before it, which was dead by then.
     """
 
     def __init__(self, config: Config) -> None:
@@ -197,4 +197,3 @@ class OwnerActor:
                 return
             if once:
                 return
-

@@ -101,13 +101,13 @@ class Shard:
         a run of its elements, flat.
 
         Raises:
-            Whatever it raises. If the shard has died, RayActorError: let it leave the round's block, and
+            Whatever it raises. If the shard has died, RayActorError: let it leave the block, and
             the next round has the same gradients.
         """
         found = ray.get(self._actor.run.remote(self._opened, function, args))
         if isinstance(found, Missing):
             raise ray.exceptions.RayActorError(
-                error_msg=f"Shard {self.number} was started again and has lost its part of the round"
+                error_msg=f"Shard {self.number} was started again and has lost its part"
             )
         return found
 
@@ -142,6 +142,6 @@ class ShardedTaken:
         self.shards = shards
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return what ``function(taken, *args)`` returns at each shard; all run at the same time."""
+        """Return what ``function(taken, *args)`` returns at each shard; all run at once."""
         with ThreadPoolExecutor(max(1, len(self.shards))) as pool:
             return list(pool.map(lambda shard: shard.run(function, *args), self.shards))

@@ -154,7 +154,7 @@ class Host:
             core.receive(order)  # type: ignore[arg-type]
             self.run(core)
 
-    def run(self, core: ForwarderCore) -> None:
+    def run(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
         segment = self.segment
         for _ in range(20):
             if core is not self.core:

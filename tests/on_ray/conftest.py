@@ -28,7 +28,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         finally:
             made.end()
         for name in left:
-            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
         assert left == [], "names in shared memory that no node has removed"
     finally:
         os.chdir(before)

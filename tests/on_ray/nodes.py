@@ -27,9 +27,7 @@ class Nodes:
         self.cluster = Cluster()
         for _ in range(3):
             self.add()
-        ray.init(
-            address=self.cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False
-        )
+        ray.init(address=self.cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
 
     def namespace(self, number: int) -> str:
         """The namespace of names in shared memory that a node has."""
@@ -63,7 +61,7 @@ class Nodes:
 
     def left(self) -> list[str]:
         """Names in shared memory of any node."""
-        return [name for name in os.listdir("/dev/shm") if self.run in name]  # noqa: PTH208
+        return [name for name in os.listdir("/dev/shm") if self.run in name]  # noqa: PTH208, S108
 
     def end(self) -> None:
         ray.shutdown()

@@ -39,7 +39,7 @@ RANKS = 6
 
 
 @pytest.fixture(scope="session")
-def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:
+def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG001
     made = shmacc.ray.AccumulatorGroup(MEMBERS, "model", shards=2, timing=QUICK)
     yield made
     made.unlink()
@@ -53,9 +53,7 @@ def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup
 
 
 @pytest.fixture
-def books(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path
-) -> Iterator[Books]:
+def books(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path) -> Iterator[Books]:
     made = Books(nodes, group.shared_name, tmp_path)
     for rank in range(RANKS):
         made.start(rank, rank % 3)
@@ -129,9 +127,8 @@ def test_the_reduction_is_that_of_one_group(nodes: Nodes) -> None:
         local.close()
 
 
-def test_a_round_may_stay_at_the_shards(
-    group: shmacc.ray.AccumulatorGroup, books: Books
-) -> None:
+@pytest.mark.usefixtures("books")
+def test_a_round_may_stay_at_the_shards(group: shmacc.ray.AccumulatorGroup) -> None:
     with group.round_of_shards(RANKS, timeout=60) as taken:
         assert len(taken.shards) == 2
         counts = taken.run(lambda part: len(part["rows"].indices))
@@ -146,7 +143,11 @@ def test_a_round_may_stay_at_the_shards(
 def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> None:
     with pytest.raises(DeadlineExceededError, match="0 of the 3 required") as caught:
         group.take(3, timeout=0.2)
-    assert (caught.value.accumulated, caught.value.required, caught.value.step) == (0, 3, group.global_step)
+    assert (caught.value.accumulated, caught.value.required, caught.value.step) == (
+        0,
+        3,
+        group.global_step,
+    )
     with pytest.raises(InvalidArgumentError, match="must be positive"):
         group.take(0)
     with pytest.raises(NotFoundError):
@@ -230,7 +231,7 @@ def test_a_node_dies_in_mid_round_and_another_one_joins(
     nodes.remove(again)
     for name in nodes.left():
         if f"n{late}:" in name or f"n{again}:" in name:
-            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108  machines that are gone
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  machines that are gone
 
 
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
@@ -274,15 +275,16 @@ def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
 
 
 def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, books: Books) -> None:
-    with pytest.raises(FailedPreconditionError, match="ended before its block"):
-        with group.round(RANKS, timeout=60):
-            group.advance_step(group.global_step + 50)
+    ended = pytest.raises(FailedPreconditionError, match="ended before its block")
+    with ended, group.round(RANKS, timeout=60):
+        group.advance_step(group.global_step + 50)
     step = group.global_step
     rounds(group, books, 1)
     assert group.global_step == step + 1
 
 
-def test_chiefs_wait_in_line(group: shmacc.ray.AccumulatorGroup, books: Books) -> None:
+@pytest.mark.usefixtures("group", "books")
+def test_chiefs_wait_in_line() -> None:
     steps = []
 
     def lead() -> None:
