@@ -190,6 +190,7 @@ class Table:
                     segment.held = False
                     core.released()
                 case act.Consume():
+                    segment.taken += len(segment.content)
                     segment.reset(segment.step + 1, frozenset())
                     core.moved()
                 case act.Reset(step, listed):
@@ -434,6 +435,31 @@ def test_a_segment_that_was_left_behind_is_emptied() -> None:
     assert (segment.step, segment.content) == (1, [])
 
 
+def test_what_a_machine_had_shipped_before_it_was_started_again_counts_beside_the_rest() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.ask(2)
+    table.settle()
+    assert isinstance(table.ask(2), Opened)
+    table.owner.leave("t", table.now, consume=False)
+    table.add("b", Segment())
+    table.settle()
+    assert table.apply("b", 3)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2, 3]
+    assert set(table.owner.hosts()) == {"a", "b"}
+    assert table.owner.leave("u", table.now, consume=True)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.owner.accumulated == 0
+
+
 def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
     """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
     table = Table("a", "b")
@@ -538,6 +564,7 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(
     assert "hosts a and b have both accepted contributor 1" in caplog.text
     assert table.owner.step == 1
     assert table.owner.counters.voided == 1
+    assert table.hosts["a"][1].taken == 0, "what was dropped does not count as taken"
     # In the next step b is let in when the contributor has come at a, and with it listed.
     assert table.hosts["b"][1].step == 0
     assert table.apply("a", 1)
@@ -641,6 +668,7 @@ SPECS = {
     "sums": shmacc.IndexedSlicesSpec((50,), "int32", reduction_type="SUM"),
     "large": shmacc.TensorSpec((200, 100), "float16", reduction_type="CMEAN"),
     "scalar": shmacc.TensorSpec((), "float64"),
+    "narrow": shmacc.IndexedSlicesSpec((9,), "float64", reduction_type="CMEAN"),
     "never": shmacc.TensorSpec((3,), "float32"),
 }
 
@@ -663,6 +691,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(shards: int) -
                 gradient["sums"] = random.integers(0, 50, 3), random.integers(-9, 9, 3)
             if i != 2:
                 gradient["large"] = random.integers(-9, 9, (200, 100)).astype(np.float16)
+            gradient["narrow"] = [i], [float(i + 1)]  # not every host has rows at every shard
             if i == 4:
                 gradient["scalar"] = 3.0
                 gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)

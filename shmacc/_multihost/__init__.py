@@ -2,8 +2,8 @@
 
 The modules here are state machines. They do no I/O, start no threads and read no clocks: whoever
 drives them passes messages and the time in, and does what they ask for. `shmacc.ray` drives them
-with actors, the tests with a transport that drops, doubles and delays. (segment.py is the exception:
-a forwarder's actions, done on a real group.)
+with actors, the tests with a transport that drops, doubles and delays. (segment.py is the
+exception: a forwarder's actions, done on a real group.)
 
 The parts
     host       Has a segment, an ordinary group. Its workers know nothing of all this.
@@ -75,11 +75,11 @@ Void steps
     round, all its gradients are dropped, and the workers, who follow the step, compute anew. What
     the chief waits for is the next step. There are two reasons.
 
-    A contributor at two hosts. Within a host the segment sees to it that a contributor is in a round
-    once. If a worker is restarted on another host after its first gradient was accepted, both
+    A contributor at two hosts. Within a host the segment sees to it that a contributor is in a
+    round once. If a worker is restarted on another host after its first gradient was accepted, both
     segments have accepted one, and a sum cannot be taken apart again. If only one of the two hosts
-    lives, the other one's batch is dropped: its gradients are as if never applied. If both live, the
-    step is void. In the next steps one of the two is let in later than the other: when the
+    lives, the other one's batch is dropped: its gradients are as if never applied. If both live,
+    the step is void. In the next steps one of the two is let in later than the other: when the
     contributor has come there, and then with the contributor listed as being in, so that its apply
     here returns True and adds nothing, as on one host; or after `stagger`, if it did not come. So a
     contributor that is alive on two hosts costs one step and not all of them.
@@ -91,11 +91,11 @@ Void steps
     of them instead of their sums.
 
     Too few after all. Hosts sealed for a grant and refused gradients, and then others were lost, so
-    that the grant came to nothing. Those whose gradients were refused wait for the next step, on one
-    host as here; but there the round that they were too late for always comes. So if a chief waits,
-    the gradients are too few, and some host has refused one for such a grant (or does not know,
-    since its forwarder was started again), the step is void. A block that raises is no such reason:
-    its gradients are all there, and enough.
+    that the grant came to nothing. Those whose gradients were refused wait for the next step, on
+    one host as here; but there the round that they were too late for always comes. So if a chief
+    waits, the gradients are too few, and some host has refused one for such a grant (or does not
+    know, since its forwarder was started again), the step is void. A block that raises is no such
+    reason: its gradients are all there, and enough.
 
 What True means
     An apply that returned True is in the mean of its step, unless its host was lost, its forwarder

@@ -45,6 +45,7 @@ class Segment:
     listed: frozenset[int] = frozenset()
     held: bool = False
     dropped: int = 0
+    taken: int = 0
     token: int = field(default_factory=itertools.count(1).__next__)
 
     def apply(self, gradient: Gradient) -> bool | None:
