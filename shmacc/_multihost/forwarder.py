@@ -6,7 +6,7 @@ segment are done one at a time. Shipping may take long, and a new order may come
 content.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
 
@@ -98,6 +98,11 @@ class ForwarderCore:
         return self._fence
 
     @property
+    def listed(self) -> frozenset[int]:
+        """The contributors that the segment lists without a gradient, which do not count."""
+        return self._listed
+
+    @property
     def watched(self) -> frozenset[int]:
         """The contributors that the owner asks about; `observe` takes which of them are there."""
         return frozenset() if self._order is None else self._order.watched
@@ -182,7 +187,6 @@ class ForwarderCore:
         if not self._held:
             self._held, self._dropped_before = True, self._dropped
         self._count = content.count
-        content = replace(content, contributors=content.contributors - self._listed)
         if order is None or order.grant is None:
             return
         self._seal_for(order.grant)

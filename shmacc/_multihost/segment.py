@@ -2,6 +2,10 @@
 
 The seal is a round that the forwarder has open: applies of this step are refused, later ones wait,
 nothing is consumed, and the death of the forwarder ends it.
+
+A contributor that is listed without a gradient is an empty gradient to the group: it touches
+nothing.
+What is said of the segment here is without these.
 """
 
 import contextlib
@@ -32,8 +36,22 @@ class LocalSegment:
         """Return which of these contributors it has."""
         return watched & set(self.group.contributors().tolist()) if watched else frozenset()
 
-    def seal(self) -> GroupPartial:
+    def pending(self, listed: frozenset[int]) -> int:
+        """Return how many gradients it has."""
+        return max(0, self.group.num_accumulated() - len(listed))
+
+    def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
+        partial = self._sealed()
+        if not listed:
+            return partial
+        who = np.array([c for c in partial.contributors.tolist() if c not in listed], np.int64)
+        extra = len(listed)
+        return GroupPartial(
+            partial, partial.count - extra, partial.step, partial.weight - extra, who
+        )
+
+    def _sealed(self) -> GroupPartial:
         if self._round:
             copy: GroupPartial = taking.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
             return copy
@@ -60,7 +78,7 @@ class LocalSegment:
     def reset(self, step: int, listed: frozenset[int]) -> None:
         """Empty it and set its step, with these contributors in; an open round ends."""
         who = np.array(sorted(listed), dtype=np.int64) if listed else None
-        self._handle.restore([], step, (0, 0, who, None))
+        self._handle.restore([], step, (len(listed), len(listed), who, None))
         self._forget_round()
 
     def set_step(self, step: int) -> None:

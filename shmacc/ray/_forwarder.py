@@ -116,9 +116,8 @@ class _Loop:
     def _look(self) -> None:
         group = self._group
         present = self._segment.present(self._core.watched)
-        self._core.observe(
-            group.global_step, group.num_accumulated(), self._segment.dropped(), present
-        )
+        pending = self._segment.pending(self._core.listed)
+        self._core.observe(group.global_step, pending, self._segment.dropped(), present)
 
     def _act(self) -> bool:
         """Do all that is to be done; False: this incarnation must end."""
@@ -126,7 +125,7 @@ class _Loop:
         while (action := core.next_action()) is not None:
             match action:
                 case act.Seal():
-                    self._sealed = segment.seal()
+                    self._sealed = segment.seal(core.listed)
                     core.sealed(describe(self._sealed))
                 case act.Ship(seq):
                     if self._shipping is None or self._shipping.seq != seq:

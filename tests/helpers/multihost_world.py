@@ -68,7 +68,7 @@ class Segment:
 
     def sealed(self) -> Sealed:
         self.held = True
-        own = frozenset(self.contributors())
+        own = frozenset(g.contributor for g in self.content if g.contributor is not None)
         weight = sum(g.weight for g in self.content)
         members = {"m": (len(self.content), weight)} if self.content else {}
         return Sealed(len(self.content), weight, own, members)
