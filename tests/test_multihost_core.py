@@ -723,6 +723,40 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(shards: int) -
             assert segment.group.global_step == step + 1
 
 
+def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((None,), "float64", reduction_type="CMEAN")}
+    plan = Plan(members, 2)
+    rows = [
+        0,
+        next(row for row in range(1, 99) if set(plan_of(plan, row)) != set(plan_of(plan, 0))),
+    ]
+    opened = Opened(
+        Fence(1, 0),
+        0,
+        tuple(
+            Member(
+                BatchKey(str(row), 1, 1),
+                Batch(1, Sealed(1, 1, members={"m": (1, 1)}), frozenset(plan_of(plan, row))),
+            )
+            for row in rows
+        ),
+    )
+    parts = []
+    for shard in range(2):
+        with shmacc.AccumulatorGroup(plan.at_shard(shard)) as group:
+            pieces = [plan_of(plan, row)[shard] for row in rows if shard in plan_of(plan, row)]
+            assert len(pieces) == 1
+            parts.append(reduce(group, pieces, opened))
+    assert plan.join(parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
+    """The pieces of a gradient that has 6.0 in one row."""
+    with shmacc.AccumulatorGroup(plan.members) as group:
+        assert group.apply({"m": ([row], [6.0])}, 0)
+        return plan.split(group.take_partial())
+
+
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
     with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = LocalSegment(group)
