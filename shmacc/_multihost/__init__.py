@@ -1,7 +1,7 @@
 """One group over many hosts: the protocol, without an engine.
 
-The modules here are state machines. They do no I/O, start no threads and read no clocks: whoever
-drives them passes messages and the time in, and does what they ask for. `shmacc.ray` drives them
+The modules here are state machines. They do no I/O, start no threads and read no clocks: the
+driver passes messages and the time in, and does what they ask for. `shmacc.ray` drives them
 with actors, the tests with a transport that drops, doubles and delays. (segment.py is the
 exception: a forwarder's actions, done on a real group.)
 
@@ -72,7 +72,7 @@ What dies, and what that costs
 
 Void steps
     A step is void when its gradients cannot be had as workers believe: it moves on by one without a
-    round, all its gradients are dropped, and the workers, who follow the step, compute anew. What
+    round, all its gradients are dropped, and the workers, who follow the step, compute theirs again. What
     the chief waits for is the next step. There are two reasons.
 
     A contributor at two hosts. Within a host the segment sees to it that a contributor is in a

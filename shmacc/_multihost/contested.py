@@ -1,4 +1,4 @@
-"""Contributors that two hosts have accepted in one step: who is let in first in the next ones."""
+"""Contributors that two hosts have accepted in one step, and the order of hosts in the next ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

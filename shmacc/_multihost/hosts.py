@@ -58,8 +58,8 @@ class Host:
         It is as the last forwarder reported it, or has followed an order since then. Steps and
         fences go up together unless `set_global_step` comes in between, so without that the step
         tells which. Of a segment that this owner knows nothing about, the step decides, too: the
-        segment is new, or the owner is, and then whoever has set the step has said what it stands
-        for.
+        segment is new, or the owner is, and then the chief that set the step has said what it
+        stands for.
 
         Args:
             fence: The present one.
@@ -145,9 +145,9 @@ class Hosts:
         host.fence = None
         if host.member is None:
             return
-        gone = Host(f"{host.name} until {host.incarnation}", 0, host.heard, lost=True)
-        gone.member, host.member = host.member, None
-        self._hosts[gone.name] = gone
+        former = Host(f"{host.name} until {host.incarnation}", 0, host.heard, lost=True)
+        former.member, host.member = host.member, None
+        self._hosts[former.name] = former
 
     def forget_batches(self) -> None:
         """Forget all batches, and which ones were consumed: a new fence."""

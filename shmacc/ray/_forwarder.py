@@ -52,7 +52,7 @@ class ForwarderActor:
         return os.getpid()
 
     def end(self) -> None:
-        """Stop, and remove the segment's name; who is attached goes on using it."""
+        """Stop, and remove the segment's name; attached processes go on using it."""
         self._stop.set()
         self._thread.join(timeout=10)
         self._group.unlink()

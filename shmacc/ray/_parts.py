@@ -128,7 +128,7 @@ class ShardedTaken:
         count: How many gradients were reduced.
         step: The step that the round closes.
         weight: The weights of these gradients, added up.
-        contributors: int64, ascending: who took part, of those that said so.
+        contributors: int64, ascending: those that took part and said so.
         members: From member to its count and weight.
         shards: The parts.
     """
