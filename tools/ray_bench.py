@@ -17,7 +17,7 @@ import uuid
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_raylet_start_wait_time_s"] = "300"  # machines that are busy
+os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machines
 
 import numpy as np
 import ray

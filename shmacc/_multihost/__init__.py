@@ -72,8 +72,8 @@ What dies, and what that costs
 
 Void steps
     A step is void when its gradients cannot be had as workers believe: it moves on by one without a
-    round, all its gradients are dropped, and the workers, who follow the step, compute theirs again. What
-    the chief waits for is the next step. There are two reasons.
+    round, all its gradients are dropped, and the workers, which follow the step, compute theirs
+    again. What the chief waits for is the next step. There are two reasons.
 
     A contributor at two hosts. Within a host the segment sees to it that a contributor is in a
     round once. If a worker is restarted on another host after its first gradient was accepted, both

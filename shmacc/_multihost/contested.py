@@ -1,4 +1,4 @@
-"""Contributors that two hosts have accepted in one step, and the order of hosts in the next ones."""
+"""Contributors that two hosts have accepted in one step; which host comes first in the next."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """The forwarder: it makes a host's segment follow the owner's orders.
 
-Its driver asks for the next action, does it, and says that it is done. Actions on the segment are done one at a time. Shipping may take long, and a new order may come meanwhile: so
-`shipped` says what has been shipped, and it counts only if the segment is still sealed with that
-content.
+Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
+done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
+what has been shipped, and it counts only if the segment is still sealed with that content.
 """
 
 from dataclasses import dataclass

@@ -14,8 +14,8 @@ decides what a round consists of; shards, which are spread over the nodes, add u
 protocol, and what the death of each part costs, is argued in the package ``shmacc._multihost``. All
 of them are detached actors, which Ray starts again if they die: they live until `unlink`.
 
-A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and use Ray's
-token authentication.
+A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and
+use Ray's token authentication.
 """
 
 from shmacc._multihost.messages import Timing

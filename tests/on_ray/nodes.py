@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_raylet_start_wait_time_s"] = "300"  # machines that are busy
+os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machines
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import ray
