@@ -138,13 +138,20 @@ class Plan:
         first, dims = (spec.shape or (None,))[0], self._dims[name]
         none = np.empty(0, np.int64)
         indices = np.concatenate([none, *(part.indices for part in parts if part is not None)])
-        order = np.argsort(indices)
+        order = np.argsort(indices, kind="stable")  # merges: each part is sorted
         empty = np.empty((0, *dims), spec.dtype)
         values = np.concatenate([empty, *(part.values for part in parts if part is not None)])
         counts = np.concatenate([none, *(part.row_counts for part in parts if part is not None)])
         shape = np.array([-1 if first is None else first, *dims], dtype=np.int64)
         return SparseTaken(
-            indices[order], values[order], shape, counts[order], count, step, weight, who
+            indices[order],
+            np.take(values, order, axis=0),  # several times as fast as an index
+            shape,
+            counts[order],
+            count,
+            step,
+            weight,
+            who,
         )
 
     def _dense(
@@ -164,10 +171,10 @@ class Plan:
         return DenseTaken(value, count, step, weight, who)
 
 
-def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.int64]:
-    """Return which shard each row is at."""
+def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.uint16]:
+    """Return which shard each row is at; of 16 bits, since such are sorted in linear time."""
     mixed = (rows.view(np.uint64) * _GOLDEN) >> np.uint64(32)
-    return (mixed % np.uint64(shards)).astype(np.int64)
+    return (mixed % np.uint64(shards)).astype(np.uint16)
 
 
 def reduce(group: AccumulatorGroup, pieces: Iterable[GroupPartial], opened: Opened) -> GroupTaken:
@@ -200,7 +207,7 @@ def _is_sparse(spec: TensorSpec) -> bool:
 def _part(sums: SparsePartial, rows: Any) -> SparsePartial:
     return SparsePartial(
         sums.indices[rows],
-        sums.values[rows],
+        sums.values[rows] if isinstance(rows, slice) else np.take(sums.values, rows, axis=0),
         sums.shape,
         sums.row_counts[rows],
         sums.count,
