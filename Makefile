@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-ray bench-ray test-all smoke test-lowest lint coverage dist model litmus soak asan tsan aarch64 bench \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray lint coverage dist model litmus soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
 help: ## this list
@@ -50,6 +50,9 @@ smoke: $(VENV)/.tested ## about a hundred of the tests
 test-lowest: ## tests with the lowest versions of other packages that pyproject.toml allows
 	$(MAKE) --no-print-directory smoke VENV=$(VENV)-lowest SMOKE='$(NEEDS)' \
 		PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
+
+test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in an environment of their own
+	.venv-home/bin/pytest $(or $(TESTS),tests/home)
 
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
@@ -162,4 +165,13 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-bench/bin/pip install --quiet --requirement tools/shmacc_bench/requirements.txt
 	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps .
 	.venv-bench/bin/pip install --quiet .
+	touch $@
+
+# The wheel that is built for tests, beside the packages that users have it beside.
+.venv-home/.installed: $(VENV)/.installed constraints/home.txt
+	$(PYTHON) -m venv .venv-home
+	.venv-home/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
+	.venv-home/bin/pip install --quiet --constraint constraints/home.txt --group home
+	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@

@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
     {"errors", "inspection", "raw_ops", "sparse", "testing"},
     {
         "shmacc._accumulator": ("NEVER_STALE",),
+        "shmacc._async": ("AsyncRound",),
         "shmacc._dense": ("ConditionalAccumulator",),
         "shmacc._group": ("AccumulatorGroup",),
         "shmacc._lookup": ("attach",),

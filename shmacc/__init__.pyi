@@ -1,5 +1,6 @@
 from shmacc import errors, inspection, raw_ops, sparse, testing
 from shmacc._accumulator import NEVER_STALE
+from shmacc._async import AsyncRound
 from shmacc._dense import ConditionalAccumulator
 from shmacc._group import AccumulatorGroup
 from shmacc._lookup import attach
@@ -22,6 +23,7 @@ from shmacc._taking import Round
 __all__ = [
     "NEVER_STALE",
     "AccumulatorGroup",
+    "AsyncRound",
     "ConditionalAccumulator",
     "DensePartial",
     "DenseTaken",

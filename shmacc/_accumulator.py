@@ -95,6 +95,7 @@ class Accumulator(exits.Owner):
         except BaseException:
             self.close()
             raise
+        self.opened_by_user()
 
     @classmethod
     def attach(
@@ -116,7 +117,9 @@ class Accumulator(exits.Owner):
         """
         segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
         handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
-        return cls.of_handle(handle, segment_name, whose)
+        self = cls.of_handle(handle, segment_name, whose)
+        self.opened_by_user()
+        return self
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
@@ -293,9 +296,22 @@ class Accumulator(exits.Owner):
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
         try:
-            return self._handle.wait_step(past, seconds)
+            return self._handle.wait_step(past, seconds, None)
         except DeadlineExceededError as error:
             raise taking.with_attached(error, self._handle) from None
+
+    async def wait_step_async(self, after: int, *, timeout: float | None = None) -> int:
+        """Wait as `wait_step` does, without blocking the event loop of asyncio.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled.
+            ShmaccError: As for `wait_step`; ResourceExhaustedError: no thread could be started for
+                the wait.
+        """
+        from shmacc import _async  # asyncio takes longer to import than all of shmacc
+
+        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
+        return await _async.wait_step(self._handle, past, seconds)
 
     def contributors(self) -> IndexArray:
         """Return who is in the open round, without consuming it: int64, ascending.
@@ -349,7 +365,7 @@ class Accumulator(exits.Owner):
 
     def close(self) -> None:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
-        exits.close(self._handle, self._finalizer)
+        self._close()
 
     def unlink(self) -> None:
         """Remove the segment and its semaphore from the system. Idempotent.

@@ -11,7 +11,7 @@ from shmacc._core import TakenRound
 from shmacc._records import DensePartial, DenseTaken, ValueArray
 from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
-from shmacc._taking import Takes
+from shmacc._takes import Takes
 
 __all__ = ["ConditionalAccumulator"]
 

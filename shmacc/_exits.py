@@ -1,4 +1,6 @@
-"""Closing at the end of a process.
+"""Closing: by the user, else when an object is collected, or at the end of a process.
+
+An object that its user opened and never closed warns when it is collected, as files do.
 
 A process that closes its handles or exits in order is not dead to a take that asks who died. Python
 runs ``atexit`` functions, and so finalizers, at the end of an ordinary process. A child of
@@ -6,20 +8,59 @@ multiprocessing ends by ``os._exit``, which runs none: but it calls multiprocess
 first. There it leaves the segment at once, since it may have its parent's handles as well.
 """
 
+import os
 import sys
 import threading
+import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from shmacc import _core
 
 
 class Owner:
-    """Has a handle that is closed with it, or when the process ends in order."""
+    """Has a handle that is closed with it, or when the process ends in order.
 
-    __slots__ = ()
+    An object that a user has opened, by a constructor or ``attach``, and that is collected unclosed
+    is a ``ResourceWarning``. These are not, since they have no user who could have closed them:
+    one that lives until the end of the process, where all are closed in order; a forked child's
+    copy of its parent's; one that was made by unpickling, because a function that multiprocessing
+    gives an object to cannot know whether it is that of the parent (fork) or a new one; and one
+    whose constructor fails or is interrupted.
+    """
+
+    __slots__ = ("_opener",)
 
     _handle: _core.Handle
+    _finalizer: "weakref.finalize[..., Any]"
+    _shared_name: str
+    _opener: int | None  # the process whose user is to close it; absent or None: none
+
+    def opened_by_user(self) -> None:
+        """Warn from now on if it is collected unclosed; the last step of opening."""
+        self._opener = os.getpid()
+
+    def __del__(  # the functions are parameters since a dying interpreter clears modules
+        self,
+        pid: Callable[[], int] = os.getpid,
+        finalizing: Callable[[], bool] = sys.is_finalizing,
+        warn: Callable[..., None] = warnings.warn,
+    ) -> None:
+        if getattr(self, "_opener", None) == pid() and not finalizing():
+            what = f"unclosed {type(self).__name__} {self._shared_name!r}"
+            try:
+                warn(what, ResourceWarning, stacklevel=2, source=self)
+            finally:
+                self._finalizer()  # now: a traceback or a log of the warning may keep this object
+
+    def _close(self) -> None:
+        # Not by the finalizer: after an interruption it is still alive.
+        self._opener = None
+        _finish(self._handle, None)
+        known = self._finalizer.detach()
+        if known is not None:
+            _forget(known[2][1])
 
     def leave_at_exit(self) -> None:
         """Leave the segment when this child of multiprocessing ends."""
@@ -38,14 +79,6 @@ def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any
             # it was sent, this object for instance, and then does what is registered so.
             util.register_after_fork(owner, Owner.leave_at_exit)
     return weakref.finalize(owner, _finish, handle, at_exit)
-
-
-def close(handle: _core.Handle, finalizer: "weakref.finalize[..., Any]") -> None:
-    """Close the handle now. Not by the finalizer: after an interruption it is still alive."""
-    _finish(handle, None)
-    known = finalizer.detach()
-    if known is not None:
-        _forget(known[2][1])
 
 
 def attached_in_child(handle: _core.Handle) -> None:

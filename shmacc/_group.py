@@ -13,7 +13,7 @@ from shmacc._member import Member
 from shmacc._records import GroupPartial, GroupTaken
 from shmacc._segment import Owners
 from shmacc._spec import MemberSpec, TensorSpec
-from shmacc._taking import Takes
+from shmacc._takes import Takes
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 

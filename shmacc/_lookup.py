@@ -34,11 +34,13 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
         PermissionDeniedError: It is another user's.
         DataLossError: The file under the name is no valid segment of this version.
     """
-    return open_by_name(
+    found = open_by_name(
         names.segment_name(shared_name),
         segment.check_owners(owners),
         arguments.attach_timeout(timeout),
     )
+    found.opened_by_user()
+    return found
 
 
 def open_by_name(segment_name: SegmentName, owners: Owners, timeout: float | None = None) -> Found:

@@ -96,8 +96,11 @@ def users(viewed: _core.View) -> tuple[int, ...]:
 def in_use(name: SegmentName, pids: tuple[int, ...]) -> FailedPreconditionError:
     """Return the error for a segment that these processes have attached."""
     by_whom = ", ".join(f"pid {pid}" for pid in pids)
+    own = ""
+    if os.getpid() in pids:  # in a notebook: a cell that is run again
+        own = "; one is this process: close() what it has open under the name"
     return FailedPreconditionError(
-        f"{name.shared_name!r} is in use by living processes: {by_whom}"
+        f"{name.shared_name!r} is in use by living processes: {by_whom}{own}"
     ).with_fields(segment=name.system_name, pids=pids)
 
 

@@ -126,6 +126,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         except BaseException:
             self.close()
             raise
+        self.opened_by_user()
 
     @classmethod
     def attach(
@@ -154,7 +155,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         """
         segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
         handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
-        return cls.of_handle(handle, segment_name, whose, writable=bool(writable))
+        self = cls.of_handle(handle, segment_name, whose, writable=bool(writable))
+        self.opened_by_user()
+        return self
 
     @classmethod
     def of_name(cls, segment_name: SegmentName, owners: Owners, writable: bool) -> Self:
@@ -300,7 +303,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     def close(self) -> None:
         """Detach. Idempotent. Arrays that were got before stay as they are."""
         self._mapped.forget()
-        exits.close(self._handle, self._finalizer)
+        self._close()
 
     def unlink(self) -> None:
         """Remove the arrays' name from the system. Idempotent.

@@ -18,7 +18,7 @@ from shmacc._records import (
 )
 from shmacc._segment import Owners
 from shmacc._single import SingleAccumulator
-from shmacc._taking import Takes
+from shmacc._takes import Takes
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]

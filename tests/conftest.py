@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before they are imported: a failure in a helper is to say the values, too.
-pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine")
+pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine", "helpers.pages")
 
 from helpers.support import Crew  # noqa: E402 - see above
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shmacc_bench import results
-from shmacc_bench.cases import ORDERS, Case, all_cases, is_like, quick_cases
+from shmacc_bench.cases import IDS, ORDERS, SORTED_IDS, Case, all_cases, is_like, quick_cases
 from shmacc_bench.cli import app
 from shmacc_bench.fleet import Fleet, PeerFailedError, known_peers
 from shmacc_bench.instructions import Count, cost_by_object, heavier
@@ -142,7 +142,8 @@ def test_ids_with_repeats_are_judged_by_the_clock() -> None:
         for operation in (Operation.APPLY, Operation.ROUND)
         for workload in ORDERS
     ]
-    [verdict] = verdicts({"cases": cases, "scenarios": {}})
+    verdict, over_sorted = verdicts({"cases": cases, "scenarios": {}})
+    assert over_sorted.measured == 1
     assert (verdict.what, verdict.unit) == ("apply, 50,000 x 64 zipf", "ms")
     assert verdict.measured == pytest.approx(3.0)
     assert verdict.met
@@ -246,6 +247,57 @@ def test_whole_rounds_are_measured_with_several_processes(fleet: Fleet) -> None:
         t for t in all_tables(fake_results() | {"scenarios": found}) if "hole rounds" in t.title
     )
     assert [row[0] for row in table.rows] == ["1 process", "2 processes"]
+
+
+def test_lanes_are_measured_with_one_and_two_processes(fleet: Fleet) -> None:
+    plans = {"lanes": Plan(("shmacc",), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
+    lines = found["lanes"]["shmacc"]["measured"]
+    assert [(line["rows"], line["lanes"], line["processes"]) for line in lines] == [
+        (rows, lanes, processes)
+        for rows in (1_000, 10_000)
+        for lanes in (1, 2)
+        for processes in (1, 2)
+    ]
+    assert lines[0]["times_alone"]["median"] == 1
+    assert all(line["applies_per_second"] > 0 for line in lines)
+    judged = verdicts({"cases": [], "scenarios": found})
+    assert [v.limit for v in judged] == [pytest.approx(1 / 1.7), pytest.approx(1 / 1.5)]
+    assert [1 / v.measured for v in judged] == [
+        pytest.approx(line["times_alone"]["median"])
+        for line in lines
+        if line["lanes"] == line["processes"] == 2
+    ]
+    table = next(t for t in all_tables(fake_results() | {"scenarios": found}) if t.title == "Lanes")
+    assert len(table.rows) == len(lines)
+
+
+def test_many_tensors_are_measured_as_a_group_and_singly(fleet: Fleet) -> None:
+    plans = {"many_tensors": Plan(("shmacc",), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
+    of = found["many_tensors"]["shmacc"]
+    assert of["tensors"] == 16
+    assert 52 <= of["bytes"] / 1024 <= 68
+    assert of["group"]["count"] == of["singles"]["count"] == 5
+    assert 0 < of["group_bytes"] < of["singles_bytes"]
+    judged = verdicts({"cases": [], "scenarios": found})
+    assert [(v.limit, v.unit) for v in judged] == [(25, "us"), (400, "KiB")]
+    table = next(
+        t for t in all_tables(fake_results() | {"scenarios": found}) if "tensors" in t.title
+    )
+    assert len(table.rows) == 2
+
+
+def test_ids_are_judged_by_the_clock_and_by_the_same_ids_sorted() -> None:
+    cases = []
+    for workload, us in ((IDS, 3200.0), (SORTED_IDS, 1600.0)):
+        measured = {"shmacc": Measured(answer="right", turns=[[us * 1000]])}
+        cases.append(results.case_record(Case("orders", Operation.APPLY, workload), measured))
+    judged = verdicts({"cases": cases, "scenarios": {}})
+    assert [(v.against, v.measured, v.met) for v in judged] == [
+        ("", 3.2, False),
+        ("the same sorted", 2.0, False),
+    ]
 
 
 def test_a_dead_peer_is_a_result_and_is_started_again() -> None:

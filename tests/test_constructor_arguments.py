@@ -257,7 +257,8 @@ def test_disagreement_of_kind(kind: Any) -> None:
         assert "dense" in message or "conditionalaccumulator" in message.replace(
             "sparseconditionalaccumulator", ""
         )
-        assert type(shmacc.attach("one")) is kind
+        with shmacc.attach("one") as attached:
+            assert type(attached) is kind
         acc.unlink()
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+from helpers import pages
+from helpers.pages import PAGES, ROOT
+from helpers.pages import page_id as _id
 
 import published_links
 
-ROOT: Final = Path(__file__).parents[1]
-PAGES: Final = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "tools" / "model" / "README.md",
-]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 _LINK: Final = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
-
-
-def _id(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def _text(page: Path) -> str:
@@ -37,15 +29,7 @@ def _prose(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", _text(page), flags=re.DOTALL | re.MULTILINE)
 
 
-def _programs() -> list[tuple[str, str]]:
-    return [
-        (f"{_id(page)}-{number}", program)
-        for page in PAGES
-        for number, program in enumerate(re.findall(r"```python\n(.*?)```", _text(page), re.DOTALL))
-    ]
-
-
-PROGRAMS: Final = dict(_programs())
+PROGRAMS: Final = pages.programs(with_others=False)
 # What they print, where they say so.
 PRINTED: Final = {
     "README.md-0": "[0, 1, 2, 3, 7] [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.5, 1.5]]",
@@ -55,19 +39,7 @@ PRINTED: Final = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "example.py"
-    script.write_text(PROGRAMS[name])
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert PRINTED.get(name, "") in ran.stdout
+    assert PRINTED.get(name, "") in pages.run_pasted(PROGRAMS[name], tmp_path)
 
 
 def test_there_are_programs() -> None:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+from helpers import pages
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
-EXAMPLES: Final = sorted((DOCS / "examples").glob("*.py"))
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCS: Final = pages.ROOT / "docs"
+EXAMPLES: Final = pages.examples(with_others=False)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_comes_to_its_result(example: Path, tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    pages.run(example, tmp_path)
     assert "assert" in example.read_text()
 
 

@@ -92,7 +92,8 @@ def test_every_name_that_is_shown_works(
         if not name.startswith("-"):  # as its maker calls it
             assert names_of(ask("list", name)) == [name]
         assert len(ask("list", f"*{name[-100:]}")["segments"]) == 1
-        kept.pop().unlink()
+        with kept.pop() as acc:
+            acc.unlink()
 
 
 def test_a_renamed_file_goes_by_its_files_name(kept: list[ConditionalAccumulator]) -> None:
@@ -179,6 +180,7 @@ def test_of_several_none_is_removed_if_one_is_in_use(kept: list[ConditionalAccum
     assert '"refused": true' in refused.stdout
     assert names_of(ask("list")) == ["idle", "used"]
     assert run("remove", "idle", "used", "--yes", "--force").returncode == 0
+    kept.pop().close()
     kept.clear()
 
 

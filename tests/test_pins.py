@@ -18,6 +18,8 @@ _PYTHONS = [
     for classifier in _PROJECT["classifiers"]
     if classifier.startswith("Programming Language :: Python :: 3.")
 ]
+_GROUPS = dict(_SETTINGS["dependency-groups"])
+_HOME = _GROUPS.pop("home")  # in an environment of its own
 _BUILD = _SETTINGS["build-system"]["requires"]
 _OWN = _PROJECT["dependencies"] + _PROJECT["optional-dependencies"]["metrics"]
 
@@ -62,10 +64,18 @@ def test_the_lowest_version_that_is_allowed_is_the_one_that_is_run(
 @pytest.mark.parametrize("python", _PYTHONS)
 def test_all_that_is_installed_by_make_is_pinned_and_within_its_bounds(python: str) -> None:
     pins = _pins("newest.txt", python)
-    tools = [name for group in _SETTINGS["dependency-groups"].values() for name in group]
+    tools = [name for group in _GROUPS.values() for name in group]
     assert {canonicalize_name(name) for name in tools} <= pins.keys()
     for name, bound in _bounds(_OWN + _BUILD, python).items():
         assert pins[name] >= bound
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+def test_all_that_users_have_beside_is_pinned(python: str) -> None:
+    asked = [requirement for requirement in map(Requirement, _HOME) if _holds(requirement, python)]
+    assert {canonicalize_name(requirement.name) for requirement in asked} <= _pins(
+        "home.txt", python
+    ).keys()
 
 
 def test_the_oldest_supported_python_is_the_oldest_that_is_allowed() -> None:

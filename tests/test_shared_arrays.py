@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 pytestmark = forks
 
+# What is collected unclosed on purpose.
+unclosed = pytest.mark.filterwarnings("ignore:unclosed SharedArrays:ResourceWarning")
+
 NAME: Final = "params"
 TABLE: Final = np.arange(12, dtype=np.float32).reshape(4, 3)
 PLAIN: Final = (
@@ -317,7 +320,8 @@ def test_disagreement_names_the_first_array_that_differs() -> None:
                 assert part in str(error)
         with pytest.raises(errors.InvalidArgumentError, match="mode 0600, but 0666"):
             make(mode=0o666)
-        assert SharedArrays.attach(NAME)["emb"].shape == (4, 3)
+        with SharedArrays.attach(NAME) as same:
+            assert same["emb"].shape == (4, 3)
         params.unlink()
     gc.collect()
 
@@ -371,6 +375,7 @@ def test_unlink_on_close(namespace: str) -> None:
     assert testing.leaked_names(namespace) == ()
 
 
+@unclosed
 def test_private_ones_go_with_their_creator(namespace: str) -> None:
     params = SharedArrays({"a": TABLE})
     assert testing.leaked_names(namespace)
@@ -481,6 +486,7 @@ def hold_an_array(*, pipe: Pipe) -> None:
     pipe.hear()
 
 
+@unclosed
 def test_an_array_alone_keeps_the_process_attached() -> None:
     make().close()
     with Apart(hold_an_array) as process:
@@ -586,6 +592,7 @@ def test_arrays_outlive_the_descriptor() -> None:
     assert interpreter.run(script) == (0, "6.0", "")
 
 
+@unclosed
 def test_nothing_is_kept_in_a_cycle() -> None:
     params = SharedArrays({"a": TABLE})
     gone = weakref.ref(params)
@@ -631,8 +638,8 @@ def test_inspection_sees_them() -> None:
         for refusal in (inspection.cancel, inspection.summarise_values):
             with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
                 refusal(NAME)
-        same_bits(SharedArrays.attach(NAME)["emb"], TABLE)
-    gc.collect()
+        with SharedArrays.attach(NAME) as same:
+            same_bits(same["emb"], TABLE)
     assert run("clean", "--yes").returncode == 0
     with pytest.raises(errors.NotFoundError):
         shmacc.attach(NAME)

@@ -360,6 +360,7 @@ def test_raw_ops_do_the_work() -> None:
         with pytest.raises(errors.InvalidArgumentError):
             raw.AccumulatorApplyGradient(handle, 9, [1.0])
         acc.unlink()
+    handle.accumulator.close()
 
 
 def test_raw_ops_dense() -> None:
@@ -372,5 +373,5 @@ def test_raw_ops_dense() -> None:
         raw.AccumulatorTakeGradient(handle, 0, "float64")
     with pytest.raises(errors.NotFoundError):
         raw.AccumulatorNumAccumulated("nobody")
-    with shmacc.attach("raw") as acc:
+    with handle.accumulator as acc:
         acc.unlink()

@@ -54,11 +54,12 @@ def dense(lanes: int) -> Any:
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("make", [sparse, dense])
 def test_it_is_what_the_next_take_gives(make: Callable[[int], Any], lanes: int) -> None:
-    with make(lanes) as acc:
+    with make(lanes) as acc, make(1) as in_one_lane:
         before = acc.stats()
         first, second = acc.snapshot(), acc.snapshot()
         assert acc.stats() == before
         same(first, second)
+        same(first, in_one_lane.take(1))  # whole numbers: in any order
         taken = acc.take(1)
         assert type(first) is type(taken)
         same(first, taken)

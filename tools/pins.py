@@ -4,6 +4,7 @@ newest.txt        what `make` installs, and builds with: the newest versions on 
 lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'
                   own tools as above
 lowest-build.txt  what it builds the extension with: the lowest
+home.txt          what `make test-home` installs: the newest of the packages that users have beside
 
 One file holds for every Python that the project supports: where they differ, lines have markers.
 """
@@ -44,9 +45,10 @@ def _pinned(names: set[str]) -> list[str]:
 
 
 def main() -> None:
-    """Write all three."""
+    """Write all four."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     groups = settings["dependency-groups"]
+    home = groups.pop("home")
     build = settings["build-system"]["requires"]
     extras = {
         _name(part)
@@ -59,6 +61,7 @@ def main() -> None:
     _write("newest.txt", build + [part for group in groups.values() for part in group], *own)
     _write("lowest.txt", _pinned(tools), *own, *lowest)
     _write("lowest-build.txt", build, *lowest)
+    _write("home.txt", home, "pyproject.toml")
 
 
 if __name__ == "__main__":

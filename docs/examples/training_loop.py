@@ -9,12 +9,12 @@ WORKERS, STEPS, TRUTH = 4, 200, np.array([3.0, -1.0, 0.5])
 
 
 def work(rank):
-    group, params = shmacc.attach("line"), shmacc.SharedArrays.attach("line.params")
     inputs = np.random.default_rng(rank).normal(size=(100, 3))  # this worker's data
-    while (step := group.global_step) < STEPS:
-        error = inputs @ params["weights"] - inputs @ TRUTH
-        group.apply({"weights": inputs.T @ error / 100}, step, contributor=rank)
-        group.wait_step(step, timeout=60)
+    with shmacc.attach("line") as group, shmacc.SharedArrays.attach("line.params") as params:
+        while (step := group.global_step) < STEPS:
+            error = inputs @ params["weights"] - inputs @ TRUTH
+            group.apply({"weights": inputs.T @ error / 100}, step, contributor=rank)
+            group.wait_step(step, timeout=60)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,7 @@ def _committed_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArra
     undo = read_undo(view, state)
     if not undo.slots.size:
         return rows, contributions
-    committed = contributions.copy()
+    numbers, committed = rows.copy(), contributions.copy()
+    numbers[undo.overwritten] = undo.numbers
     committed[undo.slots] = undo.contributions
-    return rows, committed
+    return numbers, committed

@@ -1,7 +1,8 @@
 """What an operation that has not committed changed in place, as it was before it.
 
 This repeats the end of lane.hpp (`put_back`) for readers: an apply saves rows and their
-contributions before it adds to them, and counts the complete records. Nothing is changed here.
+contributions before it adds to them (a restore their numbers, too, before it overwrites them), and
+counts the complete records. Nothing is changed here.
 """
 
 import struct
@@ -16,7 +17,8 @@ from shmacc._records import IndexArray
 from shmacc.errors import DataLossError
 
 _ALIGNED = 16  # bytes
-_RECORD = struct.Struct("<IHH")  # first slot, how many, the member
+_RECORD = struct.Struct("<IHH")  # first slot, how many, the member and _NUMBERS
+_NUMBERS = 1 << 15  # the numbers of rows are saved, instead of their sums and contributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,15 @@ class Undo:
     Attributes:
         slots: Of each row.
         contributions: Of each row, as committed.
+        overwritten: Slots of rows whose numbers were saved.
+        numbers: These numbers.
         start: Where the member's saved rows begin in the undo rows, in bytes.
     """
 
     slots: IndexArray
     contributions: IndexArray
+    overwritten: IndexArray
+    numbers: IndexArray
     start: int = 0
 
 
@@ -40,29 +46,36 @@ def read_undo(view: _core.View, state: dict[str, Any]) -> Undo:
     Raises:
         DataLossError: It is damaged.
     """
+    nothing = np.empty(0, np.int64)
     if not state["undo_records"]:
-        nothing = np.empty(0, np.int64)
-        return Undo(nothing, nothing)
+        return Undo(nothing, nothing, nothing, nothing)
     region = layout.REGIONS["undo log"]
     log = view.read(region, 0, state["reserved"][region])
-    slots, contributions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    slots, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
     row_bytes = state["row_bytes"]
     at, end, start, before = 0, 0, 0, None
     for _ in range(state["undo_records"]):
         if at + _RECORD.size > len(log):
             raise DataLossError("The segment is damaged: its undo log is too long")
         first, count, member = _RECORD.unpack_from(log, at)
+        numbers, member = member & _NUMBERS, member & ~_NUMBERS
         at += _RECORD.size
         if member >= len(row_bytes) or at + 8 * count > len(log):
             raise DataLossError("The segment is damaged: an undo record is out of range")
         if member != before:  # each member's first row is aligned
             end, before = -(-end // _ALIGNED) * _ALIGNED, member
             start = end if member == state["member"] else start
-        end += count * row_bytes[member]
+        end += 0 if numbers else count * row_bytes[member]
         if member == state["member"]:
             if first + count > state["rows"]:
                 raise DataLossError("The segment is damaged: an undo record is out of range")
-            slots.append(np.arange(first, first + count, dtype=np.int64))
-            contributions.append(np.frombuffer(log, np.int64, count, at))
+            (overwritten if numbers else slots).append(np.arange(first, first + count))
+            (rows if numbers else contributions).append(np.frombuffer(log, np.int64, count, at))
         at += 8 * count
-    return Undo(np.concatenate(slots), np.concatenate(contributions), start)
+    return Undo(
+        np.concatenate(slots),
+        np.concatenate(contributions),
+        np.concatenate(overwritten),
+        np.concatenate(rows),
+        start,
+    )

@@ -72,6 +72,7 @@ class Apply : public Operation {
             }
             session.release();
             if (past(request.deadline)) apply_deadline_exceeded();
+            if (open && give_up_offered(session.round.holder)) continue;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
     }
@@ -218,13 +219,26 @@ class Apply : public Operation {
             contributors->sort();
             prepare(session, *contributors, need);
         }
+        if (session.replaces_round()) need_for_replaced(session, need);
         if (need.undo_rows > 0)
             session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
         session.lane().begin(session.state, need.new_rows);
         Undo undo(session.lane(), session.state, need.undo_bytes);
+        if (session.replaces_round()) save_replaced(session, undo);
         auto member = session.members().begin();
         of_each(request, [&](Part& part) { part.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);
+    }
+    static void need_for_replaced(ApplySession& session, Part::Need& need) {
+        for (const Member& member : session.members()) {
+            if (!session.replaces(member)) continue;
+            need.undo_rows += 2 * member.before.rows;  // with their numbers
+            need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
+        }
+    }
+    static void save_replaced(ApplySession& session, Undo& undo) {
+        for (Member& member : session.members())
+            if (session.replaces(member)) undo.save_all(member);
     }
     void prepare(ApplySession& session, Part& part, Part::Need& need) {
         Member& member = session.member(part.member());

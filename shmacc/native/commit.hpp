@@ -36,9 +36,11 @@
 //     reserved.)
 // The first apply of a round finds a member of an older one: it starts with no rows, and writes over those,
 // which are void.
-// One kind of data is changed in place: rows that are added to. For them there is an undo log: `begin` stamps
-// the lane's journal with the generation that the operation would become, `publish` stores how many old rows
-// are completely saved, and only then are these rows changed.
+// One kind of data is changed in place: rows that are added to; and rows of the current round that `restore` writes
+// the rows of its own over, whose index it builds in the region that is not current. For them there is an undo log:
+// `begin` stamps the lane's journal with the generation that the operation would become, `publish` stores how many
+// old rows are completely saved (by `restore` with their numbers, in a record of its own), and only then are these
+// rows changed.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
 //              round are committed ones. If it is equal, they are after the first journal.records undo records

@@ -17,30 +17,35 @@ class Handle {
   private:
     class Waiting : public Interruption {
       public:
-        Waiting(WithoutGil& released, const Handle& handle) : released_(released), handle_(handle) {}
+        Waiting(WithoutGil& released, const Handle& handle, const Caller* caller = nullptr)
+            : released_(released), handle_(handle), caller_(caller) {}
         void check() override {
             released_.check_signals();
+            if (caller_ && caller_->has_left())
+                throw Error(Failure::kCancelled, "The operation was cancelled: its caller has left");
             if (handle_.closed_)
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
-        bool ends_sleep() const override { return released_.signals_come_here(); }  // a close wakes
+        // A close and a caller that leaves wake.
+        bool ends_sleep() const override { return released_.signals_come_here(); }
 
       private:
         WithoutGil& released_;
         const Handle& handle_;
+        const Caller* const caller_;
     };
 
     // Act: Apply, Take or Step.
     template <class Act, class Call>
-    auto run(Call call) {
+    auto run(Call call, const Caller* caller = nullptr) {
         const OpenSegment::Use segment = attached();
         WithoutGil released;
-        return run_in<Act>(*segment, released, call);
+        return run_in<Act>(*segment, released, call, caller);
     }
     template <class Act, class Call>
-    auto run_in(OpenSegment& segment, WithoutGil& released, Call call) {
-        Waiting waiting(released, *this);
+    auto run_in(OpenSegment& segment, WithoutGil& released, Call call, const Caller* caller = nullptr) {
+        Waiting waiting(released, *this, caller);
         Act act(segment, waiting);
         return call(act);
     }
@@ -165,27 +170,31 @@ class Handle {
     void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
         const OpenSegment::Use segment = begin_take(num_required);
         if (kept_.pass_on(place)) return;
-        take(*segment, place, num_required, timeout, false, raise_deaths);
+        take(*segment, place, num_required, timeout, false, raise_deaths, nullptr);
     }
     // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
     // anything was.
     bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
 
-    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`.
-    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is this
+    // thread's, or offered to the caller's.
+    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
+                    const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
         const auto note = [&] {
-            if (place.serial() != 0) opening.add(place.serial());
+            if (place.serial() != 0) opening.add(place.serial(), caller != nullptr);
         };
         try {
-            take(*segment, place, num_required, timeout, true, raise_deaths);
+            take(*segment, place, num_required, timeout, true, raise_deaths, caller);
         } catch (...) {
             note();
             throw;
         }
         note();
     }
+    // The caller takes over what it was offered. False: the round was given up meanwhile.
+    bool hold_round(uint64_t serial) { return segment().loop_round().hold(serial); }
     // What a take would give now.
     void look(TakenRound& place) {
         const OpenSegment::Use segment = attached();
@@ -214,9 +223,17 @@ class Handle {
             return true;
         });
     }
-    int64_t wait_step(int64_t after, std::optional<double> timeout) {
+    int64_t wait_step(int64_t after, std::optional<double> timeout, const Caller* caller) {
         int64_t deadline = deadline_after(timeout);
-        return run<Step>([&](Step& act) { return act.wait_step(after, deadline); });
+        return run<Step>([&](Step& act) { return act.wait_step(after, deadline); }, caller);
+    }
+    // The call that waits for this caller ends with an error, unless it has what it waited for.
+    void end_wait(Caller& caller) {
+        caller.leave();
+        if (!segment_ || !(*segment_)->file().state().intact) return;  // closed: no call waits any more
+        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        segment->wait_queue().wake_own();
+        segment->wait_queue().announce_progress();
     }
     // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
     void cancel() {
@@ -360,15 +377,16 @@ class Handle {
         return segment;
     }
     void take(OpenSegment& segment, TakenRound& place, int64_t num_required, std::optional<double> timeout,
-              bool hold, bool raise_deaths) {
+              bool hold, bool raise_deaths, const Caller* caller) {
         const TakeRequest request{num_required,
                                   deadline_after(timeout),
                                   !place.advances(),
                                   place.advances(),
                                   place.seals(),
                                   hold,
-                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait};
-        run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); });
+                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
+                                  caller ? caller->thread() : 0};
+        run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); }, caller);
     }
 
     // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.

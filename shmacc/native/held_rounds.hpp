@@ -1,4 +1,4 @@
-// The rounds that one handle has open: which thread opened each, and in which process. The GIL guards it.
+// The rounds that one handle has open: which thread owns each, and in which process. The GIL guards it.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,9 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        void add(uint64_t serial) {
-            held_.rounds_.push_back({serial, PyThread_get_thread_ident(), Origin()});
+        // for_loop: it is no thread's; see LoopRound.
+        void add(uint64_t serial, bool for_loop) {
+            held_.rounds_.push_back({serial, for_loop ? 0 : PyThread_get_thread_ident(), Origin()});
         }
 
       private:

@@ -210,6 +210,12 @@ class Member {
 
     // The member has nothing of this round yet. Whether it has given memory back (Lane::kSmallRounds).
     inline bool begin_round(uint64_t round);
+    // The same, of a round that replaces the one which is current until the commit: a new index is built, and the
+    // rows are to be saved (Undo::save_all).
+    void replace_round(uint64_t round) {
+        forget_index();
+        start_round(round);
+    }
     void give_back() { give_back(before, state); }
     void roll_back() { give_back(state, before); }
 
@@ -228,6 +234,13 @@ class Member {
                 lane_->mapping().punch(number_of(region), now.reserved[region]);
     }
     inline bool shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds);
+    void start_round(uint64_t round) {
+        ++state.index_stamp;
+        state.index_filled = 0;
+        state.rows = 0;
+        state.count = state.weight = 0;
+        state.round = round;
+    }
     void forget_index() {
         state.reserved[kIndex0 + state.index] = 0;
         state.index_buckets = state.index_stamp = 0;
@@ -268,11 +281,7 @@ inline bool Member::begin_round(uint64_t round) {
     bool shrunk = shrink(state.rows, row_bytes(), 1);
     if (passed > 1) shrunk |= shrink(0, 0, passed - 1);
     if (state.index_stamp == UINT32_MAX) forget_index();
-    ++state.index_stamp;
-    state.index_filled = 0;
-    state.rows = 0;
-    state.count = state.weight = 0;
-    state.round = round;
+    start_round(round);
     return shrunk;
 }
 
@@ -303,6 +312,8 @@ inline void Lane::put_back(LaneState& state, uint64_t records) {
         UndoRecord record;
         if (log_left < sizeof record) data_loss("its undo log is too long");
         std::memcpy(&record, log, sizeof record);
+        const bool numbers = record.member & kUndoNumbers;
+        record.member &= static_cast<uint16_t>(~kUndoNumbers);
         if (record.member >= tables()) data_loss("an undo record names no member");
         if (!member || member->number() != record.member) {
             member.emplace(*this, record.member, state);
@@ -318,11 +329,13 @@ inline void Lane::put_back(LaneState& state, uint64_t records) {
         // Cannot overflow: rows * row_bytes is at most a region.
         auto* rows = member->array<unsigned char>(kRows0, member->state.rows * row_bytes);
         const uint64_t log_bytes = sizeof record + record.slots * sizeof(int64_t);
-        const uint64_t bytes = record.slots * row_bytes;
+        const uint64_t bytes = numbers ? 0 : record.slots * row_bytes;
         if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
-        for (uint32_t j = 0; j < record.slots; ++j)
-            std::memcpy(&table[record.first_slot + j].contributions,
-                        log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
+        for (uint32_t j = 0; j < record.slots; ++j) {
+            Slot& slot = table[record.first_slot + j];
+            std::memcpy(numbers ? &slot.row : &slot.contributions, log + sizeof record + j * sizeof(int64_t),
+                        sizeof(int64_t));
+        }
         std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
         log += log_bytes;
         log_left -= log_bytes;

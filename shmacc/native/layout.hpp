@@ -401,13 +401,16 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
 
-// Consecutive slots of a member; followed by their contributions as they were (int64 each).
+// Consecutive slots of a member; followed by their contributions as they were (int64 each), or with kUndoNumbers by
+// the numbers of their rows.
 struct UndoRecord {
     uint32_t first_slot;
     uint16_t slots;
-    uint16_t member;
+    uint16_t member;  // and kUndoNumbers
 };
-constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row
+constexpr uint16_t kUndoNumbers = 1 << 15;
+static_assert(kMaxMembers < kUndoNumbers);
+constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row or its number
 constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
 
 }  // namespace shmacc

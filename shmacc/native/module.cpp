@@ -174,11 +174,22 @@ void set_error(const Error& error) {
     PyErr_SetObject(type, made.ptr());
 }
 
+// What a handle keeps in this process is guarded by the GIL. A free-threaded interpreter enables its GIL when it
+// imports an extension that does not declare that it needs none, as this one, unless it was told not to.
+void refuse_without_gil() {
+    const nb::object sys = nb::module_::import_("sys");
+    if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
+        throw nb::import_error(
+            "shmacc needs the GIL, which PYTHON_GIL=0 or -X gil=0 keeps a free-threaded Python from enabling: "
+            "start Python without it, and its threads take turns; processes run in parallel all the same");
+}
+
 }  // namespace
 }  // namespace shmacc
 
 NB_MODULE(_core, m) {
     using namespace shmacc;
+    refuse_without_gil();
     nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
     nb::module_ errors = nb::module_::import_("shmacc.errors");
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
@@ -207,6 +218,8 @@ NB_MODULE(_core, m) {
         .def("shape", &TakenRound::shape, nb::arg("i"))
         .def("row_counts", &TakenRound::row_counts, nb::arg("i"));
 
+    nb::class_<Caller>(m, "Caller").def(nb::init<>());
+
     nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
         .def("close", &Handle::close)
         .def("leave", &Handle::leave)
@@ -225,13 +238,16 @@ NB_MODULE(_core, m) {
         .def("look", &Handle::look, nb::arg("place"))
         .def("keep", &Handle::keep, nb::arg("place"))
         .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
-             nb::arg("timeout").none(), nb::arg("raise_deaths"))
+             nb::arg("timeout").none(), nb::arg("raise_deaths"), nb::arg("caller").none())
+        .def("hold_round", &Handle::hold_round, nb::arg("serial"))
         .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
         .def("some_attached", &Handle::some_attached)
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))
         .def("unseal", &Handle::unseal)
-        .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none())
+        .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none(),
+             nb::arg("caller").none())
+        .def("end_wait", &Handle::end_wait, nb::arg("caller"))
         .def("cancel", &Handle::cancel)
         .def_prop_ro("step", &Handle::step)
         .def_prop_ro("count", &Handle::count)

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 
+#include "caller.hpp"
 #include "lane.hpp"
 #include "semaphore.hpp"
 #include "wait_queue.hpp"
@@ -187,6 +188,7 @@ class OpenSegment {
     Events& events() { return events_; }
     Presence& presence() { return presence_; }
     WaitQueue& wait_queue() { return wait_queue_; }
+    LoopRound& loop_round() { return loop_round_; }
     // With that lane's lock.
     uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
     // Where this process's applies go first.
@@ -218,6 +220,7 @@ class OpenSegment {
     Events events_;
     Presence presence_;
     WaitQueue wait_queue_;
+    LoopRound loop_round_;
     std::vector<WaitQueue::Known> known_heads_;
     NamedSemaphore semaphores_;
     std::vector<std::unique_ptr<Lane>> lanes_;

@@ -58,6 +58,26 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
+    // A round that is open ends without consuming anything.
+    void open_again(RoundSession& session) {
+        session.state.holder = {};
+        commit(session);
+    }
+    // Before a wait for this round's end. True: it was offered to this very thread, and given up.
+    bool give_up_offered(const RoundHolder& holder) {
+        switch (segment_.loop_round().to_this_thread(holder)) {
+            case LoopRound::State::kOthers: return false;
+            case LoopRound::State::kHeld:
+                throw Error(Failure::kFailedPrecondition,
+                            "This call would wait for a round that this thread's event loop has open, which "
+                            "cannot end while the thread waits; await it, or call it in asyncio.to_thread");
+            case LoopRound::State::kOffered: break;
+        }
+        segment_.loop_round().give_up();
+        RoundSession session(segment_, kForever, interruption_);
+        if (session.state.holder.serial == holder.serial) open_again(session);
+        return true;
+    }
 
     // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that
     // kept the lock kept all others from dropping anything.

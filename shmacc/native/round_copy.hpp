@@ -65,6 +65,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     OnDeath on_death;
+    unsigned long loop_thread;  // the round is opened for this one (LoopRound); 0: for that of the call
 };
 
 // The tables that a sparse member has in its lanes.

@@ -127,6 +127,7 @@ class ApplySession {
         try {
             segment.round().settle();  // before the lane's generation may move on
             round = segment.round().current();
+            committed_round_ = round.round;
             state = before = lane().recovered();
         } catch (...) {
             locks_.give_up();
@@ -149,8 +150,18 @@ class ApplySession {
     // To be changed, from the round's beginning on if it has nothing of it yet.
     Member& member(uint32_t number) {
         Member& made = members_.emplace_back(lane(), number, state);
-        if (made.state.round != round.round) made.begin_round(round.round);
+        if (made.state.round == round.round) return made;
+        if (replaces(made))
+            made.replace_round(round.round);
+        else
+            made.begin_round(round.round);
         return made;
+    }
+    // Whether the operation begins a round that replaces the one which is current until its commit.
+    bool replaces_round() const { return round.round != committed_round_; }
+    // Whether this member has something of that one.
+    bool replaces(const Member& member) const {
+        return replaces_round() && member.before.round == committed_round_;
     }
     // For so many members: they do not move.
     void expect(size_t members) { members_.reserve(members); }
@@ -200,6 +211,7 @@ class ApplySession {
     OpenSegment& segment_;
     HeldLocks locks_;
     const bool everywhere_;
+    uint64_t committed_round_ = 0;
     uint32_t lane_ = 0;
     std::vector<Member> members_;
 };

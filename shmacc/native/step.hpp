@@ -50,6 +50,7 @@ class Step : public Operation {
         std::optional<uint64_t> dropped_before;
         for (Slices slices;; slices.next(interruption_.ends_sleep())) {
             uint32_t seen = load(segment_.wait_queue().progress_word());
+            interruption_.check();
             const int64_t step = segment_.round().snapshot().step;
             if (step > after) return step;
             if (!dropped_before) dropped_before = totals(segment_).dropped;
@@ -62,7 +63,6 @@ class Step : public Operation {
             }
             futex_wait(segment_.wait_queue().progress_word(), seen, deadline, slices.now());
             segment_.check_file();
-            interruption_.check();
         }
     }
 };

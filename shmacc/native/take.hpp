@@ -30,6 +30,7 @@ class Take : public Operation {
         for (int looks = 0;;) {
             uint32_t seen = 0;
             bool look = false;
+            RoundHolder in_the_way{};
             {
                 RoundSession session(segment_, lock_deadline(request.deadline), interruption);
                 if (!session.held()) deadline_exceeded(request, dropped_before);
@@ -52,7 +53,7 @@ class Take : public Operation {
                     }
                     if (!look) {
                         if (request.hold)
-                            open_round(session, *copy);
+                            open_round(session, request, *copy);
                         else
                             consume(session, request, *copy);
                         taken = std::move(copy->taken);
@@ -65,6 +66,7 @@ class Take : public Operation {
                     if (!place.joined() && request.num_required > 0) place.join(request.num_required);
                 } else {
                     copy.reset();
+                    if (open) in_the_way = session.state.holder;
                     if (request.on_death == OnDeath::kRaise) raise_deaths(session);
                     if (past(request.deadline)) deadline_exceeded(request, dropped_before);
                     // A dead take in front of it may just have been removed.
@@ -76,7 +78,7 @@ class Take : public Operation {
                 }
             }
             interruption.check();  // before the commit; or woken, but not served: possibly by a close
-            if (look) continue;
+            if (look || give_up_offered(in_the_way)) continue;
             activity.now(kWaitsInLine);
             wait_to_be_served(place, seen, request);
         }
@@ -92,10 +94,10 @@ class Take : public Operation {
             activity.now(kTakes);
             activity.entry().taken += static_cast<uint64_t>(session.count());
             this->consume(session, true, false);
+            commit(session);
         } else {
-            session.state.holder = {};
+            open_again(session);
         }
-        commit(session);
         return true;
     }
 
@@ -104,7 +106,7 @@ class Take : public Operation {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         return RoundCopy(session, *segment_.specs(),
-                         {0, kForever, partial, false, false, false, OnDeath::kWait}, false);
+                         {0, kForever, partial, false, false, false, OnDeath::kWait, 0}, false);
     }
 
   private:
@@ -181,12 +183,13 @@ class Take : public Operation {
     // The round is handed out, and stays until `close_round`: no gradient joins it, no take is served. Nothing but
     // RoundState changes, so each instant of death leaves the round closed or open; an open one whose process is
     // proved dead counts as closed (round_is_open), and holds all that it held.
-    void open_round(RoundSession& session, RoundCopy& copy) {
+    void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
         RoundState& state = session.state;
         check_step_can_advance(state);
         const Presence& presence = segment_.presence();
         state.holder = {++state.opened, presence.index(), presence.token(), wall_ns()};
         copy.taken.serial = state.holder.serial;
+        if (request.loop_thread != 0) segment_.loop_round().offer(state.holder, request.loop_thread);
         session.commit();
     }
 

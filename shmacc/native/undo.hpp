@@ -52,8 +52,33 @@ class Undo {
         rows_ += bytes;
         lane_.publish(++records_);
     }
+    // All rows that the member has as committed, and their numbers: from its return on others may be written over
+    // them.
+    void save_all(Member& member) {
+        const uint64_t rows = member.before.rows, row_bytes = member.spec().row_bytes(member.before);
+        const Slot* slots = member.array<Slot>(kSlots, rows);
+        const auto* sums = member.array<unsigned char>(kRows0, rows * row_bytes);
+        start(static_cast<uint16_t>(member.number()));
+        for (uint64_t at = 0; at < rows; at += kPieceSlots) {
+            const auto slot = static_cast<uint32_t>(at);
+            const auto length = static_cast<uint32_t>(std::min<uint64_t>(kPieceSlots, rows - at));
+            save<0>(slots + at, sums + at * row_bytes, slot, length, row_bytes);
+            save_numbers(slots + at, slot, length);
+        }
+    }
 
   private:
+    static constexpr uint64_t kPieceSlots = 1024;
+
+    void save_numbers(const Slot* slots, uint32_t slot, uint32_t length) {
+        const UndoRecord record{slot, static_cast<uint16_t>(length),
+                                static_cast<uint16_t>(member_ | kUndoNumbers)};
+        std::memcpy(log_, &record, sizeof record);
+        log_ += sizeof record;
+        for (uint32_t j = 0; j < length; ++j, log_ += sizeof(int64_t))
+            std::memcpy(log_, &slots[j].row, sizeof(int64_t));
+        lane_.publish(++records_);
+    }
     unsigned char* first(uint32_t region, const LaneState& state) const {
         return lane_.mapping().at_least(region, state.reserved[region], state.reserved[region]);
     }

@@ -164,6 +164,13 @@ class WaitQueue {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
+    // The takes of this process.
+    void wake_own() {
+        full_barrier();
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+            if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == presence_.index())
+                wake(i);
+    }
     // Wakes the calls that wait for the step, or for the head's take.
     void announce_progress() { futex_wake(head_.progress); }
 

@@ -80,4 +80,5 @@ def test_an_entry_changes_hands_during_a_sweep(*, again: bool) -> None:
                 break
         assert stops >= FEWEST
     finally:
-        shmacc.attach(NAME).unlink()
+        with shmacc.attach(NAME) as acc:
+            acc.unlink()

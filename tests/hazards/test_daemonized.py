@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # What the scripts have in common: each has `first` open, and loses its descriptor.
 BEGIN: Final = """
-    import gc
+    import gc, warnings
     first = shmacc.attach("first")
     first.apply_grad(1.0)
     def descriptors():
@@ -129,8 +129,9 @@ OPENED_ANEW: Final = """
     assert again.apply_grad(3.0)
     assert descriptors() == {number}
     try_everything(first)
-    del first
-    gc.collect()
+    with warnings.catch_warnings(action="ignore"):
+        del first
+        gc.collect()
     assert lives_in("first")
     assert again.apply_grad(4.0)
     taken = []
@@ -138,7 +139,10 @@ OPENED_ANEW: Final = """
     taking.start()
     until(lambda: again.stats().waiting == 1)
     # Whoever attaches frees the place that this process has lost, and not its take.
-    assert in_a_child(lambda: shmacc.attach("first").apply_grad(5.0))
+    def apply():
+        with shmacc.attach("first") as child:
+            return child.apply_grad(5.0)
+    assert in_a_child(apply)
     taking.join()
     assert taken == [13.0]
 """

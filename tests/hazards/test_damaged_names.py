@@ -191,7 +191,8 @@ def test_what_nobody_finishes_is_nothing(make: Callable[[Path], None]) -> None:
         make(_path("half"))
     with ConditionalAccumulator("f4", (), "half") as acc:
         assert acc.apply_grad(1.0)
-        assert ConditionalAccumulator.attach("half").take_grad(1, timeout=0) == 1.0
+        with ConditionalAccumulator.attach("half") as same:
+            assert same.take_grad(1, timeout=0) == 1.0
         acc.unlink()
 
 

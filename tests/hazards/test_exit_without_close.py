@@ -174,7 +174,10 @@ def test_used_by_handlers_at_exit(acc: ConditionalAccumulator) -> None:
         late = Late()
         late.acc = shmacc.attach("exits")
         late.itself = late
-        atexit.register(lambda: print(shmacc.attach("exits").apply_grad(2.0)))
+        def apply():
+            with shmacc.attach("exits") as acc:
+                print(acc.apply_grad(2.0))
+        atexit.register(apply)
         """
     )
     assert (status, output, complaints) == (0, "True", "")
@@ -198,7 +201,8 @@ def test_dropped_without_a_close() -> None:
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before
         print(shmacc.attach("exits").stats().attached)
-        """
+        """,
+        warnings="ignore::ResourceWarning",
     )
     assert (status, output, complaints) == (0, "2", "")
     assert all("exits" in name for name in left_behind())

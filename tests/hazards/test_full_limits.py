@@ -91,8 +91,8 @@ def test_until_descriptors_run_out() -> None:
 
 
 def _each_lack_of_descriptors() -> None:
-    ConditionalAccumulator("f4", (), "there").close()
-    pickled = pickle.dumps(ConditionalAccumulator("f4", (), "there"))
+    with ConditionalAccumulator("f4", (), "there") as there:
+        pickled = pickle.dumps(there)
     calls: dict[str, Callable[[], Any]] = {
         "create": lambda: ConditionalAccumulator("f4", (), "new"),
         "private": lambda: ConditionalAccumulator("f4"),

@@ -130,7 +130,8 @@ def test_the_next_one_under_the_name_is_another(acc: ConditionalAccumulator) -> 
         acc.unlink()
         acc.close()
         assert fresh.take_grad(1, timeout=0) == 10.0
-        assert shmacc.attach("removed").global_step == 1
+        with shmacc.attach("removed") as again:
+            assert again.global_step == 1
         fresh.unlink()
 
 

@@ -170,4 +170,5 @@ def test_two_that_create_at_once_meet(if_exists: str) -> None:
             else:
                 assert sum(found is None for found in seen) == 1
             assert seen[0] in ({1}, {2}, None)
-            SharedArrays.attach(NAME).unlink()
+            with SharedArrays.attach(NAME) as made:
+                made.unlink()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-SECONDS: Final = 20
+SECONDS: Final = 6
 _SOAK: Final = Path(__file__).parents[2] / "tools" / "soak.py"
 
 

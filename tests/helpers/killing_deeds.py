@@ -56,7 +56,11 @@ def create(name: str | None = NAME) -> Any:
 def create_arrays(*_: Any) -> SharedArrays:
     """Make shared arrays, private ones, and look at them."""
     params = SharedArrays({"zeros": TensorSpec((3,)), "given": range(2000)}, mode=MODE)
-    assert [array.sum() for array in params.values()] == [0, 1999000]
+    try:
+        assert [array.sum() for array in params.values()] == [0, 1999000]
+    except BaseException:
+        params.close()
+        raise
     return params
 
 

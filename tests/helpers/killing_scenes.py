@@ -108,6 +108,7 @@ class Scene:
         with acc:
             stats = acc.stats()
             contributors = tuple(acc.contributors().tolist())
+            state = tuple((key, saved.tobytes()) for key, saved in acc.state().items())
             acc.unseal()
             assert self.add(acc)
             waited = time.monotonic() - start
@@ -131,7 +132,7 @@ class Scene:
             stats.sealed,
             contributors,
         )
-        return Testimony(counters, round_at_stake, next_round)
+        return Testimony(counters, state, round_at_stake, next_round)
 
     def make(self) -> Any:
         """A new accumulator."""
@@ -186,11 +187,13 @@ class Testimony:
 
     Attributes:
         counters: Those of its stats that only operations change, and the contributors.
+        state: What a look at its round says, before anything else is done to it.
         content: Its round, with one more gradient added to it.
         next_round: A round after that.
     """
 
     counters: tuple[Any, ...]
+    state: tuple[tuple[str, bytes], ...]
     content: tuple[Any, ...]
     next_round: tuple[Any, ...]
 

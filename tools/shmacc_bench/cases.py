@@ -15,11 +15,13 @@ MILLION = 1_000_000
 IDS = Workload("sparse", 50_000, 64, order="zipf")
 """A batch of ids as real ones are: they repeat, and are not sorted."""
 
+SORTED_IDS = dataclasses.replace(IDS, order="zipf-sorted")
+
 ORDERS = (
     Workload("sparse", 10_000, 64, order="shuffled"),
     Workload("sparse", 10_000, 64, order="zipf"),
     IDS,
-    dataclasses.replace(IDS, order="zipf-sorted"),
+    SORTED_IDS,
 )
 
 SHARED_MEMORY = ("shmacc", "torch", "torch-1", "numpy-fancy", "numpy-add-at", "mpi")
@@ -84,7 +86,7 @@ def quick_cases() -> list[Case]:
         case
         for case in all_cases()
         if (case.family == "rows" and case.operation in wanted)
-        or (case.workload == IDS and case.operation is Operation.APPLY)
+        or (case.workload in {IDS, SORTED_IDS} and case.operation is Operation.APPLY)
         or (case.family == "growth" and case.workload.table_rows <= MILLION // 10)
     ]
 

@@ -145,6 +145,39 @@ def _whole_rounds_table(found: dict[str, Any]) -> Table:
     return Table("Whole rounds of several processes (ms)", note, ("", *names), rows)
 
 
+def _lanes_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            f"{line['rows']:,} x 64, lanes: {line['lanes']}, processes: {line['processes']}",
+            figure(line["applies_per_second"]),
+            _distribution(line["times_alone"]),
+        )
+        for of in found.values()
+        for line in of.get("measured", ())
+    ]
+    head = ("", "applies/s, together", "times those of 1 process with 1 lane")
+    return Table("Lanes", "paired turns in one run", head, rows)
+
+
+def _many_tensors_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            f"{of['tensors']} tensors, {of['bytes'] / 1024:.0f} KiB, as {how}",
+            _distribution(of[key]),
+            figure(of[f"{key}_bytes"] / 1024),
+            ratio,
+        )
+        for of in found.values()
+        if "group" in of
+        for key, how, ratio in (
+            ("group", "a group", _distribution(of["ratio"])),
+            ("singles", "an accumulator each", NONE),
+        )
+    ]
+    head = ("", "an apply of all (us)", "shared memory (KiB)", "time over an accumulator each")
+    return Table("Many tensors", "dense float32; 100 applies and a take a turn", head, rows)
+
+
 def _growing_table(found: dict[str, Any]) -> Table:
     lines: dict[tuple[int, int], dict[str, str]] = {}
     for name, of in found.items():
@@ -250,6 +283,8 @@ SCENARIO_TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "wakeup": _wakeup_table,
     "throughput": _throughput_table,
     "whole_rounds": _whole_rounds_table,
+    "lanes": _lanes_table,
+    "many_tensors": _many_tensors_table,
     "growing": _growing_table,
     "contention": _contention_table,
     "recovery": _recovery_table,

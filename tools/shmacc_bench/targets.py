@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from shmacc_bench.cases import IDS
+from shmacc_bench.cases import IDS, SORTED_IDS
 from shmacc_bench.operations import Operation
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ ROUND_LIMITS: Sequence[tuple[float, tuple[str, ...]]] = (
     (1.0, TORCH),
 )
 IDS_MS = 3.0  # 50,000 unsorted ids with repeats, as real ones are
+IDS_OVER_SORTED = 1.6
+GROUP_US, GROUP_KIB = 25.0, 400.0  # of 16 tensors
+LANES_GAIN: Mapping[int, float] = {1_000: 1.7, 10_000: 1.5}  # of two processes with two lanes
 WAKE_UP_US = 100.0
 IMPORT_MS = 20.0
 
@@ -61,6 +64,7 @@ def verdicts(results: dict[str, Any]) -> list[Verdict]:
         found.append(
             Verdict("import and first use, over NumPy's", "", IMPORT_MS, imported["median"], "ms")
         )
+    found += [*_groups(scenarios), *_lanes(scenarios)]
     for line in scenarios.get("memory", {}).get("shmacc", {}).get("measured", ()):
         what = f"memory of {line['rows']:,} x {line['width']}"
         allowed, allocated = line["allowed"] / 2**20, line["allocated"] / 2**20
@@ -78,12 +82,37 @@ def _speed(cases: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
 
 
 def _ids(cases: Sequence[dict[str, Any]]) -> Iterator[Verdict]:
-    """Judge the apply of ids with repeats by the clock: sorted, it is another case, not a peer."""
-    for case in cases:
-        is_ids = (case["operation"], case["workload"]) == (Operation.APPLY.value, IDS.label)
-        if is_ids and "median" in case["peers"].get("shmacc", {}):
-            what = f"{case['operation']}, {case['workload']}"
-            yield Verdict(what, "", IDS_MS, case["peers"]["shmacc"]["median"] / 1000, "ms")
+    """Judge the apply of ids with repeats by the clock, and by the same ids sorted."""
+    medians = {
+        case["workload"]: case["peers"]["shmacc"]["median"]
+        for case in cases
+        if case["operation"] == Operation.APPLY.value
+        and "median" in case["peers"].get("shmacc", {})
+    }
+    if IDS.label not in medians:
+        return
+    what = f"{Operation.APPLY.value}, {IDS.label}"
+    yield Verdict(what, "", IDS_MS, medians[IDS.label] / 1000, "ms")
+    if SORTED_IDS.label in medians:
+        ratio = medians[IDS.label] / medians[SORTED_IDS.label]
+        yield Verdict(what, "the same sorted", IDS_OVER_SORTED, ratio)
+
+
+def _groups(scenarios: dict[str, Any]) -> Iterator[Verdict]:
+    found = scenarios.get("many_tensors", {}).get("shmacc", {})
+    if "group" in found:
+        what = f"{found['tensors']} tensors, {found['bytes'] / 1024:.0f} KiB, as a group"
+        yield Verdict(f"{what}: an apply", "", GROUP_US, found["group"]["median"], "us")
+        yield Verdict(f"{what}: shared memory", "", GROUP_KIB, found["group_bytes"] / 1024, "KiB")
+
+
+def _lanes(scenarios: dict[str, Any]) -> Iterator[Verdict]:
+    """Judge the time of an apply: the inverse of the gain."""
+    for line in scenarios.get("lanes", {}).get("shmacc", {}).get("measured", ()):
+        if (line["lanes"], line["processes"]) == (2, 2):
+            what = f"time an apply, 2 processes with 2 lanes, {line['rows']:,} x 64"
+            limit, gain = 1 / LANES_GAIN[line["rows"]], line["times_alone"]["median"]
+            yield Verdict(what, "1 process with 1 lane", limit, 1 / gain)
 
 
 def _targets_of(case: dict[str, Any]) -> Sequence[tuple[float, tuple[str, ...]]]:

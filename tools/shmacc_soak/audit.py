@@ -11,11 +11,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmacc_soak.books import Doing, Fate
+from shmacc_soak.books import Doing, Fate, Tally
 
 if TYPE_CHECKING:
     from shmacc import Stats
     from shmacc_soak.books import Books
+    from shmacc_soak.gradients import Numbers
+
+
+@dataclass
+class Toll:
+    """What was done to the processes.
+
+    Attributes:
+        kills: Processes killed; of these,
+        in_applies: so many in an apply,
+        in_blocks: so many in the block of a round,
+        risked: so many takers that had not noted what they might have got.
+        stops: Processes stopped for a while.
+        failed: Processes that ended with an error, or did not end.
+    """
+
+    kills: int = 0
+    in_applies: int = 0
+    in_blocks: int = 0
+    risked: int = 0
+    stops: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -23,17 +45,23 @@ class Findings:
     """What a campaign came to.
 
     Attributes:
-        kills: Processes killed.
+        kills: Processes killed; of these,
+        in_applies: so many in an apply,
+        in_blocks: so many in the block of a round that they had noted.
         stops: Processes stopped for a while.
         applies: Gradients that were accepted, as their workers know.
-        interrupted: Applies whose worker was killed; of these,
-        interrupted_in: so many are known to be in.
+        again: How often one was applied once more, since its worker had been killed in that.
+        unanswered_in: Gradients that are in, while no worker ever learned it.
         refused: Gradients that were refused, as their workers know.
-        takes: Takes, as the counters say; of these,
+        takes: Takes and rounds, as the counters say; of these,
         takes_died: so many with a taker that was killed before it could note what it got.
-        torn: Takes that are not the sum of the gradients in them.
+        given_up: Rounds whose block raised.
+        snapshots: Snapshots that were looked at.
+        restores: States that were restored.
+        torn: Gradients in some of their members only, and members that are not their sum.
         lost: Accepted gradients that are nowhere.
         doubled: Gradients that were taken more than once.
+        repeated: Contributors that were in a round twice.
         misplaced: Gradients in a round they cannot belong to, or that were refused and are there.
         miscounted: Disagreements of the library's counters with the books.
         failed: Processes that ended with an error.
@@ -43,16 +71,22 @@ class Findings:
     """
 
     kills: int = 0
+    in_applies: int = 0
+    in_blocks: int = 0
     stops: int = 0
     applies: int = 0
-    interrupted: int = 0
-    interrupted_in: int = 0
+    again: int = 0
+    unanswered_in: int = 0
     refused: int = 0
     takes: int = 0
     takes_died: int = 0
+    given_up: int = 0
+    snapshots: int = 0
+    restores: int = 0
     torn: int = 0
     lost: int = 0
     doubled: int = 0
+    repeated: int = 0
     misplaced: int = 0
     miscounted: int = 0
     failed: int = 0
@@ -63,7 +97,8 @@ class Findings:
     @property
     def faults(self) -> int:
         """All that must be 0."""
-        return self.torn + self.lost + self.doubled + self.misplaced + self.miscounted + self.failed
+        wrong = self.torn + self.lost + self.doubled + self.repeated + self.misplaced
+        return wrong + self.miscounted + self.failed
 
     @property
     def longest(self) -> float:
@@ -86,25 +121,15 @@ def _plus(a: int, b: int) -> int:
     return a + b
 
 
-def audit(
-    books: Books, stats: Stats, *, risked: int, kills: int, stops: int, failed: int
-) -> Findings:
-    """Reckon up, when all processes are gone and what was left has been taken and noted.
-
-    Args:
-        books: Those of the processes.
-        stats: The library's counters.
-        risked: Takers that were killed when they had not noted what they might have got.
-        kills: Processes killed.
-        stops: Processes stopped.
-        failed: Processes that ended with an error.
-    """
-    fate, step = books.fate, books.taken_at.astype(np.int64) - 1
+def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
+    """Reckon up, when all processes are gone and what was left has been taken and noted."""
+    entries = max(_end(books.fate), _end(books.taken_at))
+    fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
+    since, until = books.since[:entries], books.until[:entries]
     # A taker enters its take last: what one noted that was killed before it is as good as unseen.
     seen = (step >= 0) & (books.logged[step] > 0)
-    accepted, begun, refused = (
-        fate == which for which in (Fate.ACCEPTED, Fate.BEGUN, Fate.REFUSED)
-    )
+    accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
+    unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
 
     # Steps are counted by takes alone, so each step below the present one was closed by one take.
     logged = books.logged[: stats.global_step].astype(np.int64)
@@ -112,49 +137,75 @@ def audit(
 
     # An accepted gradient that nobody noted must be in a take that died with its taker.
     missing = np.flatnonzero(accepted & ~seen)
-    first = np.searchsorted(died, books.since[missing])
+    first = np.searchsorted(died, since[missing])
     may_have_died = first < len(died)
-    may_have_died[may_have_died] = died[first[may_have_died]] <= books.until[missing[may_have_died]]
-    lost = int(np.count_nonzero(~may_have_died))
+    may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
+    # What was in a round that was not consumed must be in the take that closed the step.
+    members = np.bincount(step[seen], minlength=stats.global_step)
+    noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
+    gone = np.maximum(members[: stats.global_step] - noted, 0)
+    lost = int(np.count_nonzero(~may_have_died)) + int(gone.sum())
 
     # A round is one of those between the steps that the worker saw.
-    early = seen & (step < books.since)
-    late = seen & accepted & (step > books.until)
-    misplaced = early | late | (seen & refused) | (seen & (fate == Fate.NONE))
+    misplaced = seen & (
+        (step < since)
+        | (step > until)
+        | (step >= stats.global_step)
+        | refused
+        | (fate == Fate.TIMED_OUT)
+        | (fate == Fate.NONE)
+    )
 
-    # Now the counters. Those takes that died had so many gradients,
+    # Now the counters. What was accepted and neither taken nor replaced (by a restore) is there.
+    applied = stats.applied - stats.discarded
+    # Those takes that died had so many gradients,
     unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
     # which are the accepted ones that nobody saw, and some of those cut short.
-    interrupted_unseen = int(np.count_nonzero(begun & ~seen))
-    members = np.bincount(step[seen], minlength=stats.global_step)
+    unanswered_unseen = int(np.count_nonzero(unanswered & ~seen))
+    # Each apply that returned False is counted, and some of those that never returned.
+    answered_no = int(np.count_nonzero(refused | (fate == Fate.IN_DOUBT)))
+    attempts = int(books.attempts[:entries].sum(dtype=np.int64))
+    cut_short = attempts - int(np.count_nonzero(fate > Fate.BEGUN))
     checks = [
         stats.takes == stats.global_step,
         stats.num_accumulated == 0,
-        stats.applied == stats.taken,
-        len(missing) <= unseen <= len(missing) + interrupted_unseen,
-        len(died) <= risked,
-        stats.applied == int(np.count_nonzero(seen)) + unseen,
-        0 <= stats.dropped - int(np.count_nonzero(refused)) <= interrupted_unseen,
-        # Each gradient noted under the take that had it, and no other.
-        np.array_equal(members[logged > 0], logged[logged > 0] - 1),
+        applied == stats.taken,
+        len(missing) <= unseen <= len(missing) + unanswered_unseen,
+        len(died) <= toll.risked,
+        applied == int(np.count_nonzero(seen)) + unseen,
+        0 <= stats.dropped - answered_no <= cut_short,
+        # No gradient that was noted under a take is noted under another one now.
+        not np.any(members[: stats.global_step] < noted),
     ]
+    tally = {what: int(books.tally[what].sum()) for what in Tally}
     longest = {doing: float(books.longest[doing].max()) for doing in Doing}
     return Findings(
-        kills=kills,
-        stops=stops,
+        kills=toll.kills,
+        in_applies=toll.in_applies,
+        in_blocks=toll.in_blocks,
+        stops=toll.stops,
         applies=int(np.count_nonzero(accepted)),
-        interrupted=int(np.count_nonzero(begun)),
-        interrupted_in=int(np.count_nonzero(begun & seen)),
+        again=attempts - int(np.count_nonzero(fate)),
+        unanswered_in=int(np.count_nonzero(unanswered & seen)),
         refused=int(np.count_nonzero(refused)),
         takes=stats.takes,
         takes_died=len(died),
-        torn=int(books.torn.sum()),
+        given_up=tally[Tally.GIVEN_UP],
+        snapshots=tally[Tally.SNAPSHOTS],
+        restores=tally[Tally.RESTORES],
+        torn=tally[Tally.TORN],
         lost=lost,
-        doubled=int(books.doubled.sum()),
+        doubled=tally[Tally.DOUBLED],
+        repeated=tally[Tally.REPEATED],
         misplaced=int(np.count_nonzero(misplaced)),
-        miscounted=checks.count(False),
-        failed=failed,
+        miscounted=tally[Tally.MISREPORTED] + checks.count(False),
+        failed=toll.failed,
         longest_attach=longest[Doing.ATTACH],
         longest_apply=longest[Doing.APPLY],
         longest_take=longest[Doing.TAKE],
     )
+
+
+def _end(entries: Numbers) -> int:
+    """Past the last one that is not 0."""
+    return int(np.max(np.flatnonzero(entries), initial=-1)) + 1

@@ -3,13 +3,16 @@
 Every entry has one writer at a time, and is written by single stores, so a kill leaves it old or
 new. The entries of a gradient:
 
-* `fate`: nothing was done yet; its apply was begun; it was accepted; it was refused. An apply that
-  was begun, and whose worker was killed, may be in or out.
+* `fate`: see `Fate`.
+* `attempts`: how often its apply was begun.
 * `since`, `until`: the global step before and after. The round that it is in is one of these.
 * `taken_at`: one more than the step of the take that had it, as the taker noted.
 
 The entry of a step: `logged`, one more than the number of gradients in the take that closed it. A
 step without it was closed by a taker that was killed before it could note what it got.
+
+A round is noted in its block, before it is consumed. If it never is, since its chief is killed or
+gives it up, then the next take of that step has all that it had, and notes it again.
 """
 
 from __future__ import annotations
@@ -18,25 +21,28 @@ import mmap
 import time
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shmacc_soak.gradients import MOST
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST: Final = 1 << 20
-"""More gradients than a campaign can come to."""
+    from shmacc_soak.plans import Contents
 
 
 class Fate(IntEnum):
-    """The fate of an apply."""
+    """The fate of a gradient."""
 
     NONE = 0
-    BEGUN = 1
+    BEGUN = 1  # its apply was; if the worker was killed in it, it may be in or out
     ACCEPTED = 2
     REFUSED = 3
+    TIMED_OUT = 4  # it did not get in
+    IN_DOUBT = 5  # its worker was killed, and it was refused when it was applied again
 
 
 class Doing(IntEnum):
@@ -46,6 +52,18 @@ class Doing(IntEnum):
     ATTACH = 1
     APPLY = 2
     TAKE = 3
+
+
+class Tally(IntEnum):
+    """What a process counts."""
+
+    TORN = 0
+    DOUBLED = 1  # gradients that were in a take before, or are in this one more than once
+    REPEATED = 2  # those of the latter kind that have a contributor
+    MISREPORTED = 3  # numbers that a take was wrong about
+    SNAPSHOTS = 4
+    RESTORES = 5
+    GIVEN_UP = 6  # rounds
 
 
 def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
@@ -59,6 +77,7 @@ class Books:
 
     def __init__(self, processes: int) -> None:
         self.fate = _shared(MOST, np.uint8)
+        self.attempts = _shared(MOST, np.uint16)
         self.since = _shared(MOST, np.int32)
         self.until = _shared(MOST, np.int32)
         self.taken_at = _shared(MOST, np.int32)
@@ -66,9 +85,9 @@ class Books:
         # By process:
         self.turn = _shared(processes, np.int64)  # a worker's next gradient
         self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted what it gets
-        self.torn = _shared(processes, np.int64)  # takes that were not the sum of their gradients
-        self.doubled = _shared(processes, np.int64)  # gradients that were in a take before
+        self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
         self.stopped = _shared(processes, np.float64)  # seconds that it was stopped by us
+        self.tally = {what: _shared(processes, np.int64) for what in Tally}
         self.longest = {doing: _shared(processes, np.float64) for doing in Doing}
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
@@ -83,6 +102,22 @@ class Books:
         """Whether they were asked to end."""
         return bool(self._stop[0])
 
+    def note(self, process: int, taken: Any, contents: Contents, *, contribute: bool) -> None:
+        """Record a take, or a round that may be consumed."""
+        self.check(process, contents, contribute=contribute)
+        before = self.taken_at[contents.numbers]
+        self.tally[Tally.DOUBLED][process] += np.count_nonzero(
+            (before != 0) & (before != taken.step + 1)
+        )
+        self.taken_at[contents.numbers] = taken.step + 1
+        self.logged[taken.step] = taken.count + 1
+
+    def check(self, process: int, contents: Contents, *, contribute: bool) -> None:
+        """Record what is wrong with a take or a snapshot in itself."""
+        self.tally[Tally.TORN][process] += contents.torn
+        self.tally[Tally.REPEATED if contribute else Tally.DOUBLED][process] += contents.repeated
+        self.tally[Tally.MISREPORTED][process] += contents.misreported
+
     @contextmanager
     def timed(self, process: int, doing: Doing) -> Iterator[None]:
         """Measure how long the process waits for this to be done, even if it is killed in it."""
@@ -92,20 +127,19 @@ class Books:
         try:
             yield
         finally:
-            self._note(process, doing, self.stopped[process] - stopped)
+            self._waited(process, doing, self.stopped[process] - stopped)
             self._doing[process] = Doing.NOTHING
 
-    def killed(self, process: int) -> bool:
-        """Note that it was killed; whether it was a taker that may have got something."""
+    def killed(self, process: int) -> Doing:
+        """Note that it was killed; what it was doing."""
         doing = Doing(int(self._doing[process]))
         if doing is not Doing.NOTHING:
             # It lived, and waited, until now.
-            self._note(process, doing, 0.0)
+            self._waited(process, doing, 0.0)
         self._doing[process] = Doing.NOTHING
-        at_risk = bool(self.at_risk[process])
-        self.at_risk[process] = 0
-        return at_risk
+        self.at_risk[process] = self.in_block[process] = 0
+        return doing
 
-    def _note(self, process: int, doing: Doing, stopped: float) -> None:
+    def _waited(self, process: int, doing: Doing, stopped: float) -> None:
         waited = time.monotonic() - self._began[process] - stopped
         self.longest[doing][process] = max(self.longest[doing][process], waited)

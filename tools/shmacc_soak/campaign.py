@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import shmacc
-from shmacc_soak.audit import Findings, audit
-from shmacc_soak.books import Books
-from shmacc_soak.crew import note, take, work
+from shmacc_soak.audit import Findings, Toll, audit
+from shmacc_soak.books import Books, Doing
+from shmacc_soak.crew import take, work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,12 +53,11 @@ class Campaign:
         self._books = Books(self._size + 1)  # the last one is this process's own
         self._pids = [0] * self._size
         self._stopped: dict[int, tuple[float, float]] = {}  # when, and until when
-        self._failed = 0
+        self._toll = Toll()
         plan.create(_NAME).close()
 
     def run(self, seconds: float) -> Findings:
         """Carry it out, and audit it."""
-        kills = stops = risked = 0
         end = time.monotonic() + seconds
         try:
             for slot in range(self._size):
@@ -69,10 +68,8 @@ class Campaign:
                 self._continue_those_due()
                 if slot not in self._stopped and random.random() < _STOP_SHARE:
                     self._stop_for_a_while(slot)
-                    stops += 1
                 else:
-                    kills += 1
-                    risked += self._kill(slot)
+                    self._kill(slot)
                     self._start(slot)
             while self._stopped:
                 time.sleep(_SHORTEST_STOP)
@@ -81,33 +78,32 @@ class Campaign:
         finally:
             for slot in range(self._size):
                 self._kill(slot)
-        stats = self._take_the_rest()
-        return audit(
-            self._books, stats, risked=risked, kills=kills, stops=stops, failed=self._failed
-        )
+        return audit(self._books, self._take_the_rest(), self._toll)
 
     def _start(self, slot: int) -> None:
-        plan, books, workers = self._plan, self._books, self._effort.workers
-        if slot < workers:
-            self._pids[slot] = _fork(lambda: work(books, plan, _NAME, slot, workers))
-        else:
-            self._pids[slot] = _fork(lambda: take(books, plan, _NAME, slot))
+        plan, books = self._plan, self._books
+        job = work if slot < self._effort.workers else take
+        self._pids[slot] = _fork(lambda: job(books, plan, _NAME, slot))
 
-    def _kill(self, slot: int) -> bool:
-        """Whether it was a taker that may have got something."""
+    def _kill(self, slot: int) -> None:
         if self._pids[slot] == 0:
-            return False
+            return
         os.kill(self._pids[slot], signal.SIGKILL)
         _, status = os.waitpid(self._pids[slot], 0)
         self._pids[slot] = 0
         self._stopped.pop(slot, None)
-        self._failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
-        return self._books.killed(slot)
+        toll, books = self._toll, self._books
+        toll.kills += 1
+        toll.failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
+        toll.risked += int(books.at_risk[slot])
+        toll.in_blocks += int(books.in_block[slot])
+        toll.in_applies += books.killed(slot) is Doing.APPLY
 
     def _stop_for_a_while(self, slot: int) -> None:
         now = time.monotonic()
         os.kill(self._pids[slot], signal.SIGSTOP)
         self._stopped[slot] = now, now + random.uniform(_SHORTEST_STOP, _LONGEST_STOP)
+        self._toll.stops += 1
 
     def _continue_those_due(self) -> None:
         for slot, (since, until) in list(self._stopped.items()):
@@ -128,13 +124,15 @@ class Campaign:
                 ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 self._pids[slot] = 0
-            self._failed += not ended or status != 0
+            self._toll.failed += not ended or status != 0
 
     def _take_the_rest(self) -> shmacc.Stats:
-        acc = shmacc.attach(_NAME)
+        plan, acc = self._plan, shmacc.attach(_NAME)
         with acc:
             if acc.num_accumulated():
-                note(self._books, self._plan, self._size, acc.take(1, timeout=1.0))
+                taken = acc.take(1, timeout=1.0)
+                contents, contribute = plan.contents(taken), plan.gradients.contribute
+                self._books.note(self._size, taken, contents, contribute=contribute)
             stats = acc.stats()
             acc.unlink()
         return stats

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 import shmacc
 from shmacc import NEVER_STALE, errors
-from shmacc_soak.books import MOST, Doing, Fate
+from shmacc_soak.books import Doing, Fate, Tally
+from shmacc_soak.gradients import MOST
 from shmacc_soak.plans import MOST_WAITING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shmacc_soak.books import Books
     from shmacc_soak.plans import Plan
 
 _PAUSE: Final = 0.001  # of workers that hold back
-_IN_A_ROUND: Final = 0.5  # of takes
-_LONGEST_BLOCK: Final = 0.005  # seconds
-_TIMEOUT: Final = 0.25  # of takes, so that takers notice the request to stop
+_LONGEST_BLOCK: Final = 0.005  # seconds, of what a chief does in it when it has noted the round
+_TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
-_OF_THIS_STEP: Final = 0.25  # so often a gradient is for the present step, and may be refused
+_ON_DEATH: Final = ("wait", "raise")
+_NEVER: Final = np.iinfo(np.int32).max  # no step gets there
+# So often:
+_OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be refused
+_IN_A_ROUND: Final = 0.5  # a take is a round
+_LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
+_GIVEN_UP: Final = 0.1  # a block raises
+_RESTORED: Final = 0.3  # a chief restores the round that it holds
 
 
-def number_of(slot: int, turn: int, workers: int) -> int:
-    """Return the number of a worker's turn-th gradient."""
-    return turn * workers + slot
+class _GivenUpError(Exception):
+    """In a round's block."""
 
 
-def work(books: Books, plan: Plan, name: str, slot: int, workers: int) -> None:
+def work(books: Books, plan: Plan, name: str, slot: int) -> None:
     """Apply gradient after gradient, and keep accounts."""
     acc = _attach(books, name, slot)
     with acc:
@@ -39,19 +48,45 @@ def work(books: Books, plan: Plan, name: str, slot: int, workers: int) -> None:
                 time.sleep(_PAUSE)
                 continue
             turn = int(books.turn[slot])
-            number = number_of(slot, turn, workers)
+            number = plan.gradients.number(slot, turn)
             if number >= MOST:
                 return
+            apply(books, plan, acc, slot, number)
             books.turn[slot] = turn + 1
-            gradient = plan.gradient(number, slot, turn)
-            since = acc.global_step
-            step = since if random.random() < _OF_THIS_STEP else NEVER_STALE
-            books.since[number] = since
-            books.fate[number] = Fate.BEGUN
-            with books.timed(slot, Doing.APPLY):
-                accepted = acc.apply_grad(*gradient, local_step=step)
-            books.until[number] = acc.global_step
-            books.fate[number] = Fate.ACCEPTED if accepted else Fate.REFUSED
+
+
+def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
+    """Apply it, unless the account of it is closed.
+
+    If the worker was killed in that, a gradient with a contributor is applied once more, for the
+    same step. Of one without, nobody can say whether it is in.
+    """
+    fate, contribute = books.fate[number], plan.gradients.contribute
+    if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
+        return
+    again = fate == Fate.BEGUN
+    since = int(books.since[number]) if again else acc.global_step
+    # What is for this step is in the round of this step or in none.
+    of_this_step = contribute or random.random() < _OF_THIS_STEP
+    books.since[number] = since
+    books.until[number] = since if of_this_step else _NEVER
+    books.attempts[number] += 1
+    books.fate[number] = Fate.BEGUN
+    step = since if of_this_step else NEVER_STALE
+    try:
+        with books.timed(slot, Doing.APPLY):
+            accepted = plan.apply(acc, number, step, _TIMEOUT if plan.capacity else None)
+    except errors.DeadlineExceededError:
+        books.fate[number] = Fate.TIMED_OUT
+        return
+    if accepted:
+        books.until[number] = min(acc.global_step, int(books.until[number]))
+        books.fate[number] = Fate.ACCEPTED
+        return
+    books.fate[number] = Fate.IN_DOUBT if again else Fate.REFUSED
+    if contribute:
+        with suppress(errors.DeadlineExceededError):
+            acc.wait_step(since, timeout=_TIMEOUT)
 
 
 def take(books: Books, plan: Plan, name: str, slot: int) -> None:
@@ -59,33 +94,76 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
     acc = _attach(books, name, slot)
     with acc:
         while not books.stopping:
-            books.at_risk[slot] = 1
-            try:
-                with books.timed(slot, Doing.TAKE):
-                    taken = _take(acc, random.choice(_REQUIRED))
-            except errors.DeadlineExceededError:
-                pass
+            if random.random() < _LOOKED_AT:
+                snapshot = plan.contents(acc.snapshot())
+                books.check(slot, snapshot, contribute=plan.gradients.contribute)
+                books.tally[Tally.SNAPSHOTS][slot] += 1
+            terms = {"timeout": _TIMEOUT, "on_death": random.choice(_ON_DEATH)}
+            with suppress(errors.DeadlineExceededError, errors.WorkerDiedError):
+                if plan.chief:
+                    _have_round(books, plan, acc, slot, terms)
+                else:
+                    _take(books, plan, acc, slot, terms)
+
+
+def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
+    """Take at once, or in a round's block; note it afterwards."""
+    required = random.choice(_REQUIRED)
+    books.at_risk[slot] = 1
+    try:
+        with books.timed(slot, Doing.TAKE):
+            if random.random() < _IN_A_ROUND:
+                with acc.round(required, **terms) as taken:
+                    _be_in_block()
             else:
-                note(books, plan, slot, taken)
-            books.at_risk[slot] = 0
+                taken = acc.take(required, **terms)
+        _note(books, plan, slot, taken)
+    except _GivenUpError:
+        books.tally[Tally.GIVEN_UP][slot] += 1
+    finally:
+        books.at_risk[slot] = 0
 
 
-def _take(acc: Any, required: int) -> Any:
-    """Take at once, or in a round's block: a death in there consumes nothing."""
-    if random.random() < _IN_A_ROUND:
-        with acc.round(required, timeout=_TIMEOUT) as taken:
-            time.sleep(random.random() * _LONGEST_BLOCK)
-            return taken
-    return acc.take(required, timeout=_TIMEOUT)
+def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
+    """Note the round in its block; then end it, give it up, or restore what it is of."""
+    restored = False
+    try:
+        with (
+            books.timed(slot, Doing.TAKE),
+            acc.round(random.choice(_REQUIRED), **terms) as taken,
+            _in_block(books, slot),
+        ):
+            _note(books, plan, slot, taken)
+            if random.random() < _RESTORED:
+                # Nothing changes in an open round, so the state is the same before and after.
+                acc.restore(acc.state())
+                restored = True
+                books.tally[Tally.RESTORES][slot] += 1
+            _be_in_block()
+    except _GivenUpError:
+        books.tally[Tally.GIVEN_UP][slot] += 1
+    except errors.FailedPreconditionError:
+        if not restored:  # which ends the round before its block
+            raise
 
 
-def note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
-    """Record a take in the accounts."""
-    contents = plan.contents(taken)
-    books.torn[slot] += not contents.whole
-    books.doubled[slot] += np.count_nonzero(books.taken_at[contents.numbers])
-    books.taken_at[contents.numbers] = taken.step + 1
-    books.logged[taken.step] = taken.count + 1
+@contextmanager
+def _in_block(books: Books, slot: int) -> Iterator[None]:
+    books.in_block[slot] = 1
+    try:
+        yield
+    finally:
+        books.in_block[slot] = 0
+
+
+def _be_in_block() -> None:
+    time.sleep(random.random() * _LONGEST_BLOCK)
+    if random.random() < _GIVEN_UP:
+        raise _GivenUpError
+
+
+def _note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
+    books.note(slot, taken, plan.contents(taken), contribute=plan.gradients.contribute)
 
 
 def _attach(books: Books, name: str, slot: int) -> Any:

@@ -1,9 +1,4 @@
-"""The gradients of a campaign: each identified by its number, and exact in any sum.
-
-A gradient consists of a body, which is one of a few, and of a mark of its number. All values are
-small integers, so that sums are exact; a take's result is the sum of its gradients, and nothing
-else.
-"""
+"""The accumulators that are tried, and what is done to each."""
 
 from __future__ import annotations
 
@@ -11,18 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import AccumulatorGroup, ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc_soak.gradients import Gradients
+from shmacc_soak.members import DenseMember, Marks, Member, SparseMember
 
 if TYPE_CHECKING:
-    Array = npt.NDArray[Any]
-    Numbers = npt.NDArray[np.int64]
+    from shmacc_soak.gradients import Numbers
 
 MOST_WAITING: Final = 512
 """Workers hold back while more gradients than these wait to be taken."""
-
-_BODIES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -30,121 +23,160 @@ class Contents:
     """What a take handed out.
 
     Attributes:
-        numbers: Those of the gradients in it.
-        whole: Whether it is exactly their sum (or mean).
+        numbers: Those of the gradients in it, ascending.
+        torn: So many of them are in some of their members only, or in others; and so many members
+            are not the sum of the gradients in them.
+        repeated: So many are in it more than once.
+        misreported: So many of its numbers (gradients, weights, contributors) are wrong.
     """
 
     numbers: Numbers
-    whole: bool
+    torn: int
+    repeated: int
+    misreported: int
 
 
-def _signature(number: Any) -> Any:
-    return number % 997 + 1
+@dataclass(frozen=True)
+class Plan:
+    """An accumulator, and its gradients.
 
-
-class SparsePlan:
-    """Rows that all gradients share, and above them one for each gradient there ever is."""
-
-    def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
-        """Make the bodies: of so many shared rows, each touches some."""
-        self.title = f"sparse {dtype}, rows of {width}, {reduction}"
-        self._dtype, self._width, self._reduction, self._rows = dtype, width, reduction, rows
-        rng = np.random.default_rng(width)
-        self._bodies: list[tuple[Array, Array]] = []
-        self._sums = np.zeros((_BODIES, rows, width))
-        self._touches = np.zeros((_BODIES, rows), dtype=np.int64)
-        for body in range(_BODIES):
-            indices = rng.choice(rows, size=touched, replace=False)
-            if body % 2:
-                indices.sort()
-            values = rng.integers(-4, 5, size=(touched + 1, width))
-            self._sums[body, indices] = values[:-1]
-            self._touches[body, indices] = 1
-            # The last row is to be the gradient's own.
-            self._bodies.append((np.append(indices, 0), values.astype(dtype)))
-
-    def create(self, shared_name: str) -> SparseConditionalAccumulator:
-        """Make the accumulator."""
-        shape = [None, self._width]
-        return SparseConditionalAccumulator(
-            self._dtype, shape, shared_name, reduction_type=self._reduction
-        )
-
-    def gradient(self, number: int, slot: int, turn: int) -> tuple[Array, ...]:  # noqa: ARG002
-        """Make the gradient of that number; its arrays are good until the next is made."""
-        indices, values = self._bodies[number % _BODIES]
-        indices[-1] = self._rows + number
-        values[-1] = _signature(number)
-        return indices, values
-
-    def contents(self, taken: Any) -> Contents:
-        """Read what a take handed out."""
-        own = int(np.searchsorted(taken.indices, self._rows))
-        numbers = taken.indices[own:] - self._rows
-        bodies = np.bincount(numbers % _BODIES, minlength=_BODIES)
-        touches = bodies @ self._touches
-        rows = np.flatnonzero(touches)
-        expected = np.tensordot(bodies, self._sums, 1)[rows]
-        if self._reduction == "MEAN":
-            expected /= touches[rows, None]
-        whole = (
-            len(numbers) == taken.count
-            and np.array_equal(taken.indices[:own], rows)
-            and np.array_equal(taken.row_counts[:own], touches[rows])
-            and bool(np.all(taken.row_counts[own:] == 1))
-            and np.allclose(taken.values[:own], expected, rtol=1e-12, atol=0)
-            and bool(np.all(taken.values[own:] == _signature(numbers)[:, None]))
-        )
-        return Contents(numbers, whole)
-
-
-class DensePlan:
-    """An array whose front all gradients share; each has an element of its own behind it.
-
-    There are as many such elements for each worker as gradients of one worker can be in a round.
+    Attributes:
+        members: By name; a single accumulator's has none.
+        gradients: What is applied to it.
+        chief: Whether all takes are rounds, which are noted in their blocks: then each one is. Else
+            they are noted when they are over, if their taker still lives.
+        lanes: The accumulator's.
+        capacity: The accumulator's.
     """
 
-    def __init__(self, dtype: str, shared: int, workers: int) -> None:
-        self.title = f"dense {dtype} of {shared + workers * 2 * MOST_WAITING}"
-        self._dtype, self._shared, self._each = dtype, shared, 2 * MOST_WAITING
-        rng = np.random.default_rng(shared)
-        self._sums = rng.integers(-4, 5, size=(_BODIES, shared))
-        self._bodies = np.zeros((_BODIES, shared + workers * self._each), dtype)
-        self._bodies[:, :shared] = self._sums
+    members: dict[str, Member]
+    gradients: Gradients
+    chief: bool = False
+    lanes: int = 1
+    capacity: int | None = None
 
-    def create(self, shared_name: str) -> ConditionalAccumulator:
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        members = list(self.members.values())
+        what = [members[0].title if self._is_single else f"group of {len(members)}"]
+        what += [f"{self.lanes} lanes"] if self.lanes > 1 else []
+        what += [f"capacity {self.capacity}"] if self.capacity else []
+        what += ["contributors"] if self.gradients.contribute else []
+        what += ["weights"] if self.gradients.weighted else []
+        what += ["rounds only"] if self.chief else []
+        return ", ".join(what)
+
+    @property
+    def _is_single(self) -> bool:
+        return "" in self.members
+
+    def create(self, shared_name: str) -> Any:
         """Make the accumulator."""
-        shape = self._bodies.shape[1:]
-        return ConditionalAccumulator(self._dtype, shape, shared_name, reduction_type="SUM")
+        specs = {name: member.spec for name, member in self.members.items()}
+        if not self._is_single:
+            return AccumulatorGroup(specs, shared_name, lanes=self.lanes, capacity=self.capacity)
+        spec = specs[""]
+        sparse = isinstance(self.members[""], SparseMember)
+        make: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
+        return make(
+            spec.dtype,
+            spec.shape,
+            shared_name,
+            reduction_type=spec.reduction_type,
+            lanes=self.lanes,
+            capacity=self.capacity,
+        )
 
-    def gradient(self, number: int, slot: int, turn: int) -> tuple[Array, ...]:
-        """Make the gradient of that number, which is that worker's turn-th."""
-        body = self._bodies[number % _BODIES]
-        body[self._shared :] = 0
-        body[self._shared + slot * self._each + turn % self._each] = number + 1
-        return (body,)
+    def apply(self, acc: Any, number: int, step: int, timeout: float | None) -> bool:
+        """Apply the gradient of that number."""
+        one = np.array([number])
+        gradient = {
+            name: member.part(self.gradients, number)
+            for (name, member), touched in zip(
+                self.members.items(), self.gradients.touches(one)[0], strict=True
+            )
+            if touched
+        }
+        terms = {
+            "contributor": number if self.gradients.contribute else None,
+            "weight": int(self.gradients.weights(one)[0]),
+            "timeout": timeout,
+        }
+        if self._is_single:
+            return bool(acc.apply_grad(*gradient[""], local_step=step, **terms))
+        parts = {name: part if len(part) > 1 else part[0] for name, part in gradient.items()}
+        return bool(acc.apply(parts, step, **terms))
 
     def contents(self, taken: Any) -> Contents:
         """Read what a take handed out."""
-        own = taken.value[self._shared :]
-        numbers = own[own != 0].real.astype(np.int64) - 1
-        bodies = np.bincount(numbers % _BODIES, minlength=_BODIES)
-        whole = len(numbers) == taken.count and np.array_equal(
-            taken.value[: self._shared], bodies @ self._sums
+        parts = {"": taken} if self._is_single else taken
+        found = [
+            member.marks(self.gradients, parts[name], taken.weight)
+            if name in parts
+            else Marks.none()
+            for name, member in self.members.items()
+        ]
+        numbers = np.unique(np.concatenate([marks.numbers for marks in found]))
+        times = np.zeros((len(numbers), len(found)), np.int64)
+        for member, marks in enumerate(found):
+            times[np.searchsorted(numbers, marks.numbers), member] = marks.times
+        often = times.max(axis=1, initial=0)
+        torn = np.any(times != often[:, None] * self.gradients.touches(numbers), axis=1)
+
+        weights = self.gradients.weights(numbers)
+        counts, sums = times.sum(axis=0), weights @ times
+        of_members = [
+            (parts[name].count, parts[name].weight) == (counts[member], sums[member])
+            for member, name in enumerate(self.members)
+            if name in parts
+        ]
+        contributors = numbers if self.gradients.contribute else numbers[:0]
+        checks = [
+            taken.count == often.sum(),
+            taken.weight == weights @ often,
+            np.array_equal(taken.contributors, contributors),
+            *of_members,
+        ]
+        return Contents(
+            numbers,
+            torn=int(np.count_nonzero(torn)) + sum(not marks.exact for marks in found),
+            repeated=int(np.count_nonzero(often > 1)),
+            misreported=sum(not check for check in checks),
         )
-        return Contents(numbers, bool(whole))
-
-
-Plan = SparsePlan | DensePlan
 
 
 def plans(workers: int) -> list[Plan]:
     """All there are, for so many workers."""
+
+    def single(member: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
+        return {"": member}, Gradients(workers, **of_the_gradients)
+
+    def group(*members: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
+        named = {f"{number}: {member.title}": member for number, member in enumerate(members)}
+        return named, Gradients(workers, len(members), **of_the_gradients)
+
+    places = Gradients(workers).places
+    mixed: list[Member] = [
+        SparseMember("float32", 16, "SUM", rows=2000, touched=500),
+        DenseMember("float32", 5000, "SUM", places),
+        SparseMember("float64", 8, "MEAN", rows=500, touched=200),
+        DenseMember("int64", 100, "SUM", places),
+        SparseMember("int64", 1, "SUM", rows=9000, touched=3000),
+    ]
+    small: list[Member] = [
+        SparseMember("complex64", 4, "SUM", rows=50, touched=10),
+        DenseMember("float64", 20, "MEAN", places),
+        SparseMember("float64", 2, "CMEAN", rows=30, touched=10),
+        DenseMember("float64", 10, "CMEAN", places),
+    ]
     return [
-        SparsePlan("float32", 16, "SUM", rows=4000, touched=2000),
-        DensePlan("float32", 50_000, workers),
-        SparsePlan("int64", 1, "SUM", rows=20_000, touched=8000),
-        SparsePlan("float64", 64, "MEAN", rows=1000, touched=400),
-        DensePlan("int64", 5000, workers),
-        SparsePlan("complex64", 4, "SUM", rows=500, touched=100),
+        Plan(*single(SparseMember("float32", 16, "SUM", rows=4000, touched=2000))),
+        Plan(*group(*mixed, contribute=True), chief=True),
+        Plan(*group(*mixed, contribute=True, weighted=True), chief=True, lanes=2),
+        Plan(*single(DenseMember("float32", 50_000, "SUM", places)), lanes=2),
+        Plan(*group(*small, weighted=True), lanes=2, capacity=64),
+        Plan(*single(SparseMember("float64", 64, "MEAN", rows=1000, touched=400)), chief=True),
+        Plan(*group(*small, *mixed[:3], *small, contribute=True), lanes=2),
+        Plan(*group(*mixed, *small, *mixed)),
     ]

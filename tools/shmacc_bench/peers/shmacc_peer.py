@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from shmacc_bench.machine import SHARED_MEMORY, allocated_bytes
 from shmacc_bench.peers.base import Peer, Reduced
 from shmacc_bench.workload import Gradient, Workload, numpy_dtype
 
+_NUMBERS = itertools.count(1)
 BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 
 
@@ -24,16 +26,14 @@ class ShmaccPeer(Peer):
     def __init__(self) -> None:
         self.accumulator: Any = None
         self.dense = False
-        self.opened = 0
 
-    def open(self, workload: Workload) -> None:
+    def open(self, workload: Workload, *, lanes: int = 1) -> None:
         """Create the accumulator under a name of its own."""
-        self.opened += 1
         self.dense = workload.kind == "dense"
         kind = shmacc.ConditionalAccumulator if self.dense else shmacc.SparseConditionalAccumulator
-        name = f"bench.{os.getpid()}.{self.opened}"
+        name = f"bench.{os.getpid()}.{next(_NUMBERS)}"
         dtype = numpy_dtype(workload.dtype)
-        self.accumulator = kind(dtype, workload.shape, shared_name=name)
+        self.accumulator = kind(dtype, workload.shape, shared_name=name, lanes=lanes)
 
     def prepare(self, gradient: Gradient) -> Gradient:
         """Take the arrays as they are."""

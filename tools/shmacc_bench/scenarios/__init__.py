@@ -33,6 +33,8 @@ PLANS: Mapping[str, Plan] = {
     "wakeup": Plan(WAITING, steps=10, quick_steps=3),
     "throughput": Plan(SHARING, steps=3, quick_steps=1),
     "whole_rounds": Plan(ROUNDING, steps=3, quick_steps=1),
+    "lanes": Plan(("shmacc",), steps=3, quick_steps=1),
+    "many_tensors": Plan(("shmacc",), steps=3, quick_steps=1),
     "growing": Plan(TABLES, steps=3, quick_steps=1),
     "contention": Plan(SHARING, steps=3, quick_steps=1),
     "recovery": Plan(SHARING, steps=1, quick_steps=1),

@@ -1,0 +1,203 @@
+"""JAX's pytrees in and out of groups and shared arrays.
+
+A group has members by name, and JAX has trees: parameters, gradients and the states of optimizers
+are nested dicts, lists, tuples and dataclasses of arrays. A `TreeSpec` is made of one tree and
+translates between the two. Groups and shared arrays stay what they are, with all their methods.
+
+Import it as ``import shmacc.jax``: ``import shmacc`` alone imports no JAX. JAX runs threads of its
+own, so start processes by spawn or a forkserver, not by fork.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from shmacc import _arguments as arguments
+from shmacc import _dtypes as dtypes
+from shmacc._records import GroupTaken, SparseTaken
+from shmacc._shared_arrays import SharedArrays
+from shmacc._spec import IndexedSlicesSpec, TensorSpec
+from shmacc.errors import InvalidArgumentError, ShmaccError
+
+__all__ = ["TreeSpec"]
+
+_ONLY_LEAF = "."  # the name of a tree that is one array, whose key path is empty
+_ALIGNMENT = 64  # bytes; that of buffers which JAX uses as they are, on a CPU
+
+
+class TreeSpec:
+    """The structure of a pytree, and the names, shapes and dtypes of its leaves.
+
+    A leaf is named by its key path as ``jax.tree_util.keystr`` writes it: ``"['layer']['bias']"``;
+    a tree that is a single array has the name ``"."``.
+
+    Processes that make it of equal trees have equal names, so each makes its own.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        *,
+        sparse: Callable[[str], bool] | None = None,
+        reduction_type: str | None = None,
+    ) -> None:
+        """Describe the leaves of a tree.
+
+        Args:
+            tree: A pytree of arrays, or of ``jax.ShapeDtypeStruct`` as ``jax.eval_shape`` returns
+                it; their values do not matter. A leaf has the dtype that JAX gives it.
+            sparse: Told the name of a leaf, says whether its gradients come as rows: ``(indices,
+                values)``, or an object with ``.indices`` and ``.values``. None: no leaf's do.
+            reduction_type: Of all members: "MEAN", "SUM" or "CMEAN"; None: the group's.
+
+        Raises:
+            InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse one
+                has no rows, a name is longer than 200 characters, or the tree has no leaf.
+        """
+        leaves, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if not leaves:
+            raise InvalidArgumentError(f"The tree has no leaves: {self._treedef}")
+        self._members: dict[str, TensorSpec] = {}
+        for path, leaf in leaves:
+            name = jax.tree_util.keystr(path) or _ONLY_LEAF
+            arguments.check_member_name(name, "A leaf")
+            rows = sparse is not None and sparse(name)
+            try:
+                self._members[name] = _spec(leaf, reduction_type, sparse=rows)
+            except ShmaccError as error:
+                raise error.of_member(name) from error.__cause__
+        if len(self._members) != len(leaves):
+            raise InvalidArgumentError(f"Two leaves of the tree have one name: {self._treedef}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._treedef})"
+
+    @property
+    def members(self) -> dict[str, TensorSpec]:
+        """The leaves by name, as `AccumulatorGroup` takes them; `SharedArrays` of zeros, too."""
+        return dict(self._members)
+
+    def flatten(self, tree: Any) -> dict[str, Any]:
+        """Return a tree's leaves by name: for ``group.apply``, or as contents of `SharedArrays`.
+
+        Waits until JAX has computed them. On a CPU nothing is copied.
+
+        Args:
+            tree: Of the same structure. Where a leaf is None, the gradient has none for that
+                member. Where the gradients of a leaf are rows, the tree has ``(indices, values)``.
+
+        Raises:
+            InvalidArgumentError: It has another structure; or it is traced, inside ``jax.jit`` or
+                another transformation, and has no values.
+        """
+        try:
+            leaves = self._treedef.flatten_up_to(tree)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"The tree does not have the structure of this spec: {error}"
+            ) from error
+        named = zip(self._members, leaves, strict=True)
+        return {name: _on_host(name, leaf) for name, leaf in named if leaf is not None}
+
+    def unflatten(self, named: GroupTaken | Mapping[str, Any]) -> Any:
+        """Return the tree of what a group's take handed out, or of shared arrays.
+
+        Every leaf is a new JAX array on the default device: a copy, which has been made when this
+        returns. JAX takes for granted that an array never changes, and computes with it later than
+        it is asked to; on a CPU ``jnp.asarray`` of a shared array may *be* the shared memory, and
+        would change when another process writes.
+
+        Args:
+            named: What ``take``, ``round`` or ``snapshot`` of a group returned, or `SharedArrays`,
+                or any mapping from name to array. A member that no gradient of the round had
+                becomes zeros; so do the rows of a sparse one that none had. To update only the
+                rows that there are, use ``named[name].indices`` and ``.values`` instead.
+
+        Raises:
+            InvalidArgumentError: An array does not have the shape of its leaf, or is missing.
+        """
+        if not isinstance(named, GroupTaken):
+            missing = [name for name in self._members if name not in named]
+            if missing:
+                raise InvalidArgumentError(f"There is no array of leaf {missing[0]!r}")
+        leaves = [_on_device(name, spec, named.get(name)) for name, spec in self._members.items()]
+        return jax.tree_util.tree_unflatten(self._treedef, leaves)
+
+    def store(self, tree: Any, arrays: SharedArrays) -> None:
+        """Write a tree's leaves into shared arrays: what a chief does in the block of a round.
+
+        Waits until JAX has computed them, and has written them when it returns.
+
+        Args:
+            tree: As for `flatten`. An array is left as it is where the tree has None.
+            arrays: Made of a tree of this structure, and writable.
+
+        Raises:
+            InvalidArgumentError: The tree has another structure, or a leaf another shape. Nothing
+                was written.
+            KeyError: There is no array of a leaf's name. Nothing was written.
+            ValueError: The arrays are read-only.
+        """
+        pairs = [(name, value, arrays[name]) for name, value in self.flatten(tree).items()]
+        for name, value, array in pairs:
+            if np.shape(value) != array.shape:
+                raise InvalidArgumentError(
+                    f"Leaf {name!r} has shape {np.shape(value)}, but the shared array has "
+                    f"{array.shape}"
+                )
+        for _, value, array in pairs:
+            array[...] = value
+
+
+def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
+    try:
+        shaped = jax.eval_shape(lambda array: array, leaf)
+    except TypeError as error:
+        raise InvalidArgumentError(f"This is no array: {leaf!r}") from error
+    dtype = dtypes.resolve(shaped.dtype).numpy
+    if not sparse:
+        return TensorSpec(shaped.shape, dtype, reduction_type=reduction_type)
+    if not shaped.shape:
+        raise InvalidArgumentError("A scalar has no rows, and cannot be sparse")
+    return IndexedSlicesSpec(shaped.shape, dtype, reduction_type=reduction_type)
+
+
+def _on_host(name: str, leaf: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        raise InvalidArgumentError(
+            f"Leaf {name!r} is traced and has no values: use the results of a function under "
+            "jax.jit or jax.grad, outside of it"
+        )
+    if type(leaf) is tuple:  # rows of a sparse member
+        return tuple(_on_host(name, part) for part in leaf)
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
+    shape = tuple(dim or 0 for dim in spec.shape or ())
+    if found is None or isinstance(found, SparseTaken):
+        own = _empty(shape, spec.dtype)
+        own[...] = 0
+        if found is not None:
+            own[found.indices] = found.values
+        return jax.device_put(own)
+    values = np.asarray(getattr(found, "value", found))
+    if values.shape != shape:
+        raise InvalidArgumentError(
+            f"Leaf {name!r} has shape {shape}, but an array of shape {values.shape} was given"
+        )
+    own = _empty(shape, values.dtype)
+    own[...] = values
+    return jax.device_put(own)
+
+
+def _empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a new array, aligned such that JAX on a CPU need not copy it once more."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)

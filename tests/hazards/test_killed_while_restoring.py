@@ -1,0 +1,109 @@
+"""A process killed while it restores a state has replaced everything, or nothing.
+
+What it replaces is whole until the commit, though the rows that it restores are written over it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.apart import forks
+from helpers.killing_scenes import NAME, GroupScene, Record, Scene, leave_new, path, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import at_every_instruction, under_the_lock, walk
+
+from shmacc import (
+    AccumulatorGroup,
+    IndexedSlicesSpec,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    inspection,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = [forks, needs_ptrace]
+
+OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
+LOOKED_AT: Final = 40  # of the instants
+
+
+def _group_state() -> Mapping[str, Any]:
+    specs = {
+        "rows": IndexedSlicesSpec((None, 3), "float64"),
+        "wide": IndexedSlicesSpec((None, 40), "float64"),
+        "array": TensorSpec(None, "float64"),
+    }
+    with AccumulatorGroup(specs, reduction_type="SUM") as group:
+        group.set_global_step(3)
+        group.apply(OF.gradient(3, 4), 3, contributor=7)
+        group.apply(OF.gradient(2, 9, seed=3), 3, contributor=6, weight=5)
+        return group.state()
+
+
+def _state() -> Mapping[str, Any]:
+    with SparseConditionalAccumulator("float64", None, reduction_type="SUM") as acc:
+        acc.apply_grad(*rows(*range(3, 40), seed=3))
+        acc.apply_grad(*rows(2, 9))
+        return acc.state()
+
+
+_GROUP_STATE, _STATE = _group_state(), _state()
+SINGLE: Final = Scene(
+    "over the rows of one lane",
+    "float64",
+    3,
+    before=lambda acc: (acc.apply_grad(*rows(7, 2)), acc.apply_grad(*rows(*range(50, 20, -2)))),
+    operation=lambda acc: acc.restore(_STATE),
+    more=(1, 7, 30),
+)
+SCENES: Final = [
+    SINGLE,
+    GroupScene(
+        "over what two lanes have of a group",
+        "float64",
+        3,
+        before=lambda acc: (
+            acc.apply(OF.gradient(1, 2, 3), 0, contributor=2),
+            acc.apply(OF.gradient(2, 8), 0, contributor=1),
+        ),
+        operation=lambda acc: acc.restore(_GROUP_STATE),
+        more=(1, 9),
+        lanes=2,
+    ),
+    GroupScene(
+        "over nothing of this round",
+        "float64",
+        3,
+        before=lambda acc: (acc.apply(OF.gradient(1, 2, 3), 0), acc.take(1)),
+        operation=lambda acc: acc.restore(_GROUP_STATE),
+        more=(1, 9),
+    ),
+]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+    at_every_instruction(scene, record_property)
+
+
+def _inspected() -> Any:
+    return inspection.most_touched(NAME, 99)[0], inspection.summarise_values(NAME)
+
+
+def test_whoever_inspects_it_sees_the_one_or_the_other() -> None:
+    image, done = SINGLE.prepare(), SINGLE.perform()
+    looks = walk(image, done, under_the_lock(SINGLE))
+    seen = []
+    for look in [*looks[:: max(1, len(looks) // LOOKED_AT)], looks[-1]]:
+        look.image.write(path())
+        seen.append(_inspected())
+        Path(path()).unlink()
+    SINGLE.testimony(looks[-1].image)  # and removes what is left
+    before, after = seen[0], seen[-1]
+    assert before != after
+    assert seen.count(before) > LOOKED_AT // 2
+    assert all(found in {before, after} for found in seen)

@@ -1,0 +1,66 @@
+"""The programs of the README and the pages, which run as a reader would paste them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "tools" / "model" / "README.md",
+]
+# Packages that `make test` does not install; programs that import them are run by `make test-home`.
+_OTHERS: Final = re.compile(
+    r"^\s*(?:import|from) (?:anyio|jax|joblib|optax|pandas|polars|scipy|sklearn|torch|uvloop)\b",
+    re.MULTILINE,
+)
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def programs(*, with_others: bool) -> dict[str, str]:
+    """The blocks of Python, by page and number; those that import other packages, or the rest."""
+    return {
+        f"{page_id(page)}-{number}": program
+        for page in PAGES
+        for number, program in enumerate(
+            re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        )
+        if (_OTHERS.search(program) is not None) == with_others
+    }
+
+
+def examples(*, with_others: bool) -> list[Path]:
+    """The programs in docs/examples; those that import other packages, or the rest."""
+    found = sorted((ROOT / "docs" / "examples").rglob("*.py"))
+    return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
+
+
+def run(script: Path, in_folder: Path) -> str:
+    """Run a program with warnings as errors; return what it prints, which is nothing to stderr."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        cwd=in_folder,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def run_pasted(program: str, in_folder: Path) -> str:
+    """The same, of a program's text."""
+    script = in_folder / "example.py"
+    script.write_text(program)
+    return run(script, in_folder)

@@ -1,0 +1,63 @@
+"""A program whose coverage is measured, in its workers too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS: Final = """
+[run]
+source = .
+parallel = true
+concurrency = multiprocessing
+sigterm = true
+"""
+PROGRAM: Final = """\
+import multiprocessing
+
+import numpy as np
+import shmacc
+
+
+def work(acc, rank):
+    acc.apply_grad([rank], np.ones((1, 2)), local_step=0, contributor=rank)
+    acc.wait_step(0, timeout=60)
+
+
+if __name__ == "__main__":
+    with shmacc.SparseConditionalAccumulator("f4", (None, 2)) as acc:
+        context = multiprocessing.get_context("spawn")
+        crew = [context.Process(target=work, args=(acc, rank)) for rank in range(2)]
+        for process in crew:
+            process.start()
+        with acc.round(2, timeout=60) as taken:
+            print(taken.indices.tolist())
+        for process in crew:
+            process.join()
+"""
+
+
+def test_lines_of_workers_are_covered(tmp_path: Path) -> None:
+    (tmp_path / ".coveragerc").write_text(SETTINGS)
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def coverage(*arguments: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-m", "coverage", *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+            cwd=tmp_path,
+            env=os.environ,
+        )
+        return ran.stdout
+
+    assert "[0, 1]" in coverage("run", "program.py")
+    coverage("combine")
+    assert coverage("report", "--format=total").strip() == "100"

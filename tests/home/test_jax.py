@@ -1,0 +1,232 @@
+"""JAX's pytrees in and out of groups and shared arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import shmacc
+import shmacc.jax
+from shmacc import AccumulatorGroup, SharedArrays, errors
+from shmacc.jax import TreeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Layer(NamedTuple):
+    weights: Any
+    bias: Any
+
+
+def _params() -> dict[str, Any]:
+    return {
+        "layers": [Layer(jnp.ones((2, 3)), jnp.zeros(3)), Layer(jnp.ones((3, 1)), jnp.zeros(1))],
+        "half": jnp.ones(2, jnp.bfloat16),
+        "scale": 2.0,
+        "nothing": None,
+    }
+
+
+NAMES: Final = [
+    "['half']",
+    "['layers'][0].weights",
+    "['layers'][0].bias",
+    "['layers'][1].weights",
+    "['layers'][1].bias",
+    "['scale']",
+]
+
+
+def _equal(tree: Any, other: Any) -> bool:
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    same = jax.tree.map(lambda a, b: (a == b).all() and a.dtype == b.dtype, tree, other)
+    return bool(jax.tree.all(same))
+
+
+def test_leaves_are_named_by_their_key_paths() -> None:
+    spec = TreeSpec(_params())
+    assert list(spec.members) == NAMES
+    assert spec.members["['half']"].dtype.name == "bfloat16"
+    assert spec.members["['layers'][0].weights"].shape == (2, 3)
+    assert spec.members["['scale']"].shape == ()
+    assert {type(member) for member in spec.members.values()} == {shmacc.TensorSpec}
+    assert list(TreeSpec(jnp.ones(2)).members) == ["."]
+    assert "Layer" in repr(spec)
+
+
+def test_shapes_without_values_are_enough() -> None:
+    spec, shapes = TreeSpec(_params()), TreeSpec(jax.eval_shape(_params))
+    assert list(map(repr, spec.members.values())) == list(map(repr, shapes.members.values()))
+
+
+def test_some_leaves_are_rows() -> None:
+    spec = TreeSpec(
+        {"emb": jnp.ones((10, 2)), "w": jnp.ones(2)},
+        sparse=lambda name: "emb" in name,
+        reduction_type="SUM",
+    )
+    assert isinstance(spec.members["['emb']"], shmacc.IndexedSlicesSpec)
+    assert not isinstance(spec.members["['w']"], shmacc.IndexedSlicesSpec)
+    assert {member.reduction_type for member in spec.members.values()} == {"SUM"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "options", "words"),
+    [
+        ({}, {}, "no leaves"),
+        ({"a": "text"}, {}, r"\['a'\].*no array"),
+        ({"a": jax.random.key(0)}, {}, r"\['a'\].*key<fry>"),
+        ({"a": jnp.ones(2) > 0}, {}, r"\['a'\].*bool"),
+        ({"a": 1.0}, {"sparse": lambda _: True}, r"\['a'\].*no rows"),
+        ({"a" * 200: 1.0}, {}, "200"),
+        ({"a": 1.0}, {"reduction_type": "MAX"}, "MAX"),
+    ],
+)
+def test_a_tree_that_cannot_be_accumulated(tree: Any, options: Any, words: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=words):
+        TreeSpec(tree, **options)
+
+
+def test_gradients_go_in_and_come_back_as_trees() -> None:
+    spec = TreeSpec(_params())
+    with AccumulatorGroup(spec.members) as group:
+        for times in (1.0, 3.0):
+            gradient = jax.tree.map(lambda leaf, times=times: jnp.full_like(leaf, times), _params())
+            assert group.apply(spec.flatten(gradient), 0)
+        with group.round(2, timeout=0) as taken:
+            mean = spec.unflatten(taken)
+    assert _equal(mean, jax.tree.map(lambda leaf: jnp.full_like(leaf, 2.0), _params()))
+
+
+def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros() -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
+    with AccumulatorGroup(spec.members) as group:
+        group.apply(spec.flatten({"a": jnp.full(2, 4.0), "b": None}), 0)
+        taken = group.take(1)
+        assert list(taken) == ["['a']"]
+        assert _equal(spec.unflatten(taken), {"a": jnp.full(2, 4.0), "b": jnp.zeros(3)})
+
+
+def test_rows_go_in_as_pairs_and_come_back_in_a_whole_array() -> None:
+    spec = TreeSpec({"emb": jnp.ones((5, 2)), "w": jnp.ones(2)}, sparse="['emb']".__eq__)
+
+    def loss(rows: jax.Array, weights: jax.Array) -> jax.Array:
+        return (rows @ weights).sum()
+
+    ids, params = jnp.array([3, 1, 3]), {"emb": jnp.ones((5, 2)), "w": jnp.array([1.0, 2.0])}
+    rows, weights = jax.grad(loss, argnums=(0, 1))(params["emb"][ids], params["w"])
+    with AccumulatorGroup(spec.members) as group:
+        group.apply(spec.flatten({"emb": (ids, rows), "w": weights}), 0)
+        group.apply(spec.flatten({"emb": shmacc.IndexedSlices(rows[:1], ids[:1]), "w": None}), 0)
+        taken = group.take(2)
+    assert taken["['emb']"].indices.tolist() == [1, 3]
+    came = spec.unflatten(taken)
+    assert came["emb"].tolist() == [[0, 0], [1, 2], [0, 0], [1.5, 3], [0, 0]]
+    assert came["w"].tolist() == [3, 3]
+
+
+def test_flattening_copies_nothing_on_a_cpu() -> None:
+    params = {"w": jnp.arange(1000.0)}
+    (leaf,) = TreeSpec(params).flatten(params).values()
+    assert leaf.ctypes.data == params["w"].unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("use", ["flatten", "store"])
+def test_a_tree_of_another_structure(use: str) -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
+    with SharedArrays(spec.members) as shared:
+        act: Callable[[Any], Any] = (
+            spec.flatten if use == "flatten" else lambda tree: spec.store(tree, shared)
+        )
+        for other in ({"a": jnp.ones(2)}, [jnp.ones(2), jnp.ones(3)], jnp.ones(2)):
+            with pytest.raises(errors.InvalidArgumentError, match="structure of this spec"):
+                act(other)
+
+
+def test_a_traced_tree_has_no_values() -> None:
+    spec = TreeSpec({"a": jnp.ones(2)})
+    with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\].* is traced.*outside of it"):
+        jax.jit(lambda tree: spec.flatten(tree)["['a']"])({"a": jnp.ones(2)})
+
+
+def test_a_gradient_that_does_not_fit_names_its_leaf() -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
+    with AccumulatorGroup(spec.members) as group:
+        with pytest.raises(errors.InvalidArgumentError, match=r"\['b'\]"):
+            group.apply(spec.flatten({"a": jnp.ones(2), "b": jnp.ones(4)}), 0)
+        assert group.num_accumulated() == 0
+
+
+def test_parameters_live_in_shared_arrays() -> None:
+    params = _params()
+    spec = TreeSpec(params)
+    with SharedArrays(spec.flatten(params), "params") as shared:
+        assert shared["['layers'][0].weights"].tolist() == [[1, 1, 1], [1, 1, 1]]
+        with SharedArrays.attach("params") as others:
+            doubled = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 2, params)
+            spec.store(doubled, shared)
+            came = spec.unflatten(others)
+            del doubled["scale"], came["scale"]  # a Python number is float64 to NumPy
+            assert _equal(came, doubled)
+            with pytest.raises(ValueError, match="read-only"):
+                spec.store(params, others)
+        shared.unlink()
+
+
+def test_what_is_read_from_shared_arrays_stays_as_it_was_read() -> None:
+    # Pages are aligned as JAX wants its buffers: without a copy it would use the shared memory.
+    spec = TreeSpec({"w": jnp.zeros(100_000)})
+    with SharedArrays(spec.members) as shared:
+        read = spec.unflatten(shared)
+        shared["['w']"][...] = 1
+        assert not read["w"].any()
+        assert spec.unflatten(shared)["w"].all()
+
+
+def test_what_was_taken_and_is_written_over_leaves_the_tree_alone() -> None:
+    spec = TreeSpec({"w": jnp.zeros(100_000)})
+    with AccumulatorGroup(spec.members) as group:
+        group.apply(spec.flatten({"w": jnp.ones(100_000)}), 0)
+        taken = group.take(1)
+    tree = spec.unflatten(taken)
+    taken["['w']"].value[...] = 5
+    assert (tree["w"] == 1).all()
+
+
+def test_nothing_is_stored_if_a_leaf_does_not_fit() -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
+    with SharedArrays(spec.members) as shared:
+        with pytest.raises(errors.InvalidArgumentError, match=r"\['b'\].*\(4,\).*\(3,\)"):
+            spec.store({"a": jnp.ones(2), "b": jnp.ones(4)}, shared)
+        assert not shared["['a']"].any()
+        spec.store({"a": None, "b": jnp.ones(3)}, shared)
+        assert (shared["['a']"].sum(), shared["['b']"].sum()) == (0, 3)
+
+
+def test_arrays_of_another_model() -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
+    with SharedArrays({"['a']": np.ones(2)}) as shared:
+        with pytest.raises(errors.InvalidArgumentError, match=r"no array of leaf.*\['b'\]"):
+            spec.unflatten(shared)
+        with pytest.raises(KeyError):
+            spec.store({"a": jnp.zeros(2), "b": jnp.zeros(3)}, shared)
+        assert shared["['a']"].all()
+    with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\].*\(2,\).*\(1,\)"):
+        spec.unflatten({"['a']": np.ones(1), "['b']": np.ones(3)})
+
+
+def test_the_state_of_an_optimizer_is_a_tree_as_well() -> None:
+    optimizer = optax.adam(0.1)
+    state = optimizer.init({"w": jnp.ones(3)})
+    spec = TreeSpec(state)
+    with SharedArrays(spec.flatten(state), "state") as shared:
+        _, state = optimizer.update({"w": jnp.ones(3)}, state)
+        spec.store(state, shared)
+        assert _equal(spec.unflatten(shared), state)
+        shared.unlink()

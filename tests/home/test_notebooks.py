@@ -1,0 +1,134 @@
+"""A Jupyter kernel: cells that run twice, an interrupt in a take, a kernel that is restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.support import until
+from jupyter_core.utils import run_sync
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_notebook
+
+import shmacc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Of the kernel's own packages.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::UserWarning",
+    "ignore:[Uu]nclosed (socket|context|event loop) <:ResourceWarning",
+)
+
+SECONDS: Final = 100
+IMPORTS: Final = "import shmacc"
+
+
+class Notebook:
+    """A notebook whose cells are run one by one, in any order, as a user does."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start a kernel there: in the checkout it would find the source tree first."""
+        self.client = NotebookClient(
+            new_notebook(),
+            timeout=SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
+        )
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(self.client.setup_kernel())
+
+    def run(self, code: str) -> str:
+        """Run a cell; return what it printed."""
+        self.client.nb.cells = [new_code_cell(code)]
+        self.client.execute_cell(self.client.nb.cells[0], 0)
+        outputs: list[Any] = self.client.nb.cells[0].outputs
+        return "".join(output.get("text", "") for output in outputs).strip()
+
+    def fails(self, code: str) -> str:
+        """Run a cell that raises; return what."""
+        with pytest.raises(CellExecutionError) as caught:
+            self.run(code)
+        return f"{caught.value.ename}: {caught.value.evalue}"
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    made = Notebook(tmp_path)
+    with made.stack:
+        made.run(IMPORTS)
+        yield made
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "acc = shmacc.ConditionalAccumulator('f8', (), 'run')",
+        "acc = shmacc.AccumulatorGroup({'w': shmacc.TensorSpec((2,), 'f8')}, 'run')",
+        "acc = shmacc.SharedArrays({'w': [1.0, 2.0]}, 'run')",
+    ],
+)
+def test_a_cell_that_makes_one_by_name_runs_twice(notebook: Notebook, cell: str) -> None:
+    """It attaches to what it made, and the one before is let go of."""
+    notebook.run(cell)
+    notebook.run(cell)
+    notebook.run("acc.unlink(); acc.close()")
+
+
+def test_a_cell_that_replaces_says_what_to_do_and_does_it_with_a_close(notebook: Notebook) -> None:
+    cell = "acc = shmacc.ConditionalAccumulator('f8', (), 'run', if_exists='replace')"
+    notebook.run(cell)
+    notebook.run("acc.apply_grad(1.0)")
+    message = notebook.fails(cell)
+    assert message.startswith("FailedPreconditionError")
+    assert "one is this process: close() what it has open under the name" in message
+    notebook.run(f"acc.close(); {cell}")
+    assert notebook.run("print(acc.num_accumulated())") == "0"
+    notebook.run("acc.unlink(); acc.close()")
+
+
+def test_a_cell_with_a_block_runs_twice_from_the_start(notebook: Notebook) -> None:
+    cell = """
+with shmacc.ConditionalAccumulator('f8', (), 'run', if_exists='error', unlink_on_close=True) as acc:
+    acc.apply_grad(4.0)
+    print(acc.take_grad(1), acc.global_step)
+"""
+    assert notebook.run(cell) == notebook.run(cell) == "4.0 1"
+
+
+def test_an_interrupt_ends_a_take_and_nothing_is_consumed(notebook: Notebook) -> None:
+    with shmacc.ConditionalAccumulator("f8", (), "run", unlink_on_close=True) as acc:
+        acc.apply_grad(2.0)
+        pid = int(notebook.run("import os; acc = shmacc.attach('run'); print(os.getpid())"))
+
+        def interrupt() -> None:
+            until(lambda: acc.stats().waiting == 1)
+            os.kill(pid, signal.SIGINT)  # as the button does
+
+        pressing = threading.Thread(target=interrupt)
+        pressing.start()
+        assert notebook.fails("acc.take_grad(2)").startswith("KeyboardInterrupt")
+        pressing.join()
+        assert (acc.stats().waiting, acc.num_accumulated(), acc.global_step) == (0, 1, 0)
+        notebook.run("acc.apply_grad(4.0)")
+        assert notebook.run("print(acc.take_grad(2), acc.global_step); acc.close()") == "3.0 1"
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["in order", "killed"])
+def test_a_restarted_kernel_finds_the_name_or_replaces_it(notebook: Notebook, now: bool) -> None:
+    notebook.run("acc = shmacc.ConditionalAccumulator('f8', (), 'run'); acc.apply_grad(2.0)")
+    for make in ("", ", if_exists='replace'"):
+        run_sync(notebook.client.km.restart_kernel)(now=now)
+        run_sync(notebook.client.kc.wait_for_ready)(timeout=SECONDS)
+        notebook.run(IMPORTS)
+        notebook.run(f"acc = shmacc.ConditionalAccumulator('f8', (), 'run'{make})")
+        assert notebook.run("print(acc.num_accumulated())") == ("0" if make else "1")
+    notebook.run("acc.unlink(); acc.close()")

@@ -1,0 +1,31 @@
+"""Programs of the pages, and examples, that use other packages: run as a reader would run them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers import pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAMS: Final = pages.programs(with_others=True)
+EXAMPLES: Final = pages.examples(with_others=True)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_runs(name: str, tmp_path: Path) -> None:
+    pages.run_pasted(PROGRAMS[name], tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_comes_to_its_result(example: Path, tmp_path: Path) -> None:
+    pages.run(example, tmp_path)
+    assert "assert" in example.read_text()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_a_page_links_it(example: Path) -> None:
+    link = f"({example.relative_to(pages.ROOT / 'docs')})"
+    assert any(link in page.read_text() for page in pages.PAGES)

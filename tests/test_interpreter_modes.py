@@ -1,0 +1,142 @@
+"""The library under interpreters of every sort: -O, -OO, -W error, -X dev, without a GIL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers.support import LONG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Everything once: every kind, spawned workers, a refusal and its words, a name that is left.
+PROGRAM: Final = """
+    import multiprocessing
+    import os
+    import sys
+
+    import numpy as np
+    import shmacc
+    from shmacc import errors, inspection, raw_ops, testing
+
+
+    def work(acc, params, rank):
+        step = acc.global_step
+        grad = params["w"] * rank
+        acc.apply({"e": ([rank, 7], np.ones((2, 2))), "w": grad}, step, contributor=rank)
+        acc.wait_step(step, timeout=60)
+
+
+    def main():
+        rows = shmacc.IndexedSlicesSpec((None, 2), "f4")
+        group = shmacc.AccumulatorGroup({"e": rows, "w": shmacc.TensorSpec((2,), "f8")}, "g")
+        params = shmacc.SharedArrays({"w": np.ones(2)}, "p")
+        with group, params:
+            context = multiprocessing.get_context("spawn")
+            crew = [context.Process(target=work, args=(group, params, rank)) for rank in (1, 3)]
+            for process in crew:
+                process.start()
+            with group.round(2, timeout=60) as taken:
+                assert_equal(taken["w"].value.tolist(), [2.0, 2.0])
+                assert_equal(taken["e"].indices.tolist(), [1, 3, 7])
+            for process in crew:
+                process.join()
+                assert_equal(process.exitcode, 0)
+            names = [name.shared_name for name in inspection.list_names()]
+            assert_equal(sorted(set(names) & {"g", "p"}), ["g", "p"])
+            for refused in ({"w": [1]}, {"x": 0}):
+                try:
+                    group.apply(refused, 1)
+                except errors.InvalidArgumentError as error:
+                    assert_equal("'w'" in str(error), True)
+                else:
+                    raise SystemExit("not refused")
+            group.unlink()
+            params.unlink()
+        ref = raw_ops.ConditionalAccumulator("f4", (1,))
+        raw_ops.AccumulatorApplyGradient(ref, 0, [1.0])
+        assert_equal(raw_ops.AccumulatorTakeGradient(ref, 1, "f4").tolist(), [1.0])
+        ref.accumulator.close()
+        assert_equal(testing.leaked_names(os.environ["SHMACC_NAMESPACE"]), ())
+        print("optimize", sys.flags.optimize)
+
+
+    def assert_equal(seen, expected):  # a function: -O removes assert
+        if seen != expected:
+            raise SystemExit(f"{seen} is not {expected}")
+
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    return subprocess.run(
+        [sys.executable, *options, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "optimized"),
+    [
+        (("-O",), 1),
+        (("-OO",), 2),
+        (("-W", "error"), 0),
+        (("-X", "dev", "-W", "error"), 0),
+        (("-X", "dev", "-X", "tracemalloc=5", "-OO", "-bb", "-W", "error"), 2),
+    ],
+    ids=["O", "OO", "W", "dev", "all"],
+)
+def test_the_library_works_under(options: tuple[str, ...], optimized: int, tmp_path: Path) -> None:
+    ran = _run(tmp_path, *options)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.split() == ["optimize", str(optimized)]
+
+
+def test_the_command_needs_no_docstrings(tmp_path: Path) -> None:
+    words = {}
+    for options in ((), ("-OO",)):
+        program = "import sys; from shmacc_inspect.start import main; sys.exit(main())"
+        ran = subprocess.run(
+            [sys.executable, "-P", *options, "-c", program, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=True,
+            cwd=tmp_path,
+        )
+        words[options] = ran.stdout
+    assert words[()] == words["-OO",]
+
+
+_WITHOUT_GIL: Final = """
+    import sys
+
+    sys._is_gil_enabled = lambda: {enabled}  # as a free-threaded interpreter has it
+    import shmacc
+
+    shmacc.ConditionalAccumulator("f4", ()).close()
+"""
+
+
+def test_a_free_threaded_interpreter_that_keeps_its_gil_off_is_refused(tmp_path: Path) -> None:
+    ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=False))
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("ImportError: shmacc needs the GIL, ")
+
+
+def test_with_the_gil_on_it_is_not_refused(tmp_path: Path) -> None:
+    ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=True))
+    assert (ran.returncode, ran.stderr) == (0, "")

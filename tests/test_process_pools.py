@@ -1,0 +1,139 @@
+"""Process pools: handles as arguments of tasks, workers that attach, pools that break."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import warnings
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from helpers.support import LONG, START_METHODS, until
+
+import shmacc
+from shmacc import AccumulatorGroup, SharedArrays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+TASKS, WIDTH = 12, 3
+MEMBERS = {
+    "rows": shmacc.IndexedSlicesSpec((None, WIDTH), "f8", reduction_type="SUM"),
+    "all": shmacc.TensorSpec((WIDTH,), "f8", reduction_type="SUM"),
+}
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[AccumulatorGroup, SharedArrays]]:
+    group = AccumulatorGroup(MEMBERS, "group", unlink_on_close=True)
+    with group, SharedArrays({"all": np.arange(3.0)}, "params", unlink_on_close=True) as params:
+        yield group, params
+
+
+@pytest.fixture(params=START_METHODS)
+def pool(request: pytest.FixtureRequest) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    context = multiprocessing.get_context(request.param)
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as made:
+        yield made
+
+
+def _apply(group: AccumulatorGroup, params: SharedArrays, task: int) -> tuple[bool, int]:
+    gradient = {"rows": ([task], np.ones((1, WIDTH))), "all": params["all"] * task}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return group.apply(gradient, 0, contributor=task), os.getpid()
+
+
+def _all_tasks_are_in(group: AccumulatorGroup) -> bool:
+    with group.round(TASKS, timeout=LONG) as taken:
+        assert taken.contributors.tolist() == list(range(TASKS))
+        assert taken["rows"].indices.tolist() == list(range(TASKS))
+        total = sum(range(TASKS))
+        return bool(taken["all"].value.tolist() == [0.0, total, 2.0 * total])
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_handles_are_arguments_of_tasks(
+    model: tuple[AccumulatorGroup, SharedArrays], method: str
+) -> None:
+    context = multiprocessing.get_context(method)
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        futures = [pool.submit(_apply, *model, task) for task in range(TASKS)]
+        done = [future.result(LONG) for future in futures]
+        assert all(applied for applied, _ in done)
+        assert _all_tasks_are_in(model[0])
+        # What a task was given is closed when it is over; a forked worker has the parent's, too.
+        until(lambda: model[0].stats().attached == 1 or method == "fork")
+
+
+_ATTACHED: dict[str, Any] = {}
+
+
+def _attach() -> None:
+    _ATTACHED["group"] = AccumulatorGroup.attach("group")
+    _ATTACHED["params"] = SharedArrays.attach("params")
+
+
+def _apply_to_attached(task: int) -> bool:
+    return _apply(_ATTACHED["group"], _ATTACHED["params"], task)[0]
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_workers_attach_once_in_their_initializer(
+    model: tuple[AccumulatorGroup, SharedArrays], method: str
+) -> None:
+    context = multiprocessing.get_context(method)
+    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=_attach) as pool:
+        assert all(pool.map(_apply_to_attached, range(TASKS), timeout=LONG))
+    assert _all_tasks_are_in(model[0])
+    assert model[0].stats().attached == 1  # the workers left when they ended
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_multiprocessing_pools_whose_workers_are_replaced(
+    model: tuple[AccumulatorGroup, SharedArrays], method: str
+) -> None:
+    with multiprocessing.get_context(method).Pool(2, _attach, maxtasksperchild=3) as pool:
+        assert all(pool.map(_apply_to_attached, range(TASKS), chunksize=1))
+        pool.close()
+        pool.join()
+    assert _all_tasks_are_in(model[0])
+
+
+def _apply_and_die(group: AccumulatorGroup, params: SharedArrays, task: int) -> None:
+    _apply(group, params, task)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_pool_that_breaks_loses_no_gradient(
+    model: tuple[AccumulatorGroup, SharedArrays], pool: concurrent.futures.ProcessPoolExecutor
+) -> None:
+    with pytest.raises(BrokenProcessPool):
+        pool.submit(_apply_and_die, *model, 0).result(LONG)
+    # All are computed again, as nobody knows which were in: each contributor counts once.
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as other:
+        futures = [other.submit(_apply, *model, task) for task in range(TASKS)]
+        assert all(future.result(LONG)[0] for future in futures)
+    assert _all_tasks_are_in(model[0])
+
+
+def _sum_of_others(task: int) -> float:
+    """A task that is a chief: makes what it needs, and closes it."""
+    with shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
+        for number in range(task):
+            acc.apply_grad(float(number))
+        return float(acc.take(task).value) if task else 0.0
+
+
+def test_tasks_may_have_accumulators_of_their_own(
+    pool: concurrent.futures.ProcessPoolExecutor,
+) -> None:
+    assert list(pool.map(_sum_of_others, range(5))) == [0, 0, 1, 3, 6]

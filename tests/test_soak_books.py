@@ -1,0 +1,237 @@
+"""The soak's books find what they are for: each fault of an accumulator that is made to have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+
+from shmacc import NEVER_STALE, Stats
+from shmacc_soak.audit import Findings, Toll, audit
+from shmacc_soak.books import Books, Fate
+from shmacc_soak.crew import apply
+from shmacc_soak.gradients import Gradients
+from shmacc_soak.members import DenseMember, SparseMember
+from shmacc_soak.plans import Plan, plans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WORKER, TAKER = 0, 1
+ROUNDS, EACH = 3, 8
+_PLACES: Final = Gradients(1).places
+PLAN: Final = Plan(
+    {
+        "rows": SparseMember("float32", 2, "SUM", rows=20, touched=5),
+        "array": DenseMember("float32", 10, "SUM", _PLACES),
+        "means": DenseMember("float64", 10, "MEAN", _PLACES),
+    },
+    Gradients(1, 3, contribute=True, weighted=True),
+    chief=True,
+)
+
+
+class Sound:
+    """An accumulator, to be made faulty by a subclass."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.acc = plan.create("soak")
+        self.applies = self.takes = 0
+
+    @property
+    def global_step(self) -> int:
+        return int(self.acc.global_step)
+
+    @property
+    def faulty(self) -> bool:
+        """Once in the middle of it."""
+        return self.applies == 12
+
+    def apply_grad(self, *gradient: Any, **terms: Any) -> bool:
+        return bool(self.acc.apply_grad(*gradient, **terms))
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        self.applies += 1
+        return bool(self.acc.apply(gradient, step, **terms))
+
+    def wait_step(self, after: int, *, timeout: float) -> None:
+        """Nobody moves it meanwhile."""
+
+    def take(self) -> Any:
+        self.takes += 1
+        return self.acc.take(1, timeout=0)
+
+    def stats(self) -> Stats:
+        stats = self.acc.stats()
+        assert isinstance(stats, Stats)
+        return stats
+
+
+def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
+    """Without processes: some rounds of some gradients each."""
+    books, broken = Books(2), make(plan)
+    numbers: Iterator[int] = iter(range(ROUNDS * EACH))
+    with broken.acc:
+        for _ in range(ROUNDS):
+            for _ in range(EACH):
+                apply(books, plan, broken, WORKER, next(numbers))
+            taken = broken.take()
+            contribute = plan.gradients.contribute
+            books.note(TAKER, taken, plan.contents(taken), contribute=contribute)
+        found = audit(books, broken.stats(), Toll())
+        broken.acc.unlink()
+    return found
+
+
+@pytest.mark.parametrize("plan", [PLAN, *plans(1)], ids=lambda plan: plan.title)
+def test_nothing_is_found_if_nothing_is_wrong(plan: Plan) -> None:
+    found = campaign(Sound, plan)
+    assert (found.faults, found.takes) == (0, ROUNDS)
+    assert found.applies + found.refused == ROUNDS * EACH
+    assert found.applies > 0
+
+
+class Tears(Sound):
+    """One gradient is not in all of its members."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        if self.faulty:
+            gradient = {name: gradient[name] for name in list(gradient)[1:]}
+        return super().apply(gradient, step, **terms)
+
+
+class AddsElsewhere(Sound):
+    """One gradient is also in a member that it does not touch."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        if self.applies >= 12 and "array" not in gradient and "means" in gradient:
+            (other,) = PLAN.members["array"].part(PLAN.gradients, terms["contributor"])
+            gradient = gradient | {"array": other}
+        return super().apply(gradient, step, **terms)
+
+
+class AddsHalves(Sound):
+    """A number of what is taken is not the sum."""
+
+    def take(self) -> Any:
+        taken = super().take()
+        taken["rows"].values[3, 1] += 1
+        return taken
+
+
+class Loses(Sound):
+    """One gradient is accepted and not in."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        if self.faulty:
+            self.applies += 1
+            return True
+        return super().apply(gradient, step, **terms)
+
+
+class TakesTwice(Sound):
+    """What a take hands out stays."""
+
+    def take(self) -> Any:
+        if self.takes == 1:
+            self.takes += 1
+            taken = self.acc.snapshot()
+            self.acc.set_global_step(taken.step + 1)
+            return taken
+        return super().take()
+
+
+class Repeats(Sound):
+    """A contributor is in the round twice."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        if self.faulty:
+            self.acc.apply(gradient, step, **terms | {"contributor": None})
+        return super().apply(gradient, step, **terms)
+
+
+class AcceptsWhatIsStale(Sound):
+    """A gradient is in a round that came later than its own."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        if self.faulty:
+            self.take()
+            step = NEVER_STALE
+        return super().apply(gradient, step, **terms)
+
+
+class RefusesWhatItAdds(Sound):
+    """A gradient is in that was refused."""
+
+    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+        return super().apply(gradient, step, **terms) and self.applies != 12
+
+
+class ForgetsAContributor(Sound):
+    """The list of contributors lacks one."""
+
+    def take(self) -> Any:
+        taken = super().take()
+        taken.contributors = taken.contributors[1:]
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (Tears, "torn"),
+        (AddsElsewhere, "torn"),
+        (AddsHalves, "torn"),
+        (Loses, "lost"),
+        (TakesTwice, "doubled"),
+        (Repeats, "repeated"),
+        (AcceptsWhatIsStale, "misplaced"),
+        (RefusesWhatItAdds, "misplaced"),
+        (ForgetsAContributor, "miscounted"),
+    ],
+)
+def test_a_fault_is_found(make: type[Sound], fault: str) -> None:
+    assert getattr(campaign(make), fault) > 0
+
+
+@pytest.mark.parametrize(
+    "field", ["applied", "dropped", "discarded", "taken", "takes", "num_accumulated", "global_step"]
+)
+def test_a_counter_that_is_wrong_is_found(field: str) -> None:
+    class Miscounts(Sound):
+        def stats(self) -> Stats:
+            stats = super().stats()
+            return replace(stats, **{field: getattr(stats, field) + 1})
+
+    found = campaign(Miscounts)
+    assert found.miscounted > 0
+    assert found.faults == found.miscounted
+
+
+def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
+    """Its chief noted it in the block, and never consumed it."""
+    books, acc = Books(2), PLAN.create("soak")
+    with acc:
+        for number in range(EACH):
+            apply(books, PLAN, acc, WORKER, number)
+        for _ in range(2):
+            taken = acc.snapshot()
+            books.note(TAKER, taken, PLAN.contents(taken), contribute=True)
+        assert np.count_nonzero(books.fate == Fate.ACCEPTED) == EACH
+        acc.take_partial(0)
+        apply(books, PLAN, acc, WORKER, EACH)
+        taken = acc.take(1, timeout=0)
+        books.note(TAKER, taken, PLAN.contents(taken), contribute=True)
+        found = audit(books, acc.stats(), Toll())
+        acc.unlink()
+    assert (found.lost, found.doubled, found.torn) == (EACH, 0, 0)
+
+
+def test_a_process_that_fails_is_a_fault() -> None:
+    books, acc = Books(1), PLAN.create("soak")
+    with acc:
+        assert audit(books, acc.stats(), Toll(kills=1)).faults == 0
+        assert audit(books, acc.stats(), Toll(failed=1)).faults == 1
+        acc.unlink()

@@ -1,0 +1,303 @@
+"""A state is everything that has accumulated; restored, it is all there is, in one commit."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.support import LONG, same_bits, until
+
+import shmacc
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    errors,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SPECS: Final = {
+    "rows": IndexedSlicesSpec((9, 2), "float32"),
+    "array": TensorSpec((3,), "int16", reduction_type="SUM"),
+    "any": TensorSpec(None, "float64", reduction_type="CMEAN"),
+    "untouched": TensorSpec((2,), "float32"),
+}
+
+
+def sparse(lanes: int = 1) -> SparseConditionalAccumulator:
+    return SparseConditionalAccumulator("f4", (9, None), lanes=lanes)
+
+
+def dense(lanes: int = 1) -> ConditionalAccumulator:
+    return ConditionalAccumulator("bfloat16", (2,), lanes=lanes)
+
+
+def group(lanes: int = 1) -> AccumulatorGroup:
+    return AccumulatorGroup(SPECS, lanes=lanes)
+
+
+def group_in_another_order(lanes: int = 1) -> AccumulatorGroup:
+    return AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
+
+
+def fill(acc: Any) -> None:
+    """Apply gradients with contributors and weights, at step 5."""
+    acc.set_global_step(5)
+    if isinstance(acc, AccumulatorGroup):
+        acc.apply({"rows": ([3, 1], [[1, 2], [3, 4]]), "array": [1, 2, 3]}, 5, contributor=4)
+        acc.apply({"rows": ([1, 8], [[5, 6], [7, 8]])}, 5, weight=3)
+        acc.apply({"any": [[1.0, 2.0]]}, 5, contributor=2, weight=2)
+        acc.apply({}, 5, contributor=9)
+    elif isinstance(acc, SparseConditionalAccumulator):
+        acc.apply_grad([3, 1], [[1, 2], [3, 4]], local_step=5, contributor=4)
+        acc.apply_grad([1, 8], [[5, 6], [7, 8]], local_step=5, weight=3)
+        acc.apply_grad([], np.empty((0, 2)), local_step=5, contributor=9)
+    else:
+        acc.apply_grad([1, 2], local_step=5, contributor=4)
+        acc.apply_grad([7, -4], local_step=5, weight=2)
+        acc.apply_grad([3, 3], local_step=5, contributor=9)
+
+
+def saved_and_loaded(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As it comes back from a file."""
+    file = io.BytesIO()
+    np.savez(file, **state)
+    file.seek(0)
+    loaded: Mapping[str, Any] = np.load(file)
+    return loaded
+
+
+def same(got: Any, want: Any) -> None:
+    """Hold all that two takes say against each other."""
+    assert (got.count, got.weight, got.step) == (want.count, want.weight, want.step)
+    same_bits(got.contributors, want.contributors)
+    if isinstance(want, shmacc.GroupTaken):
+        assert set(got) == set(want)
+        for name, member in want.items():
+            same(got[name], member)
+        return
+    for field in ("indices", "values", "value", "shape", "row_counts"):
+        if hasattr(want, field):
+            same_bits(getattr(got, field), getattr(want, field))
+
+
+MAKE: Final = [sparse, dense, group]
+
+
+@pytest.mark.parametrize(
+    ("make", "again"),
+    [(sparse, sparse), (dense, dense), (group, group), (group, group_in_another_order)],
+)
+@pytest.mark.parametrize(("lanes", "lanes_again"), [(1, 1), (3, 1), (1, 3)])
+def test_an_equal_accumulator_goes_on_from_it(
+    make: Callable[[int], Any], again: Callable[[int], Any], lanes: int, lanes_again: int
+) -> None:
+    with make(lanes) as acc, again(lanes_again) as other:
+        fill(acc)
+        before = acc.stats()
+        state = acc.state()
+        assert acc.stats() == before
+        fill(other)
+        other.take(1)
+        other.restore(saved_and_loaded(state))
+        assert other.global_step == 5
+        same(other.snapshot(), acc.snapshot())
+        same(other.take(3), acc.take(3))
+        assert other.global_step == 6
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_it_replaces_everything(make: Callable[[], Any]) -> None:
+    with make() as acc:
+        fill(acc)
+        state, pending = acc.state(), acc.num_accumulated()
+        want = acc.take(1)
+        acc.set_global_step(5)
+        for _ in range(2):
+            fill(acc)
+            acc.take_partial(1, seal=True)
+            acc.unseal()
+            fill(acc)
+            acc.restore(state)
+            assert acc.num_accumulated() == pending
+        stats = acc.stats()
+        assert stats.discarded == 2 * pending
+        assert stats.applied == stats.taken + stats.discarded + stats.num_accumulated
+        same(acc.take(1), want)
+
+
+def test_its_contributors_are_in_the_round_whatever_their_lane() -> None:
+    with group(lanes=3) as acc, group(lanes=4) as other:
+        for k in range(12):
+            acc.apply({"array": [1, 1, 1]}, 0, contributor=k)
+        other.restore(acc.state())
+        for k in range(14):
+            assert other.apply({"array": [1, 1, 1]}, 0, contributor=k)
+        taken = other.take(1)
+        assert taken.contributors.tolist() == list(range(14))
+        assert taken["array"].value.tolist() == [14, 14, 14]
+        for k in range(5):
+            assert other.apply({"array": [1, 1, 1]}, 1, contributor=k)
+        assert other.take(1)["array"].value.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) -> None:
+    with make(lanes) as acc, make(lanes) as other:
+        acc.set_global_step(3)
+        fill(other)
+        other.restore(acc.state())
+        assert (other.num_accumulated(), other.global_step) == (0, 3)
+        assert other.snapshot().count == 0
+        assert other.contributors().size == 0
+        fill(acc)
+        fill(other)
+        same(other.take(1), acc.take(1))
+
+
+def test_the_step_is_open_afterwards() -> None:
+    with dense() as acc:
+        fill(acc)
+        state = acc.state()
+        acc.take_partial(1, seal=True)
+        acc.restore(state)
+        assert not acc.stats().sealed
+        assert acc.apply_grad([1, 1], local_step=5)
+
+
+def test_it_ends_a_round_that_is_open() -> None:
+    with sparse() as acc:
+        fill(acc)
+
+        def end_by_restoring() -> None:
+            with acc.round(1) as taken:
+                state = acc.state()
+                acc.restore(state)
+                assert acc.stats().round_pid is None
+                assert acc.apply_grad([1], [[1, 1]], local_step=5)
+                same(taken, want)
+
+        want = acc.snapshot()
+        with pytest.raises(errors.FailedPreconditionError, match="ended before its block"):
+            end_by_restoring()
+        assert (acc.num_accumulated(), acc.global_step) == (4, 5)
+
+
+def _take(number: int, *, pipe: Pipe) -> int:
+    with ConditionalAccumulator.attach("restored") as own:
+        pipe.say()
+        return own.take(number, timeout=LONG).count
+
+
+@forks
+def test_a_take_that_waits_gets_it() -> None:
+    with ConditionalAccumulator("f8", (), "restored") as acc:
+        for _ in range(3):
+            acc.apply_grad(1.0)
+        state = acc.state()
+        acc.advance_step(1)
+        with Apart(_take, 3) as head:
+            head.hear()
+            until(lambda: acc.stats().waiting == 1)
+            acc.restore(state)
+            assert head.result() == 3
+        acc.unlink()
+
+
+def test_an_apply_that_waits_for_a_round_goes_on() -> None:
+    """It waits in the block, and for its end no more."""
+    with ConditionalAccumulator("f8", ()) as acc:
+        acc.apply_grad(1.0)
+        state, results = acc.state(), []
+
+        def apply() -> None:
+            results.append(acc.apply_grad(1.0, local_step=NEVER_STALE))
+
+        def restore_in_a_block() -> None:
+            with acc.round(1):
+                waiting = threading.Thread(target=apply)
+                waiting.start()
+                acc.restore(state)
+                waiting.join(LONG)
+                assert results == [True]
+
+        with pytest.raises(errors.FailedPreconditionError):
+            restore_in_a_block()
+        assert acc.num_accumulated() == 2
+
+
+def _changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: state | {key: np.array(value)}
+
+
+def _without(key: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {name: array for name, array in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda _: 3, "mapping"),
+        (lambda state: list(state.items()), "mapping"),
+        *((_without(key), f"no '{key}'") for key in ("members", "specs", "step", "contributors")),
+        *((_without(key), f"no '{key}'") for key in ("count", "weight", "0.count", "0.weight")),
+        *((_without(key), f"no '{key}'") for key in ("0.indices", "0.row_counts", "0.shape")),
+        (_changed("members", ["rows", "array", "any", "other"]), "'(other|untouched)'.*no such"),
+        (_changed("members", ["rows", "array", "any"]), "'untouched'"),
+        (_changed("count", -1), "count"),
+        (_changed("count", 1), "Member 'rows'.*count"),
+        (_changed("weight", 3), "Member 'rows'.*weight"),
+        (_changed("step", 0.5), "step"),
+        (_changed("contributors", [2, 2]), "contributors"),
+        (_changed("contributors", [-2]), "contributors"),
+        (_changed("0.indices", [1, 3, 9]), "Member 'rows'.*9"),
+        (_changed("0.indices", [1, 1, 3]), "Member 'rows'.*repeat"),
+        (_changed("0.row_counts", [1, 1]), "Member 'rows'"),
+        (_changed("0.row_counts", [0, 1, 1]), "Member 'rows'"),
+        (_changed("0.values", [[1.0, 2.0]]), "Member 'rows'"),
+        (_changed("1.values", [1, 2]), "Member 'array'"),
+        (_changed("1.count", 0), "Member 'array'"),
+    ],
+)
+def test_of_what_is_no_state_nothing_is_restored(
+    change: Callable[[dict[str, Any]], Any], says: str
+) -> None:
+    with group() as acc:
+        fill(acc)
+        before, stats = acc.snapshot(), acc.stats()
+        with pytest.raises(errors.InvalidArgumentError, match=says):
+            acc.restore(change(acc.state()))
+        assert acc.stats() == stats
+        same(acc.snapshot(), before)
+
+
+def test_of_another_spec_it_names_the_member_and_both() -> None:
+    other = SPECS | {"array": TensorSpec((3,), "int32", reduction_type="SUM")}
+    with group() as acc, AccumulatorGroup(other) as different:
+        state = acc.state()
+        with pytest.raises(errors.InvalidArgumentError, match=r"'array'.*int16.*int32"):
+            different.restore(state)
+    with sparse() as one, dense() as another:
+        state = one.state()
+        with pytest.raises(errors.InvalidArgumentError, match=r"sparse float32.*dense bfloat16"):
+            another.restore(state)
+
+
+def test_of_a_closed_one() -> None:
+    acc = dense()
+    state = acc.state()
+    acc.close()
+    with pytest.raises(errors.FailedPreconditionError):
+        acc.state()
+    with pytest.raises(errors.FailedPreconditionError):
+        acc.restore(state)

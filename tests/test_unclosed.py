@@ -1,0 +1,227 @@
+"""Who forgets to close is told when the object is collected, as with files; nobody else is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.support import LONG, START_METHODS
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors, raw_ops, testing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.support import Crew
+
+
+def _dense() -> Any:
+    return ConditionalAccumulator("f4", (2,))
+
+
+def _sparse() -> Any:
+    return shmacc.SparseConditionalAccumulator("f4", (None, 2))
+
+
+def _group() -> Any:
+    return shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,), "f4")})
+
+
+def _arrays() -> Any:
+    return shmacc.SharedArrays({"w": np.ones(2)})
+
+
+def _raw() -> Any:
+    return raw_ops.ConditionalAccumulator("f4", (2,))
+
+
+KINDS: Final = [_dense, _sparse, _group, _arrays, _raw]
+
+
+def _warnings_of(use: Callable[[], object]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        use()
+        gc.collect()
+    return caught
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any]) -> None:
+    def forget() -> None:
+        forgotten = make()
+        del forgotten  # this line is reported
+
+    (caught,) = _warnings_of(forget)
+    assert caught.category is ResourceWarning
+    assert str(caught.message).startswith("unclosed ")
+    assert "'private-" in str(caught.message)
+    assert caught.filename == __file__
+    assert caught.lineno == forget.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_so_is_one_in_a_cycle(make: Callable[[], Any]) -> None:
+    def forget() -> None:
+        cycle: list[Any] = [make()]
+        cycle.append(cycle)
+
+    (caught,) = _warnings_of(forget)
+    assert caught.category is ResourceWarning
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_closed_ones_are_not(make: Callable[[], Any]) -> None:
+    def close() -> None:
+        made = make()
+        getattr(made, "accumulator", made).close()
+        with getattr(another := make(), "accumulator", another):
+            pass
+
+    assert not _warnings_of(close)
+
+
+def test_attached_ones_are_and_the_name_is_said() -> None:
+    with ConditionalAccumulator("f4", (), "gradients") as acc:
+        for attach in (shmacc.attach, ConditionalAccumulator.attach):
+            (caught,) = _warnings_of(partial(attach, "gradients"))
+            assert str(caught.message) == "unclosed ConditionalAccumulator 'gradients'"
+        acc.unlink()
+    with shmacc.SharedArrays({"w": np.ones(2)}, "parameters") as params:
+        (caught,) = _warnings_of(lambda: shmacc.SharedArrays.attach("parameters"))
+        assert str(caught.message) == "unclosed SharedArrays 'parameters'"
+        params.unlink()
+
+
+def test_arrays_are_collected_with_their_last_view() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        params = _arrays()
+        view = params["w"][1:]
+        del params
+        assert not caught
+        assert view.tolist() == [1.0]
+        del view
+    assert len(caught) == 1
+
+
+def test_tracemalloc_says_where_it_was_made() -> None:
+    tracing = tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start()
+    try:
+        (caught,) = _warnings_of(lambda: shmacc.SharedArrays({"w": np.ones(2)}))
+        made = tracemalloc.get_object_traceback(caught.source)
+        assert made is not None
+        assert made[-1].filename == __file__
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_it_is_closed_also_where_the_warning_is_an_error(namespace: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _dense()
+        gc.collect()
+    assert testing.leaked_names(namespace) == ()
+
+
+def test_constructors_that_fail_leave_nothing_to_close() -> None:
+    def fail() -> None:
+        with pytest.raises(errors.InvalidArgumentError, match="dtype"):
+            ConditionalAccumulator("f8", (), "gradients")
+        with pytest.raises(errors.InvalidArgumentError, match="kind"):
+            shmacc.SharedArrays.attach("gradients")
+        with pytest.raises(errors.InvalidArgumentError, match="dense"):
+            shmacc.SparseConditionalAccumulator.attach("gradients")
+
+    with ConditionalAccumulator("f4", (), "gradients") as acc:
+        assert not _warnings_of(fail)
+        acc.unlink()
+
+
+def test_unpickled_ones_need_not_be_closed() -> None:
+    with ConditionalAccumulator("f4", (), "gradients") as acc, _arrays() as params:
+        for made in (acc, params):
+            sent = pickle.dumps(made)
+            assert not _warnings_of(partial(pickle.loads, sent))
+        acc.unlink()
+
+
+def _apply(acc: ConditionalAccumulator) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        acc.apply_grad(1.0)
+        del acc
+        gc.collect()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+def test_a_worker_is_given_one_and_need_not_close_it(crew: Crew) -> None:
+    with ConditionalAccumulator("f8", ()) as acc:
+        assert crew.start(_apply, acc).result() == []
+        assert acc.take_grad(1, timeout=LONG) == 1.0
+
+
+def _drop_the_parents() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _PARENTS.clear()
+        gc.collect()
+        _dense()
+        gc.collect()
+    return [str(warning.message).split()[1] for warning in caught]
+
+
+_PARENTS: list[Any] = []
+
+
+def test_a_forked_child_answers_for_its_own_only(crew: Crew) -> None:
+    with _sparse() as acc:
+        _PARENTS.append(acc)
+        assert crew.start(_drop_the_parents).result() == ["ConditionalAccumulator"]
+        _PARENTS.clear()
+
+
+_PROGRAM: Final = """
+import multiprocessing
+import shmacc
+
+
+def work():
+    shmacc.ConditionalAccumulator("f4", ())
+    globals()["kept"] = shmacc.ConditionalAccumulator("f4", ())
+
+
+kept = [shmacc.ConditionalAccumulator("f4", ()), shmacc.SharedArrays({"w": [1.0]})]
+kept.append(kept)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+"""
+
+
+def test_at_the_end_of_a_process_all_are_closed_in_order(namespace: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-X", "dev", "-c", _PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=True,
+        env=os.environ,
+    )
+    assert ran.stderr.count("unclosed ") == 1  # the one that the child dropped
+    assert testing.leaked_names(namespace) == ()
