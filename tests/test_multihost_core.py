@@ -674,13 +674,16 @@ SPECS = {
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(shards: int) -> None:  # noqa: C901
+def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
+    shards: int, request: pytest.FixtureRequest
+) -> None:
     """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
     plan = Plan(flat.members, shards)
     tables = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
+    request.addfinalizer(lambda: [group.close() for group in [flat, *hosts, *tables]])
     for step in range(2):
         for i in range(7):
             gradient: dict[str, object] = {}

@@ -59,7 +59,7 @@ class LocalSegment:
             # An earlier forwarder that was stopped, and is alive: a new step ends its round.
             self._handle.set_step(self.group.global_step)
         place = TakenRound(advance=False, seal=False)
-        self._handle.open_round(place, 0, None, raise_deaths=False)
+        self._handle.open_round(place, 0, None, raise_deaths=False, caller=None)
         self._round = place.serial
         return self.group._partial(place)  # noqa: SLF001
 
