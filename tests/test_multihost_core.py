@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 
 import numpy as np
@@ -674,7 +675,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
+def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest
 ) -> None:
     """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
@@ -683,7 +684,8 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
     plan = Plan(flat.members, shards)
     tables = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
-    request.addfinalizer(lambda: [group.close() for group in [flat, *hosts, *tables]])
+    for group in flat, *hosts, *tables:
+        request.addfinalizer(group.close)
     for step in range(2):
         for i in range(7):
             gradient: dict[str, object] = {}
@@ -724,6 +726,22 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
         for segment in segments:
             segment.consume()
             assert segment.group.global_step == step + 1
+
+
+def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
+    specs = {
+        "rows": shmacc.IndexedSlicesSpec((10**6, 16), "float32"),
+        "whole": shmacc.TensorSpec((100_000,), "float32"),
+    }
+    rows = np.random.default_rng(0).choice(10**6, 20_000, replace=False)
+    with shmacc.AccumulatorGroup(specs) as group:
+        gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
+        assert group.apply(gradient, 0)
+        partial = group.take_partial()
+        pieces = Plan(group.members, 8).split(partial)
+    shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
+    assert set(pieces) == set(range(8))
+    assert shipped <= 1.05 * len(pickle.dumps(partial))
 
 
 def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
