@@ -28,7 +28,8 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home lint coverage dist docs model litmus soak asan tsan aarch64 bench \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray lint coverage dist docs model litmus \
+	soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
 help: ## this list
@@ -86,6 +87,12 @@ model: ## check the protocol's model exhaustively (needs the package spin, and g
 
 litmus: ## hold the protocol's memory order against the memory models (needs herd7)
 	$(PYTHON) tools/model/litmus/check.py
+
+test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
+	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
+
+bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
+	.venv-ray/bin/python -P tools/ray_bench.py $(BENCH_RAY)
 
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS)
@@ -159,6 +166,13 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-docs/bin/pip install --quiet --constraint $(PINS) --group docs
 	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
+	touch $@
+
+.venv-ray/.installed: $(SOURCES) pyproject.toml CMakeLists.txt constraints/ray.txt $(VENV)/.installed
+	test -e .venv-ray/bin/pip || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
+	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt
