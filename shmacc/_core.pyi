@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._arguments import Terms
+from shmacc._arguments import Shape, Terms
 
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
@@ -60,18 +60,11 @@ class Handle:
         indices: Any,
         values: Any,
         counts: Any | None,
-        dims: tuple[int, ...] | list[int],
         ascending: bool,
         local_step: int,
         terms: Terms | None,
     ) -> bool: ...
-    def apply_dense(
-        self,
-        values: Any,
-        dims: tuple[int, ...] | list[int],
-        local_step: int,
-        terms: Terms | None,
-    ) -> bool: ...
+    def apply_dense(self, values: Any, local_step: int, terms: Terms | None) -> bool: ...
     def apply_group(
         self, parts: list[tuple[Any, ...]], local_step: int, terms: Terms | None
     ) -> bool: ...
@@ -169,5 +162,9 @@ CONVERTS_HALVES: bool
 def widen(halves: Any, floats: Any) -> None: ...
 def narrow(floats: Any, halves: Any) -> None: ...
 def is_plain(value: Any, type_number: int) -> bool: ...
+def is_plain_dense(value: Any, type_number: int, declared: Shape) -> bool: ...
+def plain_rows_ascend(
+    indices: Any, values: Any, type_number: int, declared: Shape
+) -> bool | None: ...
 def check_rows(indices: Any, limit: int) -> tuple[bool, int, int]: ...
 def repeated_row(indices: Any) -> int: ...

@@ -4,6 +4,7 @@ from typing import Any
 
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
+from shmacc import _core
 from shmacc import _gradients as gradients
 from shmacc import _results as results
 from shmacc import _taking as taking
@@ -86,11 +87,13 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
         terms = None  # for most gradients: a call saved
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
-        value = arrays.values_array(grad, self._dtype, "grad")
-        gradients.check_dense(value.shape, self._shape)
+        value = grad
+        if not _core.is_plain_dense(value, self._plain_type, self._shape):
+            value = arrays.values_array(value, self._dtype, "grad")
+            gradients.check_dense(value.shape, self._shape)
         if terms is not None:
             value = arrays.weighted(value, terms[1], "grad")
-        return self._handle.apply_dense(value, value.shape, step, terms)
+        return self._handle.apply_dense(value, step, terms)
 
     def apply_partial(
         self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None
@@ -113,7 +116,7 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
             return not self._handle.drop_if_stale(step, 0)
         gradients.check_dense(sums.values.shape, self._shape)
         terms = sums.count, sums.weight, who, seconds
-        return self._handle.apply_dense(sums.values, sums.values.shape, step, terms)
+        return self._handle.apply_dense(sums.values, step, terms)
 
     def take_grad(
         self,

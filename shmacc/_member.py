@@ -11,7 +11,7 @@ from shmacc.errors import InvalidArgumentError
 
 Part = tuple[Any, ...]
 """What the extension takes of a member: its number, count, weight, indices or None, values,
-row_counts or None, the dims of a row or of the array, whether the indices ascend."""
+row_counts or None, whether the indices ascend."""
 
 
 class Member:
@@ -34,13 +34,12 @@ class Member:
         """Return a gradient of this member, checked."""
         if self._sparse:
             return self._rows(value, weight)
-        # A model has many dense members: those that need no conversion are not looked at twice.
-        if not (_core.is_plain(value, self._plain_type) and value.shape == self._shape):
+        if not _core.is_plain_dense(value, self._plain_type, self._shape):
             value = arrays.values_array(value, self._dtype, "The gradient")
             gradients.check_dense(value.shape, self._shape)
         if weight != 1:
             value = arrays.weighted(value, weight, "The gradient's values")
-        return self._number, 1, weight, None, value, None, value.shape, False
+        return self._number, 1, weight, None, value, None, False
 
     def _rows(self, value: Any, weight: int) -> Part:
         if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
@@ -53,12 +52,16 @@ class Member:
             )
             grad_indices, grad_values = value.indices, value.values
             given = gradients.given_shape(getattr(value, "dense_shape", None))
-        values = arrays.values_array(grad_values, self._dtype, "values")
-        indices = arrays.index_array(grad_indices, "indices")
-        ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
+        values, indices, ascending = grad_values, grad_indices, None
+        if given is None:
+            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
+        if ascending is None:
+            values = arrays.values_array(values, self._dtype, "values")
+            indices = arrays.index_array(indices, "indices")
+            ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
         if weight != 1:
             values = arrays.weighted(values, weight, "values")
-        return self._number, 1, weight, indices, values, None, values.shape[1:], ascending
+        return self._number, 1, weight, indices, values, None, ascending
 
     def partial(self, partial: Any, count: int, weight: int) -> Part:
         """Return a partial's part of this member; the whole partial has `count` and `weight`."""
@@ -68,10 +71,9 @@ class Member:
             ascending = gradients.check_rows(
                 sums.rows(), values, sums.given, self._shape, repeats=False
             )
-            dims = values.shape[1:]
         else:
             sums = gradients.dense_sums(partial, self._dtype)
-            values, ascending, dims = sums.values, False, sums.values.shape
+            values, ascending = sums.values, False
             gradients.check_dense(values.shape, self._shape)
         if not (1 <= sums.count <= count and sums.weight <= weight):
             raise InvalidArgumentError(
@@ -85,6 +87,5 @@ class Member:
             sums.indices,
             values,
             sums.row_counts,
-            dims,
             ascending,
         )

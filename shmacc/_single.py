@@ -95,6 +95,7 @@ class SingleAccumulator(Accumulator):
     def _adopted(self) -> None:
         self._member = self._spec.members[0]
         self._dtype = self._member.dtype
+        self._plain_type = self._dtype.plain_type
         self._shape = self._member.shape
 
     def __repr__(self) -> str:

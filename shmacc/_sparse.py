@@ -4,6 +4,7 @@ from typing import Any
 
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
+from shmacc import _core
 from shmacc import _foreign as foreign
 from shmacc import _gradients as gradients
 from shmacc import _results as results
@@ -110,11 +111,17 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         terms = None  # for most gradients: a call saved
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
-        values = arrays.values_array(grad_values, self._dtype, "grad_values")
-        indices = arrays.index_array(grad_indices, "grad_indices")
+        indices, values, ascending = grad_indices, grad_values, None
+        if grad_shape is None:
+            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
+        if ascending is None:
+            values = arrays.values_array(values, self._dtype, "grad_values")
+            indices = arrays.index_array(indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
         if terms is not None:
             values = arrays.weighted(values, terms[1], "grad_values")
+        if ascending is not None:
+            return self._handle.apply_sparse(indices, values, None, ascending, step, terms)
         return self._add(indices, values, given, None, step, terms)
 
     def apply_indexed_slices_grad(
@@ -195,9 +202,7 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
             raise InvalidArgumentError(conflict)
         if refusal is not None:
             raise InvalidArgumentError(refusal)
-        return self._handle.apply_sparse(
-            indices, values, counts, values.shape[1:], ascending, step, terms
-        )
+        return self._handle.apply_sparse(indices, values, counts, ascending, step, terms)
 
     def take_grad(
         self,

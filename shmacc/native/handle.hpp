@@ -119,26 +119,25 @@ class Handle {
     }
 
     // terms: as `of_terms` has them.
-    bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, Dims dims, bool ascending,
+    bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         const MemberSpec& spec = only(*segment, kSparse);
         ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingRows<decltype(zero)> rows(0, spec, std::move(dims), request.count, request.weight,
-                                              indices, values, counts, ascending);
+            IncomingRows<decltype(zero)> rows(0, spec, request.count, request.weight, indices, values, counts,
+                                              ascending);
             Part* const part = &rows.part();
             return apply(*segment, &part, 1, request);
         });
     }
 
-    bool apply_dense(nb::handle values, Dims dims, int64_t local_step, nb::handle terms) {
+    bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         const MemberSpec& spec = only(*segment, kDense);
         ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingArray<decltype(zero)> array(0, spec, std::move(dims), request.count, request.weight,
-                                                values);
+            IncomingArray<decltype(zero)> array(0, spec, request.count, request.weight, values);
             Part* const part = &array.part();
             return apply(*segment, &part, 1, request);
         });

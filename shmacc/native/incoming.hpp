@@ -17,10 +17,11 @@ template <class T>
 class IncomingRows : public Incoming {
   public:
     // counts: contributions of each row, or None for `weight` each.
-    IncomingRows(uint32_t member, const MemberSpec& spec, Dims dims, int64_t count, int64_t weight,
-                 nb::handle indices, nb::handle values, nb::handle counts, bool ascending)
+    IncomingRows(uint32_t member, const MemberSpec& spec, int64_t count, int64_t weight, nb::handle indices,
+                 nb::handle values, nb::handle counts, bool ascending)
         : keys_(indices, 1), numbers_(values, spec.components) {
         if (!counts.is_none()) counts_.emplace(counts, 1);
+        Dims dims = numbers_.dims(1);
         const uint64_t width = product(dims) * spec.components;
         if (keys_.size() > kMaxRows || numbers_.size() != keys_.size() * width ||
             (counts_ && counts_->size() != keys_.size()))
@@ -41,9 +42,9 @@ class IncomingRows : public Incoming {
 template <class T>
 class IncomingArray : public Incoming {
   public:
-    IncomingArray(uint32_t member, const MemberSpec& spec, Dims dims, int64_t count, int64_t weight,
-                  nb::handle values)
+    IncomingArray(uint32_t member, const MemberSpec& spec, int64_t count, int64_t weight, nb::handle values)
         : numbers_(values, spec.components) {
+        Dims dims = numbers_.dims(0);
         if (numbers_.size() != product(dims) * spec.components)
             throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
         part_.emplace(member, std::move(dims), count, weight, numbers_.data(), numbers_.size());
@@ -76,23 +77,22 @@ inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
     return request;
 }
 
-// (member, count, weight, indices or None, values, counts or None, dims, ascending), as _gradients.py makes it.
+// (member, count, weight, indices or None, values, counts or None, ascending), as _gradients.py makes it.
 inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& part) {
     const auto member = nb::cast<uint32_t>(part[0]);
-    if (part.size() != 8 || member + 1 >= specs.size())
+    if (part.size() != 7 || member + 1 >= specs.size())
         throw Error(Failure::kInvalidArgument, "The segment has no such member");
     const MemberSpec& spec = specs[member];
     const auto count = nb::cast<int64_t>(part[1]), weight = nb::cast<int64_t>(part[2]);
-    auto dims = nb::cast<Dims>(part[6]);
     const bool sparse = !nb::handle(part[3]).is_none();
     if (sparse != (spec.kind == kSparse))
         throw Error(Failure::kInvalidArgument, "The member is of the other kind");
     return with_sum_type(spec.sum, [&](auto zero) -> std::unique_ptr<Incoming> {
         using T = decltype(zero);
         if (sparse)
-            return std::make_unique<IncomingRows<T>>(member, spec, std::move(dims), count, weight, part[3],
-                                                     part[4], part[5], nb::cast<bool>(part[7]));
-        return std::make_unique<IncomingArray<T>>(member, spec, std::move(dims), count, weight, part[4]);
+            return std::make_unique<IncomingRows<T>>(member, spec, count, weight, part[3], part[4], part[5],
+                                                     nb::cast<bool>(part[6]));
+        return std::make_unique<IncomingArray<T>>(member, spec, count, weight, part[4]);
     });
 }
 

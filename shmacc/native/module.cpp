@@ -1,5 +1,6 @@
 // The extension module: shmacc._core.
 #include "arrays.hpp"
+#include "plain.hpp"
 #include "view.hpp"
 
 namespace shmacc {
@@ -226,9 +227,8 @@ NB_MODULE(_core, m) {
         .def("leave", &Handle::leave)
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
-             nb::arg("counts").none(), nb::arg("dims"), nb::arg("ascending"), nb::arg("local_step"),
-             nb::arg("terms").none())
-        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("dims"), nb::arg("local_step"),
+             nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
+        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
              nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"),
              nb::arg("terms").none())
@@ -298,6 +298,10 @@ NB_MODULE(_core, m) {
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
     m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
+    m.def("is_plain_dense", &is_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
+          nb::arg("declared").none());
+    m.def("plain_rows_ascend", &plain_rows_ascend, nb::arg("indices").none(), nb::arg("values").none(),
+          nb::arg("type_number"), nb::arg("declared").none());
     m.def(
         "check_rows",
         [](nb::handle indices, int64_t limit) {

@@ -106,6 +106,11 @@ class View {
     const T* data() const { return static_cast<const T*>(view_.buf); }
     T* writable() const { return static_cast<T*>(view_.buf); }
     uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(T); }
+    // The array's, without the first `skipped` ones, which it must have.
+    Dims dims(int skipped) const {
+        if (view_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(view_.shape + skipped, view_.shape + view_.ndim);
+    }
 
   private:
     Py_buffer view_{};
@@ -132,23 +137,14 @@ inline void need_numpy() {
     if (!PyArray_API && _import_array() < 0) throw nb::python_error();
 }
 
-// Whether this is a NumPy array, no subclass, of that type (NumPy's number), that a View can read directly.
-inline bool is_plain(nb::handle value, int type_number) {
-    need_numpy();
-    if (!PyArray_CheckExact(value.ptr())) return false;
-    auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
-    return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
-}
-
 // A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
 // the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the
 // caches, and what converts between kinds of arrays is long. After need_numpy.
 template <class T>
-nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) {
-    std::vector<npy_intp> dims(shape.begin(), shape.end());
+nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
+    static_assert(std::is_same_v<int64_t, npy_intp>);
     const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
-    nb::object array = nb::steal(
-        PyArray_SimpleNewFromData(static_cast<int>(dims.size()), dims.data(), type, output.get()));
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(static_cast<int>(rank), dims, type, output.get()));
     if (!array) throw nb::python_error();
     PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
     if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
@@ -157,6 +153,11 @@ nb::object array_of(Output& output, const Dims& shape, uint32_t components = 1) 
                             [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); });
     output.release();
     return array;
+}
+template <class T>
+nb::object array_of(Output& output, uint64_t size) {
+    const auto length = static_cast<int64_t>(size);
+    return array_of<T>(output, &length, 1);
 }
 
 }  // namespace shmacc

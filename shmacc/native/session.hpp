@@ -259,10 +259,10 @@ class RoundSession {
     // What the lanes have of a member in this round, in order of lane.
     std::vector<Member> parts(uint32_t number) {
         std::vector<Member> parts;
+        parts.reserve(lanes_.size());
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
-            Member member(*segment_.lanes()[i], number, lanes_[i]);
-            if (member.state.round == state.round && member.state.count > 0)
-                parts.push_back(std::move(member));
+            const Member& member = parts.emplace_back(*segment_.lanes()[i], number, lanes_[i]);
+            if (member.state.round != state.round || member.state.count == 0) parts.pop_back();
         }
         return parts;
     }

@@ -37,8 +37,7 @@ class TakenRound {
     const nb::object& contributors() {
         taken();
         if (!contributors_.is_valid())
-            contributors_ = array_of<int64_t>(taken_->contributors,
-                                              {static_cast<int64_t>(taken_->contributor_count)});
+            contributors_ = array_of<int64_t>(taken_->contributors, taken_->contributor_count);
         return contributors_;
     }
 
@@ -51,31 +50,34 @@ class TakenRound {
     }
     const nb::object& indices(uint32_t i) {
         return once(i, &Arrays::indices,
-                    [&](TakenMember& member) { return row_numbers(member.indices, member); });
+                    [&](TakenMember& member) { return array_of<int64_t>(member.indices, member.rows); });
     }
     const nb::object& row_counts(uint32_t i) {
         return once(i, &Arrays::row_counts,
-                    [&](TakenMember& member) { return row_numbers(member.contributions, member); });
+                    [&](TakenMember& member) { return array_of<int64_t>(member.contributions, member.rows); });
     }
     // In the type of sums.
     const nb::object& values(uint32_t i) {
         return once(i, &Arrays::values, [&](TakenMember& member) {
             const MemberSpec& spec = (*specs_)[member.number];
-            Dims dims = member.dims;
-            if (spec.kind == kSparse) dims.insert(dims.begin(), static_cast<int64_t>(member.rows));
+            int64_t dims[kMaxRank + 1] = {static_cast<int64_t>(member.rows)};
+            std::copy(member.dims.begin(), member.dims.end(), dims + 1);
+            const bool sparse = spec.kind == kSparse;
             return with_sum_type(spec.sum, [&](auto zero) {
-                return array_of<decltype(zero)>(member.values, dims, spec.components);
+                return array_of<decltype(zero)>(member.values, dims + !sparse, member.dims.size() + sparse,
+                                                spec.components);
             });
         });
     }
     // Sparse: the declared first dimension, -1 if there is none, then those of a row.
     const nb::object& shape(uint32_t i) {
         return once(i, &Arrays::shape, [&](TakenMember& member) {
-            Dims dims = member.dims;
-            dims.insert(dims.begin(), (*specs_)[member.number].declared_rows());
-            Output numbers(dims.size() * sizeof(int64_t));
-            std::copy(dims.begin(), dims.end(), static_cast<int64_t*>(numbers.get()));
-            return array_of<int64_t>(numbers, {static_cast<int64_t>(dims.size())});
+            const uint64_t rank = member.dims.size() + 1;
+            Output numbers(rank * sizeof(int64_t));
+            auto* const dims = static_cast<int64_t*>(numbers.get());
+            dims[0] = (*specs_)[member.number].declared_rows();
+            std::copy(member.dims.begin(), member.dims.end(), dims + 1);
+            return array_of<int64_t>(numbers, rank);
         });
     }
 
@@ -98,9 +100,6 @@ class TakenRound {
         nb::object& made = arrays_[i].*which;
         if (!made.is_valid()) made = make(taken_->members[i]);
         return made;
-    }
-    static nb::object row_numbers(Output& numbers, const TakenMember& member) {
-        return array_of<int64_t>(numbers, {static_cast<int64_t>(member.rows)});
     }
 
     const bool advance_, seal_;

@@ -15,8 +15,8 @@ class SyncReplicas(Chief):
     Each round averages the gradients of ``replicas_to_aggregate`` replicas that were computed from
     the parameters of the round before; what comes later is dropped. So the slowest of
     ``total_num_replicas - replicas_to_aggregate`` backup replicas are not waited for. The mean is
-    that of `DistributedDataParallel`, if replicas have equal batches; weighted by samples, if they
-    say how many they had.
+    that of ``DistributedDataParallel`` if replicas have equal batches; it is weighted by samples if
+    they say how many they had.
 
     The model's parameters and buffers are in shared memory from now on; they are the same objects,
     and an optimizer may have them already. Buffers (running statistics of batch normalisation) are

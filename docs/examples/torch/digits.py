@@ -10,6 +10,8 @@ from torch import nn
 from shmacc.torch import Replica, SyncReplicas
 
 REPLICAS, UPDATES, BATCH = 3, 150, 32
+PROCESSES = multiprocessing.get_context("forkserver")  # imports torch once, which takes seconds
+PROCESSES.set_forkserver_preload(["torch", "sklearn.datasets", "shmacc.torch"])
 
 
 def make_model():
@@ -34,7 +36,7 @@ def compute(rank):
 
 
 def start(rank):
-    process = multiprocessing.get_context("spawn").Process(target=compute, args=(rank,))
+    process = PROCESSES.Process(target=compute, args=(rank,))
     process.start()
     return process
 
