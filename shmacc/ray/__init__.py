@@ -1,6 +1,6 @@
 """Groups over many hosts, on Ray: ``pip install shmacc[ray]``; never imported by ``import shmacc``.
 
-The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothing else changes:
+The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothing else changes::
 
     # the chief, connected to the cluster            # a worker, on any host; it does not import Ray
     group = shmacc.ray.AccumulatorGroup(             group = shmacc.attach("model", timeout=60)
