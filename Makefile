@@ -28,7 +28,8 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home lint coverage dist model litmus soak asan tsan aarch64 bench \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray lint coverage dist docs model litmus \
+	soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
 help: ## this list
@@ -75,11 +76,23 @@ dist: $(VENV)/.dist ## build and check what is published, into dist/, and instal
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/pytest -m installs -o faulthandler_timeout=0
 
+docs: .venv-docs/.installed ## build the documentation site into build/docs; every warning is an error
+	rm -rf build/docs
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env \
+		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
+	.venv-docs/bin/python docs/site/check_links.py build/docs
+
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
 
 litmus: ## hold the protocol's memory order against the memory models (needs herd7)
 	$(PYTHON) tools/model/litmus/check.py
+
+test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
+	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
+
+bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
+	.venv-ray/bin/python -P tools/ray_bench.py $(BENCH_RAY)
 
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS)
@@ -146,6 +159,22 @@ $(VENV)/.dist: $(VENV)/.test
 	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
 	touch $@
 
+# The docstrings are those of the wheel that was built for the tests.
+.venv-docs/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
+	.venv-docs/bin/pip install --quiet --constraint $(PINS) --group docs
+	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
+	touch $@
+
+.venv-ray/.installed: $(SOURCES) pyproject.toml CMakeLists.txt constraints/ray.txt $(VENV)/.installed
+	test -e .venv-ray/bin/pip || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
+	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
+	touch $@
+
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --upgrade pip
@@ -155,10 +184,13 @@ $(VENV)/.dist: $(VENV)/.test
 	touch $@
 
 # The wheel that is built for tests, beside the packages that users have it beside.
-.venv-home/.installed: $(VENV)/.installed constraints/home.txt
+.venv-home/.home: constraints/home.txt
 	$(PYTHON) -m venv .venv-home
 	.venv-home/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
 	.venv-home/bin/pip install --quiet --constraint constraints/home.txt --group home
+	touch $@
+
+.venv-home/.installed: $(VENV)/.installed .venv-home/.home
 	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@

@@ -47,8 +47,9 @@ class AccumulatorRef:
 class Accumulator(exits.Owner):
     """The common base of accumulators, single ones and groups.
 
-    Use as a context manager to close at the end of the block. Handles pickle: another process that
-    unpickles one attaches to the same segment.
+    Use as a context manager to close at the end of the block; one that is collected unclosed is
+    closed with a ResourceWarning. Handles pickle: another process that unpickles one attaches to
+    the same segment.
     """
 
     _KIND: ClassVar[str]

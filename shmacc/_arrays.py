@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmacc import _core
+from shmacc import _foreign as foreign
 from shmacc._arguments import INT64_MAX, describe_shape
 from shmacc._dtypes import DType, kind_of
 from shmacc._records import IndexArray, ValueArray
@@ -165,11 +166,17 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
             "add, `masked.filled(0)` for instance"
         )
     try:
+        if not isinstance(value, np.ndarray | list | tuple):
+            theirs = foreign.array(value, what)
+            if theirs is not None:
+                return theirs, False
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value), False
         array = np.asarray(value)
         if array.dtype == np.float64 and isinstance(value, list | tuple):
             array = _exact(value, array)
+    except InvalidArgumentError:
+        raise
     except MemoryError as error:
         raise ResourceExhaustedError(
             f"This process has no memory to view {what} as an array; nothing was changed"

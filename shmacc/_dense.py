@@ -38,7 +38,6 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create or attach; arguments and errors as in `SingleAccumulator`."""
         super().__init__(
             dtype,
             shape,

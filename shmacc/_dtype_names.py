@@ -24,3 +24,9 @@ NUMBERS = {
 BOOL = 10
 """Shared arrays have it, accumulators do not."""
 NAMES = {number: name for name, number in NUMBERS.items()} | {BOOL: "bool"}
+
+
+def item_bytes(number: int) -> int:
+    """Return how many bytes an element of an array of this dtype has; the name ends in bits."""
+    bits = "".join(filter(str.isdigit, NAMES[number]))
+    return int(bits or 8) // 8

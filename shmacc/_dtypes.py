@@ -132,8 +132,8 @@ def resolve(dtype: object) -> DType:
     """Return the dtype that a user means.
 
     Args:
-        dtype: Anything that TensorFlow or NumPy accepts as one: a NumPy dtype or type, a
-            ``tf.DType``, a name, a ``DataType`` number.
+        dtype: Anything that TensorFlow or NumPy accepts as one: a NumPy dtype or type (JAX's are
+            such), a ``tf.DType``, a ``torch.dtype``, a name, a ``DataType`` number.
 
     Raises:
         InvalidArgumentError: It is none, or none that accumulators work with.
@@ -148,6 +148,11 @@ def resolve(dtype: object) -> DType:
     return found
 
 
+def is_one(dtype: object) -> bool:
+    """Return whether `resolve` knows it."""
+    return _lookup(dtype) is not None
+
+
 def _lookup(dtype: object) -> DType | None:
     if dtype is None or isinstance(dtype, bool):
         return None
@@ -156,6 +161,8 @@ def _lookup(dtype: object) -> DType | None:
     if dtype is float:
         dtype = "float32"
     dtype = getattr(dtype, "as_numpy_dtype", dtype)
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
     if isinstance(dtype, str):
         dtype = _ALIASES.get(dtype, dtype)
         if dtype == "bfloat16":

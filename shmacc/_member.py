@@ -4,6 +4,7 @@ from typing import Any
 
 from shmacc import _arrays as arrays
 from shmacc import _core
+from shmacc import _foreign as foreign
 from shmacc import _gradients as gradients
 from shmacc._spec import MemberSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
@@ -45,6 +46,7 @@ class Member:
             grad_indices, grad_values = value
             given = None
         else:
+            value = foreign.slices(value)
             gradients.check_has(
                 value, "(indices, values), or something like IndexedSlices,", "indices", "values"
             )

@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import jax
+    import scipy.sparse
+    import torch
+    from jax.experimental.sparse import BCOO
 
 IndexArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
@@ -77,6 +83,42 @@ class SparseTaken:
     def __post_init__(self) -> None:
         _complete(self)
 
+    def to_torch(self) -> "torch.Tensor":
+        """Return a coalesced sparse COO tensor on the same memory, as optimizers take it.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+        """
+        from shmacc._conversions import torch  # loads a package
+
+        return torch.sparse(self)
+
+    def to_jax(self) -> "BCOO":
+        """Return a ``jax.experimental.sparse.BCOO`` whose elements are rows.
+
+        What has 64 bits gets 32 unless JAX was told otherwise (``jax_enable_x64``).
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+            OutOfRangeError: An integer does not fit 32 bits.
+        """
+        from shmacc._conversions import jax  # loads a package
+
+        return jax.sparse(self)
+
+    def to_scipy(self) -> "scipy.sparse.csr_array":
+        """Return a ``scipy.sparse.csr_array`` on the memory of the values.
+
+        SciPy has no float16 and no bfloat16: these become float32.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared, or a
+                row is no vector.
+        """
+        from shmacc._conversions import scipy  # loads a package
+
+        return scipy.sparse(self)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseTaken:
@@ -100,6 +142,22 @@ class DenseTaken:
     def __post_init__(self) -> None:
         _complete(self)
 
+    def to_torch(self) -> "torch.Tensor":
+        """Return a tensor on the same memory."""
+        from shmacc._conversions import torch  # loads a package
+
+        return torch.dense(self)
+
+    def to_jax(self) -> "jax.Array":
+        """Return a JAX array; errors and 64 bits as for `SparseTaken.to_jax`."""
+        from shmacc._conversions import jax  # loads a package
+
+        return jax.dense(self)
+
+    def to_scipy(self) -> ValueArray:
+        """Return the value: what is dense in SciPy is NumPy's."""
+        return self.value
+
 
 def _complete(taken: SparseTaken | DenseTaken) -> None:
     if taken.weight is None:
@@ -118,7 +176,7 @@ class DensePartial(DenseTaken):
     """Sums of a dense accumulator, not divided, to be applied to another one."""
 
 
-_Member = TypeVar("_Member")
+_Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
 
 
 class _Members(Mapping[str, _Member], Generic[_Member]):
@@ -148,6 +206,18 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        """Return tensors by member; errors as for one."""
+        return {name: member.to_torch() for name, member in self._members.items()}
+
+    def to_jax(self) -> "dict[str, jax.Array | BCOO]":
+        """Return JAX arrays by member; errors as for one."""
+        return {name: member.to_jax() for name, member in self._members.items()}
+
+    def to_scipy(self) -> "dict[str, ValueArray | scipy.sparse.csr_array]":
+        """Return ``scipy.sparse`` and NumPy arrays by member; errors as for one."""
+        return {name: member.to_scipy() for name, member in self._members.items()}
 
     def __repr__(self) -> str:
         return (

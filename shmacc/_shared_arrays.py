@@ -38,8 +38,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     ``shmacc-inspect clean`` removes no segment that a process has attached. Forked children share
     the arrays of their parent.
 
-    Use as a context manager to close at the end of the block. Pickles: another process that
-    unpickles it attaches to the same arrays, with the same right to write.
+    Use as a context manager to close at the end of the block; one that is collected unclosed is
+    closed with a ResourceWarning. Pickles: another process that unpickles it attaches to the same
+    arrays, with the same right to write.
     """
 
     __slots__ = (

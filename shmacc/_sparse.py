@@ -5,6 +5,7 @@ from typing import Any
 from shmacc import _arguments as arguments
 from shmacc import _arrays as arrays
 from shmacc import _core
+from shmacc import _foreign as foreign
 from shmacc import _gradients as gradients
 from shmacc import _results as results
 from shmacc import _taking as taking
@@ -51,7 +52,6 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create or attach; arguments and errors as in `SingleAccumulator`."""
         super().__init__(
             dtype,
             shape,
@@ -134,7 +134,12 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         weight: int = 1,
         timeout: float | None = None,
     ) -> bool:
-        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``."""
+        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
+
+        Or a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or a
+        ``scipy.sparse`` matrix: of these, the rows that have stored entries.
+        """
+        grad = foreign.slices(grad)
         gradients.check_has(
             grad, "Something like IndexedSlices", "indices", "values", "dense_shape"
         )

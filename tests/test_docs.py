@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from helpers import pages
-from helpers.pages import PAGES, ROOT
+from helpers.pages import PAGES, ROOT, TUTORIAL
 from helpers.pages import page_id as _id
 
 import published_links
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -40,6 +42,30 @@ PRINTED: Final = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
     assert PRINTED.get(name, "") in pages.run_pasted(PROGRAMS[name], tmp_path)
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
+    text = _text(TUTORIAL)
+    blocks = re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"python", "console"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for kind, block in blocks:
+        if kind == "python":
+            named = re.match(r"# (\w+\.py)\n", block)
+            assert named, block
+            (tmp_path / named[1]).write_text(block)
+            continue
+        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
+            ran = subprocess.run(
+                shlex.split(command),
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=True,
+                cwd=tmp_path,
+                env=os.environ | {"PATH": path},
+            )
+            assert ran.stdout == shown, command
 
 
 def test_there_are_programs() -> None:

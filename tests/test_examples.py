@@ -25,7 +25,7 @@ def test_the_training_loop_has_thirty_lines() -> None:
     assert len((DOCS / "examples" / "training_loop.py").read_text().splitlines()) <= 30
 
 
-def test_the_page_on_training_links_every_example() -> None:
-    page = (DOCS / "training.md").read_text()
-    linked = re.findall(r"\(examples/(\w+\.py)\)", page)
+def test_the_page_of_examples_links_every_example() -> None:
+    page = (DOCS / "examples" / "README.md").read_text()
+    linked = re.findall(r"\((\w+\.py)\)", page)
     assert set(linked) == {example.name for example in EXAMPLES}

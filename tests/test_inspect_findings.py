@@ -270,17 +270,27 @@ def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
         assert sorted(names) == ["after", "copy", "link", "original"]
         kinds = {name: sorted(wrong_kinds(name)) for name in listed}
         assert kinds == {
-            "after": ["misnamed", "orphaned"],
-            "copy": ["misnamed", "orphaned"],
-            "link": ["linked", "orphaned"],
+            "after": ["misnamed"],
+            "copy": ["misnamed"],
+            "link": ["linked"],
             "original": ["orphaned"],
         }
+        for name in ("copy", "link", "after"):
+            _follow_the_remedy(name)
+            assert not path_of(name).exists()
+        assert shmacc.inspection.describe("original").stats.attached == 0
     finally:
         for name in ("copy", "link", "after"):
-            path_of(name).unlink()
+            path_of(name).unlink(missing_ok=True)
         inspection.remove("original")
         for semaphore in original.parent.glob(f"sem.{path_of('before').name}.*"):
             semaphore.unlink()
+
+
+def _follow_the_remedy(name: str) -> None:
+    [command] = {found["command"] for found in ask("check", name, status=1)["findings"]} - {None}
+    path = f"{COMMAND.parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, check=True)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -340,6 +350,9 @@ def test_a_rehearsal_promises_nothing_that_is_refused(crew: Crew) -> None:
         rehearsed, done = run(*verb, before=weak), run(*verb, "--yes", before=weak)
         assert (rehearsed.returncode, done.returncode) == (1, 1), verb
         assert "would" not in rehearsed.stdout
+    answer = ask("remove", "theirs", status=1, before=weak)
+    assert (answer["refused"], answer["would_remove"]) == (True, [])
+    assert "--force" not in run("remove", "theirs", before=weak).stderr  # which would not help
     assert ask("clean", before=weak)["would_remove"] == []
     (left,) = ask("clean", before=weak)["left"]
     assert f"it belongs to uid {STRANGER}" in left["why"]
@@ -476,6 +489,21 @@ def test_memory_of_removed_segments_is_told() -> None:
         notes = [f["problem"] for f in ask("check")["findings"] if f["kind"] == "removed_in_use"]
         assert any(f"{use.bytes_reserved} bytes" in problem for problem in notes)
         assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
+
+
+def _remove_in_own_shm() -> list[str]:
+    with open("/dev/shm/removed", "wb") as file:  # noqa: PTH123, S108
+        os.posix_fallocate(file.fileno(), 0, 8192)
+        os.unlink(file.name)  # noqa: PTH108
+        return [use.name.shared_name for use in inspection.unlinked_uses()]
+
+
+@forks
+@needs_own_shm
+def test_memory_of_another_containers_segments_is_not_told() -> None:
+    with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
+        acc.unlink()
+        assert "removed-elsewhere" not in run_apart(_remove_in_own_shm, shm=MIB)
 
 
 def _name(name: str) -> inspection.SegmentName:

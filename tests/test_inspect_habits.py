@@ -16,7 +16,7 @@ import pytest
 from helpers.inspect_tool import COMMAND, run
 from helpers.support import LONG
 
-from shmacc import ConditionalAccumulator
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect import output
 from shmacc_inspect.main import VERBS
 
@@ -141,8 +141,12 @@ def test_a_name_alike_is_suggested(bias: ConditionalAccumulator) -> None:
         ["clean"],
         ["watch", "--count", "1", "--interval", "0.05"],
         ["wait", "nobody", "--for", "gone"],
+        ["cancel", "bias"],
+        ["cancel", "bias", "--yes"],
+        ["metrics", "--json"],
     ],
 )
+@pytest.mark.usefixtures("bias")
 def test_it_starts_without_what_it_does_not_need(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *arguments],
@@ -155,5 +159,28 @@ def test_it_starts_without_what_it_does_not_need(arguments: list[str]) -> None:
     assert "argparse" in loaded
     assert not loaded & {"numpy", "typer", "click", "rich", "prometheus_client", "http.server"}
     assert not loaded & {"asyncio", "importlib.metadata", "subprocess", "tempfile", "socket"}
+    assert not loaded & {"shutil", "textwrap"} or "--help" in arguments
+    assert "json" not in loaded or "--json" in arguments
     if "--help" in arguments:
         assert "shmacc" not in loaded
+
+
+COUNTING_THREADS = """
+import atexit, os, sys
+
+def _count():
+    threads = len(os.listdir("/proc/self/task"))
+    print(f"NumPy: {'numpy' in sys.modules}, threads: {threads}", file=sys.stderr)
+
+atexit.register(_count)
+"""
+
+
+def test_check_starts_no_threads(tmp_path: Path) -> None:
+    """NumPy's linear algebra would, one for each core, and that takes longer than the check."""
+    (tmp_path / "sitecustomize.py").write_text(COUNTING_THREADS, encoding="utf-8")
+    with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
+        acc.apply_grad([1], np.ones((1, 4), np.float32))
+        done = run("check", "table", PYTHONPATH=str(tmp_path))
+        assert done.stderr.splitlines()[-1] == "NumPy: True, threads: 1"
+        acc.unlink()

@@ -90,7 +90,9 @@ def test_exact_columns(table: SparseConditionalAccumulator) -> None:
     assert table.stats().attached == 1
 
 
-@pytest.mark.parametrize("verb", ["list", "show table", "watch --count 1 --interval 0.05"])
+@pytest.mark.parametrize(
+    "verb", ["list", "show table", "watch --count 1 --interval 0.05", "--help", "list --help"]
+)
 def test_a_stdout_that_cannot_be_written_is_a_failure(
     table: SparseConditionalAccumulator, verb: str
 ) -> None:
@@ -111,14 +113,37 @@ def test_closed_streams_that_are_not_needed_do_no_harm(table: SparseConditionalA
     assert table.stats().attached == 1
 
 
-def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
-    """At the moment of an import, which is most of what happens in the first 100 ms."""
-    real = Path(subprocess.__file__).with_name("dataclasses.py")
-    interrupting = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / "dataclasses.py").write_text(
-        interrupting + real.read_text(encoding="utf-8"), encoding="utf-8"
-    )
-    for arguments in (["list"], ["--help"], ["watch", "nobody"]):
+INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+INTERRUPTED_PARSER = """
+
+def _into_another_exception(*_):
+    try:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
+        raise SystemExit("Ctrl-C came to nothing")
+    except KeyboardInterrupt as interrupt:
+        raise AttributeError("what it was in the middle of") from interrupt
+
+ArgumentParser.parse_known_args = _into_another_exception
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after"),
+    [
+        ("dataclasses", INTERRUPTED, ""),
+        ("argparse", INTERRUPTED, ""),
+        ("argparse", "", INTERRUPTED_PARSER),
+    ],
+)
+def test_ctrl_c_while_it_starts(tmp_path: Path, module: str, before: str, after: str) -> None:
+    """At the moment of an import, which is most of what happens in the first 100 ms; or later.
+
+    Out of argparse, KeyboardInterrupt comes as another exception at times.
+    """
+    real = Path(subprocess.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    (tmp_path / f"{module}.py").write_text(before + real + after, encoding="utf-8")
+    for arguments in (["list"], ["watch", "nobody"]):
         done = subprocess.run(
             [*HEEDING_CTRL_C, COMMAND, *arguments],
             env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -102,6 +102,18 @@ def test_watch_is_a_live_screen(
     taker.result()
 
 
+def test_a_line_as_wide_as_the_terminal_keeps_its_last_letter(
+    embeddings: SparseConditionalAccumulator,
+) -> None:
+    for rows in (30, 1):  # the last line of the screen, too
+        with Terminal("watch", "embeddings", "--interval", "0.1", rows=rows) as terminal:
+            terminal.wait_for("q quit")
+            assert terminal.text().splitlines()[0].endswith("q quit")
+            terminal.press("q")
+            assert terminal.end() == 0
+    assert embeddings.stats().attached == 1
+
+
 @pytest.mark.parametrize("how", ["ctrl-c", "sigterm", "in a row"])
 def test_watch_leaves_the_terminal_in_order(
     embeddings: SparseConditionalAccumulator, how: str

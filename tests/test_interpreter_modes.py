@@ -82,7 +82,7 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
         [sys.executable, *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=LONG,
+        timeout=100,  # three interpreters, one after the other
         check=False,
         cwd=tmp_path,
     )
@@ -94,10 +94,9 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
         (("-O",), 1),
         (("-OO",), 2),
         (("-W", "error"), 0),
-        (("-X", "dev", "-W", "error"), 0),
-        (("-X", "dev", "-X", "tracemalloc=5", "-OO", "-bb", "-W", "error"), 2),
+        (("-X", "dev", "-bb", "-W", "error"), 0),
     ],
-    ids=["O", "OO", "W", "dev", "all"],
+    ids=["O", "OO", "W", "dev"],
 )
 def test_the_library_works_under(options: tuple[str, ...], optimized: int, tmp_path: Path) -> None:
     ran = _run(tmp_path, *options)

@@ -20,6 +20,7 @@ from shmacc import (
     SparseConditionalAccumulator,
     TensorSpec,
     errors,
+    inspection,
 )
 
 if TYPE_CHECKING:
@@ -214,9 +215,13 @@ def test_a_take_that_waits_gets_it() -> None:
         acc.unlink()
 
 
+def _activity() -> str:
+    return inspection.describe("restored").processes[0].activity
+
+
 def test_an_apply_that_waits_for_a_round_goes_on() -> None:
     """It waits in the block, and for its end no more."""
-    with ConditionalAccumulator("f8", ()) as acc:
+    with ConditionalAccumulator("f8", (), "restored") as acc:
         acc.apply_grad(1.0)
         state, results = acc.state(), []
 
@@ -227,6 +232,7 @@ def test_an_apply_that_waits_for_a_round_goes_on() -> None:
             with acc.round(1):
                 waiting = threading.Thread(target=apply)
                 waiting.start()
+                until(lambda: _activity() == "waits for the end of the round")
                 acc.restore(state)
                 waiting.join(LONG)
                 assert results == [True]
@@ -234,6 +240,7 @@ def test_an_apply_that_waits_for_a_round_goes_on() -> None:
         with pytest.raises(errors.FailedPreconditionError):
             restore_in_a_block()
         assert acc.num_accumulated() == 2
+        acc.unlink()
 
 
 def _changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:

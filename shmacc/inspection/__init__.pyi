@@ -2,30 +2,28 @@ from shmacc._names import SegmentName
 from shmacc._stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
-from shmacc.inspection._examination import most_touched, summarise_values
+from shmacc.inspection._description import Description, Event, LaneState, describe
+from shmacc.inspection._examination import (
+    RowCount,
+    ValueSummary,
+    most_touched,
+    summarise_values,
+)
+from shmacc.inspection._findings import Finding, Leftover, Severity
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     AttachedProcess,
-    Description,
-    Event,
-    Finding,
-    LaneState,
-    Leftover,
     LockState,
     MemberDescription,
     Region,
-    RowCount,
     SegmentState,
-    Severity,
-    Space,
     Stall,
     StallKind,
     Summary,
-    ValueSummary,
     WaitingTake,
 )
 from shmacc.inspection._segments import (
-    describe,
+    Space,
     list_names,
     list_segments,
     resolve,

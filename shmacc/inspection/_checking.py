@@ -20,8 +20,8 @@ from shmacc.inspection import _processes as processes
 from shmacc.inspection import _soundness as soundness
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
+from shmacc.inspection._findings import Finding, Severity
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import Finding, Severity
 from shmacc.inspection._segments import (
     is_meant,
     list_names,

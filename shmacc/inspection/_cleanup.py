@@ -9,12 +9,15 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import posix_ipc
 
 from shmacc import _core
+from shmacc import _layout as layout
 from shmacc import _names as names
 from shmacc import _removal as removal
+from shmacc import _segment as segment
 from shmacc._names import SegmentName
 from shmacc._removal import UnfinishedError
 from shmacc.errors import (
@@ -24,8 +27,9 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
+from shmacc.inspection._findings import Leftover
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import Leftover, SegmentState
+from shmacc.inspection._records import SegmentState
 from shmacc.inspection._segments import (
     is_meant,
     is_misnamed,
@@ -185,12 +189,10 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
         DataLossError: It is damaged.
         PermissionDeniedError: It is not this user's.
     """
-    from shmacc import _lookup as lookup  # late: see the package
-    from shmacc._shared_arrays import SharedArrays
-
     segment_name = resolve(name)
     if rehearse:
         with open_view(segment_name) as view:
+            _check_is_taken_from(name, view.config())
             waiting = len([waiter for waiter in view.waiters() if waiter["alive"]])
         # Asked, not tried: to open it for writing is to attach to it.
         if not os.access(segment_name.path, os.R_OK | os.W_OK, effective_ids=True):
@@ -198,12 +200,17 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
                 f"{segment_name.system_name}: to cancel is to write, which this user may not"
             )
         return waiting
-    with lookup.open_by_name(segment_name, owners="any") as found:
-        if isinstance(found, SharedArrays):
-            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
-        waiting = found.stats().waiting
-        found.cancel()
+    # Without an accumulator around it, which would need NumPy (see the package).
+    with contextlib.closing(segment.attach(segment_name, owners="any")) as handle:
+        _check_is_taken_from(name, handle.config())
+        waiting = int(handle.state()["waiting"])
+        handle.cancel()
         return waiting
+
+
+def _check_is_taken_from(name: str, config: dict[str, Any]) -> None:
+    if config["kind"] == layout.KINDS["arrays"]:
+        raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
 
 
 def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse: bool) -> None:

@@ -13,13 +13,41 @@ from shmacc import _dtypes as dtypes
 from shmacc import _layout as layout
 from shmacc._records import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
-from shmacc.inspection._records import RowCount, ValueSummary
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables
 from shmacc.inspection._undo import read_undo
 
 _NO_ROWS = np.empty(0, np.int64)
 _PIECE = 2**20  # bytes of values that are read at once
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """A row and how many gradients of this round touched it."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """A summary of the round's sums; nothing is taken.
+
+    Attributes:
+        numbers: How many there are.
+        norm: Euclidean norm of the finite ones.
+        largest: Largest magnitude of a finite one.
+        nan: How many are NaN.
+        infinite: How many are infinite.
+        still: False if gradients kept arriving while they were read.
+    """
+
+    numbers: int
+    norm: float
+    largest: float
+    nan: int
+    infinite: int
+    still: bool
 
 
 def most_touched(

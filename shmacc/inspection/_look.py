@@ -98,7 +98,7 @@ class SegmentLook:
 
 def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
-    same = entry["pid_namespace"] == look.own_namespace
+    same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
     # An entry of this namespace has its own pid here. The kernel has just told that of a living
     # process of another one; of this one it may tell another's, who holds a lock for reading. The
     # entry of a dead one may belong to another process by now.

@@ -21,12 +21,16 @@ CONDITIONS = {
 }
 _CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
+_TICK = 1.0  # seconds; times since boot are exact to a fraction of one
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
     condition: str  # empty if it is not visible
     start_ticks: int
+
+
+_HIDDEN = _Process("", 0)
 
 
 class Look:
@@ -38,8 +42,20 @@ class Look:
     def __init__(self) -> None:
         """Nothing has been read yet."""
         self.own_namespace = os.stat("/proc/self/ns/pid").st_ino
+        # A /proc may be that of a pid namespace around this one: its pids mean nothing here.
+        self._proc_is_own = os.readlink("/proc/self") == str(os.getpid())
         self._processes: dict[int, _Process] = {}
         self._commands: dict[int, str] = {}
+
+    def is_own(self, namespace: int, moment: float) -> bool:
+        """Whether a process of this pid namespace was meant, at that moment.
+
+        The kernel gives the number of a namespace that is gone to another one.
+        """
+        if namespace != self.own_namespace:
+            return False
+        first = self._process(1)
+        return not first.condition or moment >= started(first.start_ticks) - _TICK
 
     def condition(self, pid: int) -> str:
         """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
@@ -53,12 +69,12 @@ class Look:
     def command(self, pid: int) -> str:
         """Return its command line; empty if it is not visible."""
         if pid not in self._commands:
-            self._commands[pid] = _command(pid)
+            self._commands[pid] = _command(pid) if self._proc_is_own else ""
         return self._commands[pid]
 
     def _process(self, pid: int) -> _Process:
         if pid not in self._processes:
-            self._processes[pid] = _stat(pid)
+            self._processes[pid] = _stat(pid) if self._proc_is_own else _HIDDEN
         return self._processes[pid]
 
 
@@ -85,7 +101,7 @@ def _stat(pid: int) -> _Process:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
-        return _Process("", 0)
+        return _HIDDEN
     return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), int(fields[_START_FIELD]))
 
 

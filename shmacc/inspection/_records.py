@@ -1,10 +1,9 @@
-"""The typed records that inspection returns."""
+"""The typed records of what a look at a segment shows; `_description` has those of all there is."""
 
 import enum
 from dataclasses import dataclass
 
 from shmacc._names import SegmentName
-from shmacc._stats import Stats
 
 
 class SegmentState(enum.StrEnum):
@@ -57,13 +56,13 @@ def _label(pid: int | None, *, is_here: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One segment, summarised. A value that could not be read is None.
+    """One segment, summarised. A value that could not be read, or that its kind has not, is None.
 
     Attributes:
         name: The parts of its name.
         state: Its state.
         detail: The reason, where the state alone does not explain it; else empty.
-        kind: "sparse", "dense" or "group".
+        kind: "sparse", "dense", "group" or "arrays", which have no steps and no gradients.
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
         reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
@@ -244,6 +243,7 @@ class MemberDescription:
         count: Gradients that had it.
         weight: Their weights, added up.
         rows: Rows that they touch, in all lanes (dense: 0).
+        bytes_used: Bytes of their sums, in all lanes; of a shared array: of the array.
     """
 
     name: str
@@ -254,176 +254,4 @@ class MemberDescription:
     count: int
     weight: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class LaneState:
-    """The lock of a lane.
-
-    Attributes:
-        number: The lane, from 0.
-        held: Whether a process holds the lock.
-        pid: The holder here; 0: none, or it has no pid here.
-    """
-
-    number: int
-    held: bool
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened.
-
-    Attributes:
-        kind: "died", "cancelled" or "sealed".
-        at: Seconds since the epoch.
-        pid: The process, as its own pid namespace knows it.
-        step: The global step then.
-        contributor: Of a process that died: of its last gradient; None: it named none.
-    """
-
-    kind: str
-    at: float
-    pid: int
-    step: int
-    contributor: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A segment in full, except its rows.
-
-    Attributes:
-        summary: As from `list_segments`.
-        token: Identifies this segment among those that had the name; in the semaphore's name.
-        generation: How many commits there were.
-        round_shape: Shape of this round's values (sparse: without the leading dimension).
-        stats: The counters.
-        processes: Those attached, living or dead.
-        line: Waiting takes in order.
-        lock: The lock.
-        round_holder: The living process that has a round open; None: no round is open.
-        regions: The layout; of all lanes and members together.
-        members: What it accumulates, and what the round has of it.
-        lanes: The locks of its lanes.
-        contributors: How many named contributors are in the round.
-        events: What happened lately, oldest first.
-        index_load: Filled part of the index, 0 to 1; None without one.
-    """
-
-    summary: Summary
-    token: int
-    generation: int
-    round_shape: tuple[int, ...] | None
-    stats: Stats
-    processes: tuple[AttachedProcess, ...]
-    line: tuple[WaitingTake, ...]
-    lock: LockState
-    round_holder: AttachedProcess | None
-    regions: tuple[Region, ...]
-    members: tuple[MemberDescription, ...]
-    lanes: tuple[LaneState, ...]
-    contributors: int
-    events: tuple[Event, ...]
-    index_load: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A file that no living process uses, or that could not be judged.
-
-    Attributes:
-        name: The segment that it is, or that it belonged to.
-        file_name: Its name in /dev/shm.
-        removable: Whether it is proved unused, and this user may remove it. If not, `why` gives the
-            obstacle.
-        why: What it is.
-        age: Seconds since it was made.
-        idle: Seconds since it was last used, as far as is known.
-        private: Whether it is a private accumulator's, which no process will use again.
-        bytes_reserved: Bytes of memory that it occupies.
-    """
-
-    name: SegmentName
-    file_name: str
-    removable: bool
-    why: str
-    age: float
-    idle: float
-    private: bool
-    bytes_reserved: int
-
-
-class Severity(enum.StrEnum):
-    """How serious a finding is."""
-
-    WRONG = "wrong"  # somebody has to do something
-    NOTE = "note"  # worth knowing; it needs no action, or was done on purpose
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a check found.
-
-    Attributes:
-        subject: The file or part of it.
-        severity: How serious it is.
-        kind: What is wrong, in one word for programs: the same for the same cause.
-        problem: What is wrong.
-        remedy: What to do, in words.
-        command: The whole command that does it, for this one thing; None where no command does.
-    """
-
-    subject: str
-    severity: Severity
-    kind: str
-    problem: str
-    remedy: str
-    command: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RowCount:
-    """A row and how many gradients of this round touched it."""
-
-    row: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ValueSummary:
-    """A summary of the round's sums; nothing is taken.
-
-    Attributes:
-        numbers: How many there are.
-        norm: Euclidean norm of the finite ones.
-        largest: Largest magnitude of a finite one.
-        nan: How many are NaN.
-        infinite: How many are infinite.
-        still: False if gradients kept arriving while they were read.
-    """
-
-    numbers: int
-    norm: float
-    largest: float
-    nan: int
-    infinite: int
-    still: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """Shared memory of this machine (or container), in bytes.
-
-    Attributes:
-        total: All of it.
-        free: What is left.
-        inodes_total: How many files there may be; 0: any number.
-        inodes_free: How many more there may be.
-    """
-
-    total: int
-    free: int
-    inodes_total: int
-    inodes_free: int
+    bytes_used: int

@@ -1,10 +1,12 @@
-"""Lists segments, and describes one without reading its rows."""
+"""Lists and summarises segments."""
 
 import contextlib
+import math
 import os
 import pwd
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,7 +17,6 @@ from shmacc import _names as names
 from shmacc import _removal as removal
 from shmacc._names import SegmentName
 from shmacc._removal import UnfinishedError
-from shmacc._stats import Stats
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -26,16 +27,29 @@ from shmacc.errors import (
 from shmacc.inspection._look import SegmentLook
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
-    Description,
-    Event,
-    LaneState,
     MemberDescription,
     Region,
     SegmentState,
-    Space,
     Summary,
 )
 from shmacc.inspection._standstill import stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Shared memory of this machine (or container), in bytes.
+
+    Attributes:
+        total: All of it.
+        free: What is left.
+        inodes_total: How many files there may be; 0: any number.
+        inodes_free: How many more there may be.
+    """
+
+    total: int
+    free: int
+    inodes_total: int
+    inodes_free: int
 
 
 def resolve(name: str) -> SegmentName:
@@ -137,57 +151,6 @@ def shared_memory_space() -> Space:
     )
 
 
-def describe(name: str, look: Look | None = None) -> Description:
-    """Describe a segment without reading its rows.
-
-    Args:
-        name: The segment.
-        look: The look that this is a part of; None: one of its own.
-
-    Raises:
-        NotFoundError: There is none of that name.
-        DataLossError: It is damaged, or of another version.
-        PermissionDeniedError: It is not this user's to read.
-    """
-    segment_name = resolve(name)
-    with open_view(segment_name) as view:
-        seen = SegmentLook.at(segment_name, view, look or Look())
-        state = seen.state
-        places = state["index_buckets"] * layout.BUCKET_ENTRIES
-        round_shape = state["round_shape"]
-        return Description(
-            summary=_summary_of(segment_name, seen),
-            token=seen.config["token"],
-            generation=state["generation"],
-            round_shape=None if round_shape is None else tuple(round_shape),
-            stats=Stats.of(state),
-            processes=seen.processes,
-            line=seen.line,
-            lock=seen.lock,
-            round_holder=seen.round_holder,
-            regions=_regions(seen),
-            members=_members(segment_name, seen),
-            lanes=tuple(
-                LaneState(lane, *view.lock_state(lane)) for lane in range(seen.config["lanes"])
-            ),
-            contributors=sum(
-                table["rows"] for table in _tables_of(seen, len(seen.config["members"]))
-            ),
-            events=tuple(
-                Event(
-                    kind=layout.EVENT_NAMES.get(event["kind"], "?"),
-                    at=event["at_ns"] / 1e9,
-                    pid=event["pid"],
-                    step=event["step"],
-                    contributor=event["contributor"] if event["contributor"] >= 0 else None,
-                )
-                for event in sorted(view.events(), key=lambda event: int(event["serial"]))
-            ),
-            # Includes every entry that undone operations may have left behind.
-            index_load=min(1.0, state["index_filled"] / places) if places else None,
-        )
-
-
 def semaphore_file(name: SegmentName, token: int) -> str:
     """Return the name of a segment's semaphore in /dev/shm."""
     return names.semaphore_file(name.system_name, token)
@@ -211,7 +174,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     """
     try:
         with open_view(name) as view:
-            return _summary_of(name, SegmentLook.at(name, view, look or Look()))
+            return summary_of(name, SegmentLook.at(name, view, look or Look()))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
@@ -251,10 +214,11 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
+def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
-    members = _members(name, seen)
+    accumulates = config["kind"] != layout.KINDS["arrays"]
+    members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
     details = [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
@@ -267,30 +231,32 @@ def _summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
         kind=kind,
         dtype=members[0].dtype if single else None,
         shape=members[0].shape if single else None,
-        reduction_type=layout.REDUCTION_NAMES.get(config["reduction"]),
+        reduction_type=layout.REDUCTION_NAMES.get(config["reduction"]) if accumulates else None,
         members=len(members),
-        lanes=config["lanes"],
+        lanes=config["lanes"] if accumulates else None,
         capacity=config["capacity"],
         private=config["is_private"],
-        global_step=state["step"],
-        num_accumulated=state["count"],
-        rows=state["all_rows"],
-        bytes_used=sum(region.used for region in _regions(seen)),
+        global_step=state["step"] if accumulates else None,
+        num_accumulated=state["count"] if accumulates else None,
+        rows=state["all_rows"] if accumulates else None,
+        bytes_used=sum(region.used for region in regions_of(seen)),
         attached_alive=alive,
         attached_dead=len(seen.processes) - alive,
-        waiting_for=tuple(take.num_required for take in seen.line if take.alive),
+        waiting_for=(
+            tuple(take.num_required for take in seen.line if take.alive) if accumulates else None
+        ),
         last_used=seen.last_used,
         stalls=stalls(name.system_name, seen),
     )
 
 
-def _tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
+def tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
     """Return what each lane has of a member; the one after the last is the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
 
-def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
+def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
     found = []
     for number, member in enumerate(seen.config["members"]):
         dtype = dtype_names.NAMES.get(member["dtype"])
@@ -298,7 +264,7 @@ def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, .
         if dtype is None or reduction is None:
             raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
         declared = member["declared"]
-        states = _tables_of(seen, number)
+        states = tables_of(seen, number)
         found.append(
             MemberDescription(
                 name=member["name"],
@@ -309,6 +275,7 @@ def _members(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, .
                 count=sum(state["member_count"] for state in states),
                 weight=sum(state["member_weight"] for state in states),
                 rows=sum(state["rows"] for state in states),
+                bytes_used=sum(_bytes_of(seen.config, member, state) for state in states),
             )
         )
     return tuple(found)
@@ -323,16 +290,19 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
-def _regions(seen: SegmentLook) -> tuple[Region, ...]:
+def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
     """Add up the regions of all lanes and members; each is named, and begins, as the first's."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):
-        for state in _tables_of(seen, number):
+        for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
                 if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
                     reserved[region] += state["reserved"][at]
-            _add_used(used, member, state)
+            used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
+            used["slots"] += state["rows"] * layout.SLOT_BYTES
+            buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
+            used[f"rows {buffer}"] += _bytes_of(seen.config, member, state)
     reserved["header"] = used["header"] = layout.HEADER_BYTES
     for table, size in (("participants", "attached"), ("waiters", "waiting")):
         used[table] = seen.state[size] * layout.ENTRY_BYTES[table]
@@ -344,11 +314,12 @@ def _regions(seen: SegmentLook) -> tuple[Region, ...]:
     )
 
 
-def _add_used(used: dict[str, int], member: dict[str, Any], state: dict[str, Any]) -> None:
-    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
-    used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
-    used["slots"] += state["rows"] * layout.SLOT_BYTES
-    if member["kind"] == layout.KINDS["sparse"]:
-        used["rows 0"] += state["rows"] * row_bytes
-    elif state["member_count"]:
-        used[f"rows {state['buffer']}"] += row_bytes
+def _bytes_of(config: dict[str, Any], member: dict[str, Any], state: dict[str, Any]) -> int:
+    """Return the bytes of the sums that a lane has of a member, or of a shared array."""
+    if config["kind"] == layout.KINDS["arrays"]:
+        elements: int = math.prod(member["declared"])
+        return elements * dtype_names.item_bytes(member["dtype"])
+    sparse = member["kind"] == layout.KINDS["sparse"]
+    rows: int = state["rows"] if sparse else min(state["member_count"], 1)
+    row_bytes: int = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
+    return rows * row_bytes

@@ -11,10 +11,11 @@ from shmacc import _names as names
 from shmacc._names import SegmentName
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
+from shmacc.inspection._description import Description, describe
+from shmacc.inspection._findings import Finding, Severity
 from shmacc.inspection._processes import HALTED, Look
-from shmacc.inspection._records import Description, Finding, SegmentState, Severity
+from shmacc.inspection._records import SegmentState
 from shmacc.inspection._segments import (
-    describe,
     is_misnamed,
     is_semaphore,
     open_view,
@@ -84,16 +85,22 @@ def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Fi
         case SegmentState.DAMAGED:
             yield wrong(subject, "damaged", summary.detail, *remedy)
         case SegmentState.ORPHANED:
-            yield wrong(
-                subject,
-                "orphaned",
-                summary.detail,
-                "if no job will use it again, remove it",
-                command("shmacc-inspect", "remove", subject, "--yes"),
-            )
-            yield from _inside(name, look)
+            inside = list(_inside(name, look))
+            if not any(map(_is_another_name, inside)):  # which has a remedy of its own
+                yield wrong(
+                    subject,
+                    "orphaned",
+                    summary.detail,
+                    "if no job will use it again, remove it",
+                    command("shmacc-inspect", "remove", subject, "--yes"),
+                )
+            yield from inside
         case SegmentState.SOUND:
             yield from _inside(name, look)
+
+
+def _is_another_name(finding: Finding) -> bool:
+    return finding.severity is Severity.WRONG and finding.kind in {"linked", "misnamed"}
 
 
 def _removal(subject: str) -> tuple[str, str]:

@@ -41,10 +41,11 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     """
     if not _some_memory_has_no_name():
         return ()
+    device = os.stat(names.SHM_DIRECTORY).st_dev
     found = {
         use
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        for use in _unlinked_of(pid)
+        for use in _unlinked_of(pid, device)
     }
     return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid, use.inode)))
 
@@ -88,7 +89,8 @@ def goes_at_logout(uid: int) -> bool:
     return removes
 
 
-def _unlinked_of(pid: int) -> Iterator[UnlinkedUse]:
+def _unlinked_of(pid: int, device: int) -> Iterator[UnlinkedUse]:
+    """Yield the uses by a process; the /dev/shm of another container is another device."""
     start = f"{names.SHM_DIRECTORY}/{names.PREFIX}"
     with contextlib.suppress(OSError):  # it ended, or is another user's
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -100,4 +102,5 @@ def _unlinked_of(pid: int) -> Iterator[UnlinkedUse]:
                     name = names.parse_segment_file(file_name)
                     if name is not None:
                         status = os.stat(link)  # which opens nothing
-                        yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)
+                        if status.st_dev == device:
+                            yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)

@@ -119,6 +119,7 @@ inline nb::dict describe(const Event& event) {
     out["kind"] = event.kind;
     out["token"] = event.token;
     out["pid"] = event.pid;
+    out["pid_namespace"] = event.pid_namespace;
     out["at_ns"] = event.at_ns;
     out["step"] = event.step;
     out["contributor"] = event.contributor;

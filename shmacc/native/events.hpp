@@ -62,6 +62,7 @@ class Events {
         event.takes = takes;
         event.kind = kind;
         event.pid = load_relaxed(process.pid);
+        event.pid_namespace = static_cast<uint32_t>(process.pid_namespace);
         event.concerns = concerns;
         store(event.serial, serial);
     }

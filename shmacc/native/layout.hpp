@@ -298,6 +298,7 @@ struct Event {
     uint32_t kind;
     uint32_t pid;
     uint32_t concerns;  // kDied, and it had applied: 1 until a wait has ended with it
+    uint32_t pid_namespace;  // that of the pid; the kernel's numbers of these have 32 bits
 };
 constexpr uint32_t kEvents = 32;
 

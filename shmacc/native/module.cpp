@@ -182,8 +182,8 @@ void refuse_without_gil() {
     if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
         throw nb::import_error(
             "shmacc needs the GIL, which PYTHON_GIL=0 or -X gil=0 keeps a free-threaded Python from "
-            "enabling: "
-            "start Python without it, and its threads take turns; processes run in parallel all the same");
+            "enabling: start Python without it, and its threads take turns; processes run in parallel all "
+            "the same");
 }
 
 }  // namespace

@@ -66,6 +66,21 @@ def run_here(*arguments: str) -> tuple[int, str]:
     return status, said.getvalue()
 
 
+class _Screen(pyte.Screen):
+    """Behind a letter in the last column the cursor stands on it, as on real terminals.
+
+    To clear the rest of the line, or of the screen, from there on is to clear that letter.
+    """
+
+    def erase_in_line(self, how: int = 0, private: bool = False) -> None:
+        self.cursor.x = min(self.cursor.x, self.columns - 1)
+        super().erase_in_line(how, private)
+
+    def erase_in_display(self, how: int = 0, *args: Any, **kwargs: Any) -> None:
+        self.cursor.x = min(self.cursor.x, self.columns - 1)
+        super().erase_in_display(how, *args, **kwargs)
+
+
 class Terminal:
     """It, on a terminal of its own."""
 
@@ -79,7 +94,7 @@ class Terminal:
     ) -> None:
         """Start it, or another program."""
         self._fd, theirs = os.openpty()
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = _Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.resize(columns, rows)
         # Not pty.fork: a forked Python would attach to the accumulators that this one has open.

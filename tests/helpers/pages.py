@@ -15,6 +15,8 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
+# Its programs belong together, and run in a test of their own.
+TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
 # Packages that `make test` does not install; programs that import them are run by `make test-home`.
 _OTHERS: Final = re.compile(
     r"^\s*(?:import|from) (?:anyio|jax|joblib|optax|pandas|polars|scipy|sklearn|torch|uvloop)\b",
@@ -31,6 +33,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
+        if page != TUTORIAL
         for number, program in enumerate(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
@@ -44,13 +47,13 @@ def examples(*, with_others: bool) -> list[Path]:
     return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
 
 
-def run(script: Path, in_folder: Path) -> str:
+def run(script: Path, in_folder: Path, seconds: float = 110) -> str:
     """Run a program with warnings as errors; return what it prints, which is nothing to stderr."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=seconds,
         check=False,
         cwd=in_folder,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
@@ -59,8 +62,8 @@ def run(script: Path, in_folder: Path) -> str:
     return ran.stdout
 
 
-def run_pasted(program: str, in_folder: Path) -> str:
+def run_pasted(program: str, in_folder: Path, seconds: float = 110) -> str:
     """The same, of a program's text."""
     script = in_folder / "example.py"
     script.write_text(program)
-    return run(script, in_folder)
+    return run(script, in_folder, seconds)

@@ -154,7 +154,7 @@ class Event(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("pid", ctypes.c_uint32),
         ("concerns", ctypes.c_uint32),
-        ("_to_a_cache_line", ctypes.c_uint32),
+        ("pid_namespace", ctypes.c_uint32),
     )
 
 

@@ -10,18 +10,22 @@ from helpers import pages
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Several processes that each import, and compile, for seconds; more on a busy machine.
+SECONDS: Final = 280
+pytestmark = pytest.mark.timeout(300)
+
 PROGRAMS: Final = pages.programs(with_others=True)
 EXAMPLES: Final = pages.examples(with_others=True)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs(name: str, tmp_path: Path) -> None:
-    pages.run_pasted(PROGRAMS[name], tmp_path)
+    pages.run_pasted(PROGRAMS[name], tmp_path, SECONDS)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_comes_to_its_result(example: Path, tmp_path: Path) -> None:
-    pages.run(example, tmp_path)
+    pages.run(example, tmp_path, SECONDS)
     assert "assert" in example.read_text()
 
 

@@ -133,6 +133,17 @@ _DEFINITIONS: Final = (
     ),
 )
 
+_OF_ARRAYS: Final = frozenset(
+    {
+        "bytes_used",
+        "bytes_reserved",
+        "attached_alive",
+        "attached_dead",
+        "lock_held_seconds",
+        "stalled",
+    }
+)
+
 
 def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
     """Yield the current metrics of these segments."""
@@ -149,6 +160,8 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []
         for seen in described:
+            if seen.summary.kind == "arrays" and definition.name not in _OF_ARRAYS:
+                continue
             value = definition.read(seen, now)
             if value is not None:
                 name = PREFIX + definition.name + suffix

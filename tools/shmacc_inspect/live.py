@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 # The other screen, without a cursor, and without going on in the next line at the right edge.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-_LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+# Cleared, since some terminals keep what no longer fits when they were resized meanwhile.
+_LEAVE: Final = "\x1b[H\x1b[J\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _CLEAR: Final = "\x1b[2J"
-_REST_OF_LINE: Final = "\x1b[K"
+_CLEAR_LINE: Final = "\x1b[2K"
 _REST_OF_SCREEN: Final = "\x1b[J"
 
 
@@ -56,8 +57,10 @@ class Picture:
         # A terminal that became narrower has wrapped what it showed.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
-        drawn = (f"{page.crop(line, width)}{_REST_OF_LINE}" for line in lines[:height])
-        self._write(start + "\r\n".join(drawn) + _REST_OF_SCREEN)
+        # Cleared first: behind a line as wide as the terminal the cursor stands on its last letter.
+        drawn = [f"{_CLEAR_LINE}{page.crop(line, width)}" for line in lines[:height]]
+        rest = f"\r\n{_REST_OF_SCREEN}" if len(drawn) < height else ""
+        self._write(start + "\r\n".join(drawn) + rest)
 
     @staticmethod
     def _write(text: str) -> None:

@@ -13,6 +13,8 @@ from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _typeshed import SupportsWrite
+
 VERBS: Final = {
     "list": "list segments, one row each",
     "show": "describe segments in full: processes, waiting takes, lock, counters, layout",
@@ -35,7 +37,30 @@ Examples:
 Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
 124 timed out, 130 ended by Ctrl-C."""
 DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
+_USUAL_COLUMNS: Final = 80  # of what is no terminal
 _COMPLETE: Final = "--complete"  # for the scripts of `--completion`
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter of help that knows the terminal's width without the module shutil.
+
+    argparse makes one for each argument that is declared.
+    """
+
+    def __init__(self, prog: str) -> None:
+        """Set the width as argparse does."""
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """Return the terminal's width, as `shutil.get_terminal_size` does."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(1).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,13 +73,17 @@ class Parser(argparse.ArgumentParser):
             usage=usage,
             description=description,
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
 
     def declared(self) -> list[argparse.Action]:
         """Return the arguments, of which argparse itself has no public list."""
         return self._actions
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; argparse's own ignores that it cannot be written."""
+        print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
         """End with the status of wrong usage."""

@@ -2,6 +2,9 @@
 
 In a pipe nothing is cut, coloured or left out, a cell without a value is `-`, and every cell but a
 line's last is one word, so that awk, sort and grep can rely on it.
+
+Its types are named tuples: a dataclass takes five times as long to define, and every command waits
+for that.
 """
 
 from __future__ import annotations
@@ -9,9 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shmacc_inspect import formatting
 
@@ -37,8 +38,7 @@ _STYLES: Final = {  # SGR parameters
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A piece of text, in styles such as `bold red` (ignored in a pipe).
 
     Attributes:
@@ -52,8 +52,7 @@ class Cell:
     word: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -70,8 +69,7 @@ class Column:
     least: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of cells, below their columns' titles unless these are not wanted."""
 
     columns: Sequence[Column]
@@ -79,26 +77,23 @@ class Table:
     titles: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     """Labels and their values."""
 
     items: Iterable[tuple[str, Cell]]
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(NamedTuple):
     """A heading, with an empty line before it."""
 
     text: str
-    note: Cell = field(default=Cell(""))
+    note: Cell = Cell("")
 
 
 Element = Table | Fields | Heading | Cell
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(NamedTuple):
     """The output device.
 
     Attributes:
@@ -175,6 +170,8 @@ def _field(label: str, cell: Cell, terminal: Terminal) -> Iterator[str]:
     """Yield a label and its text, which goes on below itself if the terminal is too narrow."""
     texts = [cell.text or EMPTY]
     if terminal.width is not None:
+        import textwrap  # late: a pipe does not need it
+
         room = max(_LEAST_WIDTH, terminal.width - _LABEL_WIDTH - _GAP)
         texts = textwrap.wrap(texts[0], room, break_on_hyphens=False) or texts
     head = paint(Cell(f"{label:<{_LABEL_WIDTH}}", "cyan"), terminal) + " " * _GAP
@@ -221,7 +218,7 @@ def _in_words(table: Table) -> Table:
     """Return the table for a pipe: each cell is one word, except those of the last column."""
     last = len(table.columns) - 1
     return Table(
-        [replace(column, title=column.title.replace(" ", "_")) for column in table.columns],
+        [column._replace(title=column.title.replace(" ", "_")) for column in table.columns],
         [
             [
                 Cell(cell.word or (cell.text if i == last else cell.text.replace(" ", "-")))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
+from shmacc_inspect.describing import EVENT_COLUMNS, describe_lock, event_row
 from shmacc_inspect.output.details import Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
-from shmacc_inspect.verbs.show import describe_lock
 from shmacc_inspect.verbs.watch import SORTS
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _PROCESS_COLUMNS: Final = (
     Column("TOOK", right=True, rank=3),
     Column("COMMAND", least=12),
 )
+_OF_ARRAYS: Final = (0, 3, 7)  # of these columns
 _LINES: Final = (
     ("steps/s", "steps_per_second", formatting.rate),
     ("gradients/s", "gradients_per_second", formatting.rate),
@@ -58,6 +59,8 @@ _VALUE: Final = 11
 _ROUND_BAR: Final = 8
 _LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
 _LEAST_LINES: Final = 3
+_LEAST_EVENTS: Final = 3
+_EVENT_HEAD_LINES: Final = 2
 _HEAD_LINES: Final = 7  # of the selected segment: all but its history and its processes
 
 
@@ -231,21 +234,46 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         yield "nothing to be seen of it"
         return
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
-    rows = [_process_row(process, seen, now) for process in _in_order(seen, now)]
+    arrays = seen.summary.kind == "arrays"
+    kept_columns = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
+    columns = [_PROCESS_COLUMNS[i] for i in kept_columns]
+    cells = [_process_row(process, seen, now) for process in _in_order(seen, now)]
+    rows = [[row[i] for i in kept_columns] for row in cells]
     room -= _HEAD_LINES + bool(now.stalls)
     # The processes matter more than the history.
-    if room >= len(_LINES) + _LEAST_LINES:
+    if room >= len(_LINES) + _LEAST_LINES and not arrays:
         room -= len(_LINES)
         for label, field, say in _LINES:
             yield _history(label, course.history(field), terminal, say)
     yield ""
-    shown = rows if len(rows) <= room else rows[: max(1, room - 1)]
-    yield from page.lines(Table(_PROCESS_COLUMNS, shown), terminal)
+    # Some events have their place beside many processes, all of them beside few.
+    kept = min(_LEAST_EVENTS, len(course.events)) + _EVENT_HEAD_LINES if course.events else 0
+    if room - kept < _LEAST_LINES:
+        kept = 0
+    shown = rows if len(rows) <= room - kept else rows[: max(1, room - kept - 1)]
+    yield from page.lines(Table(columns, shown), terminal)
     if len(shown) < len(rows):
         yield f"… and {len(rows) - len(shown)} more"
+        room -= 1
+    left = room - len(shown) - _EVENT_HEAD_LINES
+    if kept and left > 0:
+        events = [event_row(event, now.time) for event in reversed(course.events)]
+        yield ""
+        yield from page.lines(Table(EVENT_COLUMNS, events[:left]), terminal)
 
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
+    if seen.summary.kind == "arrays":
+        used = formatting.size(sum(member.bytes_used for member in seen.members))
+        count = formatting.count_of(len(seen.members), "shared array")
+        yield "kind", Cell(f"{count}, {used}")
+    else:
+        yield from _progress(now, seen, width)
+    if now.stalls:
+        yield "stands still", Cell(now.stalls[0].problem, "bold red")
+
+
+def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
     yield "step", Cell(f"{now.step}{'  sealed' if seen.stats.sealed else ''}")
     line = [Taker.of(take, now.time) for take in seen.line]
     head = next((taker for taker in line if taker.alive), None)
@@ -259,8 +287,6 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
         pid = formatting.pid(head.pid, is_here=head.pid_is_here)
         yield "round", Cell(f"{text}  pid {pid} has waited for {waited}{behind}", "cyan")
     yield "lock", describe_lock(Lock.of(seen, now.time))
-    if now.stalls:
-        yield "stands still", Cell(now.stalls[0].problem, "bold red")
 
 
 def _history(

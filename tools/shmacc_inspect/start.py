@@ -17,9 +17,13 @@ def _end_at_once(_number: int, _frame: object) -> None:
 # Python sets no handler where a shell without job control had SIGINT ignored.
 _HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _HEEDS_CTRL_C:
-    # Until a verb runs there is nothing to put in order, and a traceback out of an import is of no
-    # use to anybody.
+    # There is nothing to put in order but where `interrupts.raised` says so, and a traceback out of
+    # an import is of no use to anybody.
     _signal.signal(_signal.SIGINT, _end_at_once)
+
+# NumPy's linear algebra, which nothing here uses, would start a thread for each core as it is
+# imported: that is a third of the time in which `check` answers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main() -> int:
@@ -32,13 +36,9 @@ def main() -> int:
     from shmacc_inspect import main as command
 
     try:
-        if _HEEDS_CTRL_C:
-            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         status = command.main(sys.argv[1:])
     except KeyboardInterrupt:
         status = _INTERRUPTED
-    if _HEEDS_CTRL_C:
-        _signal.signal(_signal.SIGINT, _end_at_once)
     return _flushed(status)
 
 

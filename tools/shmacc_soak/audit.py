@@ -50,7 +50,7 @@ class Findings:
         in_blocks: so many in the block of a round that they had noted.
         stops: Processes stopped for a while.
         applies: Gradients that were accepted, as their workers know.
-        again: How often one was applied once more, since its worker had been killed in that.
+        again: How often one with a contributor was applied once more, mostly after a kill in that.
         unanswered_in: Gradients that are in, while no worker ever learned it.
         refused: Gradients that were refused, as their workers know.
         takes: Takes and rounds, as the counters say; of these,

@@ -29,6 +29,7 @@ _ON_DEATH: Final = ("wait", "raise")
 _NEVER: Final = np.iinfo(np.int32).max  # no step gets there
 # So often:
 _OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be refused
+_ONCE_MORE: Final = 0.1  # a gradient with a contributor is applied again though it is in
 _IN_A_ROUND: Final = 0.5  # a take is a round
 _LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
 _GIVEN_UP: Final = 0.1  # a block raises
@@ -82,6 +83,9 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
     if accepted:
         books.until[number] = min(acc.global_step, int(books.until[number]))
         books.fate[number] = Fate.ACCEPTED
+        if contribute and random.random() < _ONCE_MORE:
+            books.attempts[number] += 1
+            plan.apply(acc, number, step, None)
         return
     books.fate[number] = Fate.IN_DOUBT if again else Fate.REFUSED
     if contribute:

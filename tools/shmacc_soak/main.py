@@ -75,7 +75,7 @@ def _table(found: Findings, seed: int, seconds: float) -> Table:
         ("processes stopped for a while", found.stops),
         ("gradients accepted", found.applies),
         ("gradients refused as stale", found.refused),
-        ("contributors applied again after a kill", found.again),
+        ("contributors applied again", found.again),
         ("gradients in whose worker never learned it", found.unanswered_in),
         ("takes and rounds", found.takes),
         ("  that died with their taker", found.takes_died),

@@ -1,7 +1,7 @@
-"""Data-parallel training with JAX and optax: handwritten digits, three workers and a chief.
+"""Data-parallel training with JAX and optax: handwritten digits, two workers and a chief.
 
-Each worker has a third of the data and computes the gradient of its own third. The mean over the
-workers is the gradient over all data, so the result is that of training in one process.
+Each worker has half of the data and computes the gradient of its own half, with as much weight as
+it has images. The mean is the gradient over all data, so the result is that of one process.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ import shmacc
 import shmacc.jax
 from sklearn.datasets import load_digits
 
-WORKERS, STEPS = 3, 40
+WORKERS, STEPS = 2, 40
 optimizer = optax.adam(0.01)
 
 
@@ -48,7 +48,8 @@ def work(rank, group, shared):
     step = group.global_step
     while step < STEPS:
         params = spec.unflatten(shared)  # read when the step is known
-        group.apply(spec.flatten(gradient(params, images, labels)), step, contributor=rank)
+        grads = spec.flatten(gradient(params, images, labels))
+        group.apply(grads, step, contributor=rank, weight=len(labels))
         step = group.wait_step(step, timeout=100)
 
 

@@ -9,7 +9,6 @@ value is null.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any, Final
 
@@ -23,6 +22,8 @@ def finite(value: float) -> float | None:
 
 def to_json(answer: Any, *, in_one_line: bool = False) -> str:
     """Return one of these types as JSON, with the schema's version first."""
+    import json  # late: a page does not need it
+
     fields = dataclasses.asdict(answer)
     ordered = {"schema_version": fields.pop("schema_version"), **fields}
     return json.dumps(ordered, indent=None if in_one_line else 2, allow_nan=False)

@@ -160,6 +160,7 @@ class Member:
     gradients: int
     weight: int
     rows: int
+    bytes_used: int
 
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:
@@ -173,6 +174,7 @@ class Member:
             gradients=member.count,
             weight=member.weight,
             rows=member.rows,
+            bytes_used=member.bytes_used,
         )
 
 
@@ -192,6 +194,7 @@ class Event:
     kind: str
     at: float
     pid: int
+    pid_is_here: bool
     step: int
     contributor: int | None
 
@@ -294,7 +297,14 @@ class Details:
             lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
             contributors=seen.contributors,
             events=[
-                Event(event.kind, event.at, event.pid, event.step, event.contributor)
+                Event(
+                    event.kind,
+                    event.at,
+                    event.pid,
+                    event.pid_is_here,
+                    event.step,
+                    event.contributor,
+                )
                 for event in seen.events
             ],
             regions=[

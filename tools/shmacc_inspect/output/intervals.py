@@ -25,6 +25,18 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
+class Happening:
+    """An event of the interval; `recovered` is told by a counter, which does not say by whom."""
+
+    kind: str
+    at: float
+    pid: int | None
+    pid_is_here: bool
+    step: int
+    contributor: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """The answer of `watch` for a segment, once per interval."""
 
@@ -49,4 +61,5 @@ class Interval:
     waited_seconds: float | None = None
     shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
+    events: list[Happening] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import formatting, options, page
+from shmacc_inspect import formatting, interrupts, options, page
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
     from shmacc_inspect.output.removals import Cancelling
 
     seen, now = inspection.describe(name.system_name), time.time()
-    waiting = inspection.cancel(name.system_name, rehearse=not yes)
+    cancel = inspection.cancel  # which is imported here
+    with interrupts.raised():  # it attaches for a moment, and is to leave in order
+        waiting = cancel(name.system_name, rehearse=not yes)
     lock_waiters = [
         process
         for process in seen.processes

@@ -159,7 +159,7 @@ def _fullness(space: inspection.Space, removed: int) -> str:
     if removed:
         text += (
             f", {formatting.size(removed)} of it by removed segments that processes still use "
-            "(`check` names them)"
+            "(`check -A` names them)"
         )
     return text
 
@@ -186,7 +186,7 @@ def row(segment: Segment, *, exact: bool) -> list[Cell]:
         Cell(segment.name, "bold"),
         Cell(segment.kind or ""),
         Cell(segment.dtype or ""),
-        Cell(formatting.shape(segment.shape) if segment.kind else ""),
+        Cell(formatting.shape(segment.shape) if segment.dtype else ""),  # else of several members
         Cell(segment.reduction_type or ""),
         _number(segment.step),
         _number(segment.gradients),

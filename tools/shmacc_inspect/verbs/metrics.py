@@ -6,12 +6,11 @@ import contextlib
 import importlib
 import os
 import stat
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import failures, options, page
+from shmacc_inspect import failures, interrupts, options, page
 
 if TYPE_CHECKING:
     import argparse
@@ -81,10 +80,14 @@ def run(
     elif listen is not None:
         from shmacc_inspect import serving
 
-        serving.serve(_registry(watched), serving.parse(listen, insecure=insecure))
+        registry, address = _registry(watched), serving.parse(listen, insecure=insecure)
+        with interrupts.raised():
+            serving.serve(registry, address)
     elif output is not None:
         # What reads textfiles knows this format only.
-        _write(output, _text("prometheus_client.exposition", watched))
+        text = _text("prometheus_client.exposition", watched)
+        with interrupts.raised():
+            _write(output, text)
     else:
         text = _text("prometheus_client.openmetrics.exposition", watched)
         print(text.decode(), end="")
@@ -152,6 +155,8 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def _replace(path: Path, text: bytes, mode: int) -> None:
+    import tempfile  # late: only --output needs it
+
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:

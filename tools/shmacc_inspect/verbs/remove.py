@@ -45,29 +45,37 @@ def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: boo
 
     found = naming.summaries(naming.select(names, everywhere=everywhere))
     plan = [_planned(summary, force=force) for summary in found]
-    refused = any(removal.refused for removal in plan)
-    for planned in plan:
+    refused = any(planned.refused for planned, _ in plan)
+    for planned, is_forcible in plan:
         answer = _carried_out(planned, force=force) if yes and not refused else planned
         if json:
             print(to_json(answer))
         else:
-            _show(answer)
+            _show(answer, is_forcible=is_forcible)
     if refused:
         failures.end(failures.WRONG_OR_FAILED)
     if not yes and not json:
         page.write_line("nothing was removed; --yes removes it")
 
 
-def _planned(summary: inspection.Summary, *, force: bool) -> Removal:
+def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool]:
+    """Return what would be done, and whether --force would do what is refused."""
     from shmacc import inspection
+    from shmacc.errors import PermissionDeniedError
     from shmacc_inspect.output.removals import Removal
 
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
     refused = bool(obstacle) and not force
     system_name = summary.name.system_name
-    files = () if refused else inspection.remove(system_name, force=force, rehearse=True)
-    return Removal(
+    files: tuple[str, ...] = ()
+    forcible = True
+    try:
+        files = inspection.remove(system_name, force=force or refused, rehearse=True)
+    except PermissionDeniedError as error:
+        obstacle = f"{obstacle}; {error}" if obstacle else str(error)
+        refused, forcible = True, False
+    removal = Removal(
         dry_run=True,
         name=system_name,
         state=summary.state.value,
@@ -75,9 +83,10 @@ def _planned(summary: inspection.Summary, *, force: bool) -> Removal:
         attached_elsewhere=[process.pid for process in attached if not process.pid_is_here],
         obstacle=obstacle or None,
         refused=refused,
-        would_remove=list(files),
+        would_remove=[] if refused else list(files),
         removed=[],
     )
+    return removal, forcible
 
 
 def _carried_out(planned: Removal, *, force: bool) -> Removal:
@@ -87,9 +96,10 @@ def _carried_out(planned: Removal, *, force: bool) -> Removal:
     return replace(planned, dry_run=False, would_remove=[], removed=list(removed))
 
 
-def _show(answer: Removal) -> None:
+def _show(answer: Removal, *, is_forcible: bool) -> None:
     if answer.refused:
-        page.write_line(f"{answer.obstacle}; --force removes it all the same")
+        advice = "; --force removes it all the same" if is_forcible else ""
+        page.write_line(f"{answer.obstacle}{advice}")
         return
     if answer.dry_run:
         page.show(Cell(f"would remove {file_name}") for file_name in answer.would_remove)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import failures, formatting, options, page
-from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
-from shmacc_inspect.verbs.list import STATE_STYLES
+from shmacc_inspect import failures, options, page
+from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from shmacc import inspection
     from shmacc_inspect.output import details
-    from shmacc_inspect.output.segments import Segment
 
 DESCRIPTION: Final = """\
 Describe segments in full: processes, waiting takes, lock, counters, layout.
@@ -28,51 +25,7 @@ Examples:
   shmacc-inspect show shmacc.alice:embeddings 'tower.*'
   shmacc-inspect show embeddings --json | jq .lock"""
 
-_BAR_WIDTH: Final = 20
-_PROCESS_COLUMNS: Final = (
-    Column("PID", right=True),
-    Column("ALIVE"),
-    Column("CONDITION", rank=2),
-    Column("DOING", least=12),
-    Column("APPLIED", right=True),
-    Column("DROPPED", right=True, rank=3),
-    Column("TOOK", right=True, rank=4),
-    Column("LAST APPLIED", right=True, rank=1),
-    Column("LAST SEEN", right=True, rank=5),
-    Column("ATTACHED", right=True, rank=7),
-    Column("STARTED", right=True, rank=6),
-    Column("COMMAND", least=20),
-)
-_LINE_COLUMNS: Final = (
-    Column("PLACE", right=True),
-    Column("PID", right=True),
-    Column("WAITS FOR", right=True),
-    Column("FOR", right=True),
-    Column("REMARK", least=20),
-)
-_MEMBER_COLUMNS: Final = (
-    Column("NAME", least=12),
-    Column("KIND"),
-    Column("DTYPE"),
-    Column("SHAPE"),
-    Column("REDUCTION", rank=2),
-    Column("GRADIENTS", right=True),
-    Column("ROWS", right=True, rank=1),
-)
-_EVENT_COLUMNS: Final = (
-    Column("WHEN", right=True),
-    Column("WHAT"),
-    Column("PID", right=True),
-    Column("STEP", right=True),
-    Column("CONTRIBUTOR", right=True),
-)
-_REGION_COLUMNS: Final = (
-    Column("PART"),
-    Column("OFFSET", right=True),
-    Column("RESERVED", right=True),
-    Column("USED", right=True),
-    Column("FILL", right=True),
-)
+_WITHOUT_ROWS: Final = {"dense": "a dense accumulator has", "arrays": "shared arrays have"}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +58,7 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect import naming  # late: see the package
+    from shmacc_inspect import describing, naming  # late: see the package
     from shmacc_inspect.output import to_json
 
     failed = False
@@ -115,7 +68,9 @@ def run(
         if json:
             print(to_json(answer))
         else:
-            page.show([*([Cell("")] if number else []), *elements(answer, now)], plain=ascii)
+            page.show(
+                [*([Cell("")] if number else []), *describing.elements(answer, now)], plain=ascii
+            )
         if answer.error is not None:
             page.write_line(answer.error)
             failed = True
@@ -133,8 +88,8 @@ def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[deta
     system_name = summary.name.system_name
     now = time.time()
     try:
-        if rows and summary.kind == "dense":
-            raise InvalidArgumentError("a dense accumulator has no rows to count")
+        if rows and summary.kind in _WITHOUT_ROWS:
+            raise InvalidArgumentError(f"{_WITHOUT_ROWS[summary.kind]} no rows to count")
         seen = inspection.describe(system_name)
         now = time.time()
         answer = details.Details.of(
@@ -146,239 +101,3 @@ def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[deta
     except (DataLossError, PermissionDeniedError) as error:
         answer = details.Details(Segment.of(summary, now), error=str(error))
     return answer, now
-
-
-def elements(answer: details.Details, now: float) -> Iterator[Element]:
-    """Return the elements of the page."""
-    segment = answer.segment
-    yield Fields(_facts(answer))
-    if answer.counters is None:
-        return
-    yield Heading("Processes", Cell(_census(segment)))
-    if answer.processes:
-        rows = [_process_row(process, now) for process in answer.processes]
-        yield Table(_PROCESS_COLUMNS, rows)
-    yield Heading("Line", Cell("" if answer.line else "nobody waits"))
-    if answer.line:
-        yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
-    if segment.kind in {"group", "arrays"}:
-        yield Heading("Members" if segment.kind == "group" else "Arrays", Cell(""))
-        yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
-    if answer.events:
-        yield Heading("Events", Cell("the last ones"))
-        yield Table(_EVENT_COLUMNS, [_event_row(event, now) for event in answer.events])
-    yield Heading("Layout", Cell(f"{formatting.size(segment.bytes_reserved)} of memory"))
-    yield Table(_REGION_COLUMNS, [_region_row(region) for region in answer.regions])
-    if answer.most_touched is not None:
-        yield from _row_elements(answer.most_touched)
-    if answer.values is not None:
-        yield from _value_elements(answer.values)
-
-
-def progress(gradients: int, line: list[details.Taker]) -> str:
-    """Return the round's progress towards what the head of the line waits for."""
-    head = next((taker for taker in line if taker.alive), None)
-    if head is None:
-        return formatting.count_of(gradients, "gradient")
-    pid = formatting.pid(head.pid, is_here=head.pid_is_here)
-    of = f"{gradients} of the {head.num_required} gradients that pid {pid} waits for"
-    if not page.is_terminal():
-        return of
-    return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
-
-
-def describe_lock(lock: details.Lock) -> Cell:
-    """Describe the lock and its holder."""
-    if lock.held:
-        pid = formatting.pid(lock.holder_pid, is_here=lock.holder_pid_is_here)
-        text = f"held by pid {pid}" if lock.holder_pid else "held"
-        if lock.held_seconds is not None:
-            text += f", in an operation for {formatting.duration(lock.held_seconds)}"
-        halted = lock.holder_condition in {"stopped", "traced"}
-        if halted:
-            text += f"; the process is {lock.holder_condition}, so no process can apply or take"
-        return Cell(text, "bold red" if halted else "yellow")
-    if lock.in_operation:
-        return Cell("free; a death interrupted an operation, the next one undoes it", "yellow")
-    return Cell("free")
-
-
-def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
-    segment = answer.segment
-    yield "name", Cell(segment.name, "bold")
-    detail = f" ({segment.detail})" if segment.detail and answer.error is None else ""
-    yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
-    yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
-    yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
-    made = f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
-    yield "made", Cell(made)
-    counters, lock = answer.counters, answer.lock
-    if counters is None or lock is None:
-        return
-    yield from _made_as(answer)
-    if segment.kind == "arrays":
-        return
-    sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
-    if answer.round_open_seconds is not None:
-        since = formatting.duration(answer.round_open_seconds)
-        pid = formatting.pid(answer.round_holder_pid, is_here=bool(answer.round_holder_pid_is_here))
-        sealed = f"; being closed by pid {pid}, for {since}: a round is open"
-    if answer.contributors:
-        yield "contributors", Cell(f"{answer.contributors} in the round")
-    yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
-    yield "round", Cell(progress(segment.gradients or 0, answer.line))
-    if segment.kind == "sparse":
-        row = (
-            ""
-            if answer.round_shape is None
-            else f" of shape {formatting.shape(answer.round_shape)}"
-        )
-        load = "" if answer.index_load is None else f", index {answer.index_load:.0%} full"
-        yield "rows", Cell(f"{segment.rows}{row}{load}")
-    elif answer.round_shape is not None:
-        yield "array", Cell(f"of shape {formatting.shape(answer.round_shape)}")
-    for stall in segment.stalls:
-        yield "stands still", Cell(stall.problem, "bold red")
-        yield "do", Cell(f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy)
-    yield "lock", describe_lock(lock)
-    if lock.held or lock.in_operation:
-        yield "read", Cell("without the lock: the state as last committed", "dim")
-    if lock.name_holder_pid is not None:
-        yield "name lock", Cell(f"held by pid {lock.name_holder_pid}, which opens or removes it")
-    yield (
-        "gradients",
-        Cell(
-            f"{counters.applied} applied, {counters.taken} taken in {counters.takes} takes, "
-            f"{counters.dropped} dropped as stale, {counters.discarded} discarded"
-        ),
-    )
-    recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
-    yield "commits", Cell(f"{counters.commits}, {recoveries}")
-
-
-def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
-    segment = answer.segment
-    private = ", private" if segment.private else ""
-    yield (
-        "kind",
-        Cell(f"{_of_what(answer)}{private}"),
-    )
-    if segment.capacity is not None:
-        yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
-    if (segment.lanes or 1) > 1:
-        held = [
-            f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held
-        ]
-        yield "lanes", Cell(f"{segment.lanes}" + (f"; held: {', '.join(held)}" if held else ""))
-
-
-def _of_what(answer: details.Details) -> str:
-    segment = answer.segment
-    if segment.kind in {"group", "arrays"}:
-        what = "member" if segment.kind == "group" else "array"
-        of = formatting.count_of(segment.members or 0, what)
-        return f"{segment.kind} of {of}" + (
-            f" {segment.reduction_type}" if segment.kind == "group" else ""
-        )
-    return (
-        f"{segment.kind} {segment.dtype} {formatting.shape(segment.shape)} {segment.reduction_type}"
-    )
-
-
-def _member_row(member: details.Member) -> list[Cell]:
-    return [
-        Cell(formatting.printable(member.name), "bold"),
-        Cell(member.kind),
-        Cell(member.dtype),
-        Cell(formatting.shape(member.shape)),
-        Cell(member.reduction_type),
-        Cell(str(member.gradients)),
-        Cell(str(member.rows) if member.kind == "sparse" else ""),
-    ]
-
-
-def _event_row(event: details.Event, now: float) -> list[Cell]:
-    who = "" if event.contributor is None else str(event.contributor)
-    return [
-        Cell(formatting.ago(event.at, now)),
-        Cell(event.kind),
-        Cell(str(event.pid)),
-        Cell(str(event.step)),
-        Cell(who),
-    ]
-
-
-def _census(segment: Segment) -> str:
-    dead = f", {segment.attached_dead} dead" if segment.attached_dead else ""
-    return f"{segment.attached_alive} alive{dead}"
-
-
-def _process_row(process: details.Process, now: float) -> list[Cell]:
-    style = "" if process.alive else "dim"
-    halted = process.condition in {"stopped", "traced"}
-    return [
-        Cell(formatting.pid(process.pid, is_here=process.pid_is_here), style or "bold"),
-        Cell("yes", "green") if process.alive else Cell("no", "yellow"),
-        Cell(process.condition, "bold red" if halted else style),
-        Cell(process.activity if process.alive else f"died: {process.activity}", style),
-        Cell(str(process.applied), style),
-        Cell(str(process.dropped), style),
-        Cell(str(process.taken), style),
-        Cell(formatting.ago(process.last_applied, now), style),
-        Cell(formatting.ago(process.last_seen, now), style),
-        Cell(formatting.ago(process.attached_at, now), style),
-        Cell("" if process.started is None else formatting.ago(process.started, now), style),
-        Cell(formatting.printable(process.command), style),
-    ]
-
-
-def _taker_row(taker: details.Taker) -> list[Cell]:
-    remark = "" if taker.alive else "dead: the next apply or waiting take removes it"
-    if taker.alive and taker.overdue:
-        remark = "overdue: its gradients have arrived, and it does not take them"
-    return [
-        Cell(str(taker.position)),
-        Cell(
-            "" if taker.pid is None else formatting.pid(taker.pid, is_here=taker.pid_is_here),
-            "bold",
-        ),
-        Cell(str(taker.num_required)),
-        page.duration(taker.waiting_seconds),
-        Cell(remark, "yellow"),
-    ]
-
-
-def _region_row(region: details.Region) -> list[Cell]:
-    return [
-        Cell(region.name),
-        Cell(f"{region.offset:#x}"),
-        page.size(region.reserved),
-        page.size(region.used),
-        Cell(
-            percent := formatting.percent(region.used, region.reserved),
-            word=percent.replace(" ", ""),
-        ),
-    ]
-
-
-def _row_elements(rows: details.Rows) -> Iterator[Element]:
-    yield Heading("Most touched rows", Cell("" if rows.still else _MOVING))
-    columns = (Column("ROW", right=True), Column("GRADIENTS", right=True))
-    yield Table(columns, [[Cell(str(row.row)), Cell(str(row.count))] for row in rows.rows])
-
-
-def _value_elements(values: details.Values) -> Iterator[Element]:
-    yield Heading("Values", Cell("of the sums" + ("" if values.still else "; " + _MOVING)))
-    wrong = "bold red"
-    yield Fields(
-        [
-            ("numbers", Cell(str(values.numbers))),
-            ("norm", Cell(formatting.number(values.norm))),
-            ("largest", Cell(formatting.number(values.largest))),
-            ("NaN", Cell(str(values.nan), wrong if values.nan else "")),
-            ("infinite", Cell(str(values.infinite), wrong if values.infinite else "")),
-        ]
-    )
-
-
-_MOVING: Final = "gradients kept arriving while they were read: they may be in here in part"

@@ -111,7 +111,7 @@ def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
 def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
     """Return what tells whether the condition holds for that segment."""
     from shmacc import inspection
-    from shmacc.errors import NotFoundError, ShmaccError
+    from shmacc.errors import InvalidArgumentError, NotFoundError, ShmaccError
 
     what, number = condition
 
@@ -129,7 +129,12 @@ def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
         return not now or now.isdisjoint(first)
 
     def has_come_so_far() -> bool:
-        stats = inspection.describe(name.system_name).stats
+        seen = inspection.describe(name.system_name)
+        if seen.summary.kind == "arrays":
+            raise InvalidArgumentError(
+                f"{name.system_name!r} is the name of shared arrays, which have no steps"
+            )
+        stats = seen.stats
         return (stats.global_step if what == "step" else stats.num_accumulated) >= number
 
     if what != "gone":

@@ -165,6 +165,16 @@ def line(seen: Interval) -> str:
         parts["lock"] = formatting.pid(
             seen.lock_holder_pid, is_here=bool(seen.lock_holder_pid_is_here)
         )
+    if seen.events:
+        parts["events"] = ",".join(
+            event.kind
+            + (
+                ""
+                if event.pid is None
+                else f":{formatting.pid(event.pid, is_here=event.pid_is_here)}"
+            )
+            for event in seen.events
+        )
     if seen.stalls:
         parts["stall"] = ",".join(stall.kind for stall in seen.stalls)
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])
@@ -173,10 +183,10 @@ def line(seen: Interval) -> str:
 def _draw(
     screen: Screen, watched: Watch, interval: float, count: int | None, *, plain: bool
 ) -> None:
-    from shmacc_inspect import keys, live  # late: only a terminal needs them
+    from shmacc_inspect import interrupts, keys, live  # late: only a terminal needs them
 
     due, looks = time.monotonic(), 0
-    with keys.Keys() as keyboard, live.Picture(plain=plain) as picture:
+    with interrupts.raised(), keys.Keys() as keyboard, live.Picture(plain=plain) as picture:
         while True:
             began = time.monotonic()
             if began >= due:

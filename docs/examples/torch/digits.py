@@ -1,0 +1,65 @@
+"""Handwritten digits, learnt by three replicas; one is killed on the way, and started again."""
+
+import multiprocessing
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from shmacc.torch import Replica, SyncReplicas
+
+REPLICAS, UPDATES, BATCH = 3, 150, 32
+PROCESSES = multiprocessing.get_context("forkserver")  # imports torch once, which takes seconds
+PROCESSES.set_forkserver_preload(["torch", "sklearn.datasets", "shmacc.torch"])
+
+
+def make_model():
+    torch.manual_seed(0)  # the replicas' initial parameters do not matter
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def data():
+    digits = load_digits()
+    return torch.from_numpy(digits.data).float() / 16, torch.from_numpy(digits.target)
+
+
+def compute(rank):
+    torch.set_num_threads(1)
+    model, (images, labels) = make_model(), data()
+    with Replica(model, "digits", rank, timeout=60) as replica:
+        while replica.running:
+            random = torch.Generator().manual_seed(replica.global_step * REPLICAS + rank)
+            batch = torch.randint(0, 1500, (BATCH,), generator=random)
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            replica.step()  # in place of optimizer.step() and zero_grad()
+
+
+def start(rank):
+    process = PROCESSES.Process(target=compute, args=(rank,))
+    process.start()
+    return process
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # more only on processors that the replicas leave free
+    model = make_model()
+    with SyncReplicas(model, "digits", total_num_replicas=REPLICAS) as replicas:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
+        processes = [start(rank) for rank in range(REPLICAS)]
+        while replicas.global_step < UPDATES:
+            with replicas.round(timeout=60):  # the gradients are the mean of all replicas'
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            schedule.step()
+            if replicas.global_step == 50:
+                processes[1].kill()
+                processes[1] = start(1)
+    for process in processes:
+        process.join()
+    images, labels = data()
+    right = (model.eval()(images[1500:]).argmax(dim=1) == labels[1500:]).float().mean()
+    print(f"{right:.1%} of the digits that were not learnt from are recognised")
+    assert right > 0.85, "it was 0.9 and more"
+    sys.exit(any(process.exitcode for process in processes))

@@ -1,0 +1,162 @@
+"""What the site adds to Sphinx: navigation, drawings in its colours, source files as pages."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
+
+import navigation
+from docutils import nodes
+from sphinx.domains.python import PyObject
+from sphinx.parsers import Parser
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+import shmacc
+from shmacc import errors
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+# A table of at least so many columns, with a cell of so many characters, is one of sentences.
+_COLUMNS, _SENTENCE = 3, 60
+_MANY = 5
+_logger = logging.getLogger(__name__)
+
+
+class SourceParser(Parser):
+    """Shows a source file as a page of its own, which the navigation does not list."""
+
+    supported: ClassVar = ("cpp", "python", "promela", "yaml", "json")
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        """Fill the document with a title and the highlighted text."""
+        env = document.settings.env
+        file = env.doc2path(env.docname, base=False)
+        env.metadata[env.docname] = {"orphan": "", "nosearch": ""}
+        languages = {".hpp": "cpp", ".py": "python", ".yml": "yaml", ".json": "json"}
+        section = nodes.section(ids=[nodes.make_id(str(file))])
+        section += nodes.title(text=str(file))
+        code = nodes.literal_block(inputstring, inputstring)
+        code["language"] = languages.get(Path(file).suffix, "text")
+        section += code
+        document += section
+
+
+class ErrorTable(SphinxDirective):
+    """A table of the classes in shmacc.errors, from their docstrings."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 26 18 30 26", ""]
+        lines += _row("Class", "Also a", "When", "Fields")
+        for name in errors.__all__:
+            error = getattr(errors, name)
+            if error is errors.ShmaccError:
+                continue
+            summary, _, details = (error.__doc__ or "").partition("\n")
+            also = [base.__name__ for base in error.__bases__ if base is not errors.ShmaccError]
+            fields = re.findall(r"^ {8}(\w+): ", details, re.MULTILINE)
+            lines += _row(
+                f":py:exc:`~shmacc.errors.{name}`",
+                ", ".join(f"``{base}``" for base in also),
+                summary,
+                ", ".join(f"``{field}``" for field in fields),
+            )
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class OtherModules(SphinxDirective):
+    """The public modules of shmacc that have no page of their own: those for other packages."""
+
+    has_content = True  # modules that have a page
+
+    def run(self) -> list[nodes.Node]:
+        """Return their reference."""
+        lines: list[str] = []
+        for module in pkgutil.iter_modules(shmacc.__path__):
+            if not module.name.startswith("_") and module.name not in self.content:
+                title = f"shmacc.{module.name}"
+                lines += [
+                    title,
+                    "-" * len(title),
+                    "",
+                    f".. automodule:: {title}",
+                    "   :members:",
+                    "",
+                ]
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
+
+
+def _row(*cells: str) -> list[str]:
+    first, *others = cells
+    return [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+
+
+def _add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
+    if docname == app.config.root_doc:
+        source[0] += navigation.toctrees(app.env.found_docs)
+
+
+def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
+    """Put drawings into the page itself, where they have its colours and its text's font."""
+    for image in list(doctree.findall(nodes.image)):
+        file = Path(app.srcdir, image["uri"])
+        if file.parent.name == "concepts":
+            figure = nodes.container(classes=["drawing"])
+            figure += nodes.raw("", file.read_text(encoding="utf-8"), format="html")
+            image.replace_self(figure)
+
+
+def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
+    """Name the column in each cell of a table of sentences: its rows may be shown as lists."""
+    for table in doctree.findall(nodes.table):
+        titles = [entry.astext() for head in table.findall(nodes.thead) for entry in head[0]]
+        for head in list(table.findall(nodes.thead)):
+            if not any(titles):
+                head.parent.remove(head)
+        cells = [cell for body in table.findall(nodes.tbody) for cell in body.findall(nodes.entry)]
+        if len(titles) < _COLUMNS or max(len(cell.astext()) for cell in cells) < _SENTENCE:
+            continue
+        table["classes"] += ["sentences", "many" if len(titles) >= _MANY else "few"]
+        for number, cell in enumerate(cells):
+            title = titles[number % len(titles)]
+            if number % len(titles) and title and cell.astext():
+                cell[0].insert(0, nodes.inline("", f"{title}: ", classes=["column"]))
+
+
+def _shorten(*event: object) -> tuple[str | None, str | None]:
+    """Show an array's annotation as that, without the types that NumPy spells out."""
+    signature, returned = (
+        part and re.sub(r"(~?numpy\.)?ndarray\[tuple\[.*?\], [^]]*\]\]", "ndarray", part)
+        for part in event[-2:]
+        if part is None or isinstance(part, str)
+    )
+    return signature, returned
+
+
+def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
+    """External links are checked by their form: the build needs no network."""
+    for reference in doctree.findall(nodes.reference):
+        url = urlsplit(reference.get("refuri", ""))
+        if url.scheme in {"http", "https"} and not re.fullmatch(r"[\w-]+(\.[\w-]+)+", url.netloc):
+            _logger.warning("no address: %s", reference["refuri"], location=reference)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register all this."""
+    app.add_source_parser(SourceParser)
+    app.add_directive("error-table", ErrorTable)
+    app.add_directive("other-modules", OtherModules)
+    app.connect("source-read", _add_navigation)
+    app.connect("doctree-read", _inline_drawings)
+    app.connect("doctree-read", _label_cells)
+    app.connect("doctree-read", _check_urls)
+    app.connect("autodoc-process-signature", _shorten)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":  # what these docstrings list under "Attributes"
+            field.label = "Attributes"
+    return {"parallel_read_safe": True}

@@ -1,0 +1,103 @@
+"""One group over many hosts: the protocol, without an engine.
+
+The modules here are state machines. They do no I/O, start no threads and read no clocks: the
+driver passes messages and the time in, and does what they ask for. `shmacc.ray` drives them
+with actors, the tests with a transport that drops, doubles and delays. (segment.py is the
+exception: a forwarder's actions, done on a real group.)
+
+The parts
+    host       Has a segment, an ordinary group. Its workers know nothing of all this.
+    forwarder  One for each host (forwarder.py): makes the segment follow the owner.
+    owner      One (owner.py): has the step, counts, decides. It never sees a row.
+    shards     One or more (shard.py): keep what hosts have shipped of their rows (pieces.py).
+    chief      Any process that calls `round` or `take`; several wait in line at the owner.
+
+A round
+    1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
+    2. The counts reach the number: the owner makes a grant. Every forwarder opens a round of its
+       own segment, which seals it (also if it is empty), ships the sums to the shards, and then
+       reports its batch: the count, the contributors, and which shards have a piece of it.
+    3. All living hosts have reported theirs: the owner fixes the batches as the members of the
+       round, and the chief has the shards add up exactly these. The block begins. (If enough are
+       there, hosts that have not even sealed are waited for no longer than `grace`; a grant ends
+       in any case after `expiry`.)
+    4. The block ends: the owner moves the step on by one. Every forwarder consumes its segment's
+       round, which moves the segment's step on and wakes its workers. Or the block raises: the
+       owner withdraws the grant, and every forwarder gives its segment's round up. The gradients
+       are where they were, and so they are in the next round, with those that have come since.
+
+Why nothing is lost, doubled or stale
+
+    Invariant 1. The segment is the truth. What is shipped is a copy: the segment keeps the
+    gradients until the owner has moved the step on. So the death of a shard or of a forwarder, a
+    chief's exception, and messages that are lost cost time and no gradient.
+
+    Invariant 2. A fence is the number of times that gradients were consumed or dropped. A host
+    reports the fence that its segment's content belongs to, and the owner counts it, and takes a
+    batch, only if that is its own fence. Only the owner moves the fence on, at the moment that the
+    members of a round are consumed; a forwarder takes the new fence over in the same commit that
+    empties the segment. So no gradient is a member of two rounds, and none of an older step, which
+    a segment drops as ever, gets into a later one. The step alone cannot do this, for
+    `set_global_step` may set one that was there before.
+
+    Invariant 3. A segment has one batch. A later one replaces it: it is a copy of the same segment
+    at the same fence, and so has all that the earlier one had. Copies at shards are named (host,
+    incarnation, seq), and the chief asks for them by these names. A host whose segment is a new
+    one (the machine was started again) is another one as to its batch: what the old segment had
+    shipped still counts, beside what the new one gets.
+
+    Invariant 4. Both directions carry whole states, not events: a report all that the owner must
+    know of a host, its answer all that the host must follow. Each has a number, and one that is
+    lower than the last is thrown away. So a message that is lost, doubled or late is repaired by
+    the next one, and a host cannot miss a grant that was made while it learnt of a step.
+
+What dies, and what that costs
+    worker     As with one host: its last gradient is in the segment wholly or not at all.
+    forwarder  The round that it had open in the segment is open to applies again, with all that it
+               had. The next incarnation seals it, ships and reports again; a lower incarnation is
+               refused. If its batch was a member already, gradients that came in between are
+               dropped with the step, although their applies returned True.
+    host       After `lease` without a report its gradients do not count, except those of a batch
+               that it has reported: that is complete at the shards.
+    shard      The chief finds that members are missing, and says so: these batches do not count
+               any more, and the owner makes another grant, in which the hosts ship again. No step
+               is lost. Only if the host has died, too, its gradients are as if never applied.
+    chief      The line forgets it after `chief_lease`. In the block: nothing is consumed. Other
+               than on one host, a chief that was merely stopped for so long has lost its round,
+               too: the end of its block raises.
+    owner      The next one does not know the step, and refuses rounds until `set_global_step`.
+               Whether the last round was consumed only the chief can know. Segments whose step is
+               the one that was set keep their gradients, the others start empty. The owner's
+               `term` is part of all its numbers, so what its predecessor said is thrown away.
+
+Void steps
+    A step is void when its gradients cannot be had as workers believe: it moves on by one without a
+    round, all its gradients are dropped, and the workers, which follow the step, compute theirs
+    again. What the chief waits for is the next step. There are two reasons.
+
+    A contributor at two hosts. Within a host the segment sees to it that a contributor is in a
+    round once. If a worker is restarted on another host after its first gradient was accepted, both
+    segments have accepted one, and a sum cannot be taken apart again. If only one of the two hosts
+    lives, the other one's batch is dropped: its gradients are as if never applied. If both live,
+    the step is void. In the next steps one of the two is let in later than the other: when the
+    contributor has come there, and then with the contributor listed as being in, so that its apply
+    here returns True and adds nothing, as on one host; or after `stagger`, if it did not come. So a
+    contributor that is alive on two hosts costs one step and not all of them.
+      Judged over the batches' contributors when a round's members are about to be fixed, so before
+    anybody has seen the round. Cost: eight bytes for each contributor and round; a step for each
+    restart elsewhere within the step of the first one's apply; until the contributor is at one host
+    only, a host's delay. Rejected: to refuse one host's batch alone, since its other workers would
+    wait for a step that does not come; to keep contributors' gradients apart, which would ship all
+    of them instead of their sums.
+
+    Too few after all. Hosts sealed for a grant and refused gradients, and then others were lost, so
+    that the grant came to nothing. Those whose gradients were refused wait for the next step, on
+    one host as here; but there the round that they were too late for always comes. So if a chief
+    waits, the gradients are too few, and some host has refused one for such a grant (or does not
+    know, since its forwarder was started again), the step is void. A block that raises is no such
+    reason: its gradients are all there, and enough.
+
+What True means
+    An apply that returned True is in the mean of its step, unless its host was lost, its forwarder
+    died or did not answer in time while others were enough, or the step was void.
+"""

@@ -1,0 +1,276 @@
+"""The forwarder: it makes a host's segment follow the owner's orders.
+
+Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
+done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
+what has been shipped, and it counts only if the segment is still sealed with that content.
+"""
+
+from dataclasses import dataclass
+
+from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Open a round of the segment, unless it is open, and say what it has (`sealed`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ship:
+    """Send the pieces of the sealed content to the shards, and say to which (`shipped`)."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the segment's round up: nothing is consumed (`released`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Consume the segment's round, which moves its step on by one (`moved`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Empty the segment and set its step, in one commit, with these contributors in (`moved`)."""
+
+    step: int
+    listed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetStep:
+    """Set the segment's step; what is there stays, and a round that is open ends (`step_set`)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A later incarnation is at work: give the segment's round up, and end."""
+
+
+Action = Seal | Ship | Release | Consume | Reset | SetStep | Stop
+
+
+class ForwarderCore:
+    """The forwarder of one host.
+
+    Args:
+        host: The host's name.
+        incarnation: From the owner's `enrol`.
+        timing: How often it reports.
+        segment: A number that no other segment has.
+    """
+
+    def __init__(self, host: str, incarnation: int, timing: Timing, segment: int) -> None:
+        self._segment = segment
+        self._host = host
+        self._incarnation = incarnation
+        self._timing = timing
+        self._order: Order | None = None
+        self._fence: Fence | None = None  # the content is of this fence
+        self._step = 0
+        self._count = 0
+        self._present: frozenset[int] = frozenset()
+        self._listed: frozenset[int] = (
+            frozenset()
+        )  # in the segment as a contributor, not a gradient
+        self._held = False
+        self._sealed_for: int | None = None  # the grant for which the content was looked at
+        self._batch: Batch | None = None  # of the content, while it is known to be unchanged
+        self._seq = 0
+        self._unshipped: Sealed | None = None
+        self._dropped = 0
+        self._dropped_before = 0  # when the segment was sealed
+        self._grants: frozenset[int] = frozenset()  # for which it has been, since then
+        self._refused: frozenset[int] | None = None  # unknown: an earlier forwarder may have
+        self._number = 0
+        self._reported_at = float("-inf")
+        self._reported: Report | None = None
+
+    @property
+    def fence(self) -> Fence | None:
+        """What the segment's content belongs to; None: not known yet."""
+        return self._fence
+
+    @property
+    def listed(self) -> frozenset[int]:
+        """The contributors that the segment lists without a gradient, which do not count."""
+        return self._listed
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """The contributors that the owner asks about; `observe` takes which of them are there."""
+        return frozenset() if self._order is None else self._order.watched
+
+    def receive(self, order: Order) -> None:
+        """Take an order in."""
+        last = self._order
+        if order.incarnation != self._incarnation:
+            return
+        if last is None or (order.term, order.serial) >= (last.term, last.serial):
+            self._order = order
+
+    def observe(
+        self, step: int, count: int, dropped: int, present: frozenset[int] = frozenset()
+    ) -> None:
+        """Say what the segment has, before each `next_action`.
+
+        Args:
+            step: Its step.
+            count: Its gradients.
+            dropped: How many it has ever refused.
+            present: Which of the watched contributors it has.
+        """
+        self._step, self._count, self._dropped, self._present = step, count, dropped, present
+        if dropped == 0:
+            self._refused = frozenset()
+        if self._grants and dropped > self._dropped_before and self._refused is not None:
+            self._refused |= self._grants
+        if not self._held:
+            self._grants = frozenset()
+
+    # Actions, and that they have been done
+
+    def next_action(self) -> Action | None:
+        """Return what is to be done now; None: nothing until the next order."""
+        order = self._order
+        if order is not None and order.refused:
+            return Stop()
+        if order is None or not order.ready:
+            return None
+        if (move := self._next_move(order)) is not None:
+            return move
+        if not order.hold:
+            return Release() if self._held else None
+        return Seal() if not self._held else self._next_for(order)
+
+    def _next_for(self, order: Order) -> Action | None:
+        """Return what a sealed segment needs for the order's grant."""
+        if order.grant is None:
+            return None
+        if self._sealed_for != order.grant:
+            if self._batch is None or order.honoured != self._batch.seq:
+                return Seal()
+            self._seal_for(order.grant)  # still sealed, unchanged, and at the shards
+        return Ship(self._seq) if self._unshipped is not None else None
+
+    def _next_move(self, order: Order) -> Action | None:
+        """Return how the segment gets to the order's fence and step."""
+        if self._fence == order.fence:
+            return None if self._step == order.step else SetStep(order.step)
+        if self._fence is None or self._fence.term != order.term:
+            # A living forwarder knows its step better than its last report does.
+            if order.adopt and (self._fence is None or self._step == order.step):
+                self._fence, self._listed = order.fence, order.listed
+                self._batch = self._unshipped = self._sealed_for = None
+                if self._refused or self._grants:
+                    self._refused, self._grants = frozenset({NO_GRANT}), frozenset()
+                return self._next_move(order)
+        elif (
+            self._held
+            and self._batch is not None
+            and order.consumed == self._batch.seq
+            and order.step == self._step + 1
+            and not order.listed
+        ):
+            return Consume()
+        return Reset(order.step, order.listed)
+
+    def sealed(self, content: Sealed) -> None:
+        """Say that the segment is sealed, and has this."""
+        order = self._order
+        if not self._held:
+            self._held, self._dropped_before = True, self._dropped
+        self._count = content.count
+        if order is None or order.grant is None:
+            return
+        self._seal_for(order.grant)
+        batch = self._batch
+        if batch is not None and batch.sealed == content and order.honoured == batch.seq:
+            return  # as it was when it was shipped
+        self._batch = None
+        self._seq += 1
+        self._unshipped = content
+        if content.count == 0:
+            self.shipped(self._seq, frozenset())
+
+    def _seal_for(self, grant: int) -> None:
+        self._sealed_for = grant
+        self._grants |= {grant}
+
+    def shipped(self, seq: int, shards: frozenset[int]) -> None:
+        """Say that pieces have reached these shards, which are all that get one."""
+        if self._unshipped is not None and seq == self._seq:
+            self._batch = Batch(seq, self._unshipped, shards)
+            self._unshipped = None
+
+    def released(self) -> None:
+        """Say that the segment is open again."""
+        self._held = False
+        self._sealed_for = self._unshipped = None
+
+    def moved(self) -> None:
+        """Say that the segment is empty, at the order's step."""
+        self._grants = self._refused = frozenset()
+        if self._order is not None:
+            if self._step == self._order.step:
+                self._refused = frozenset({NO_GRANT})  # who applied here waits for the next step
+            self._fence, self._step = self._order.fence, self._order.step
+            self._listed = self._order.listed
+        self._count = 0
+        self._present = frozenset()
+        self._batch = None
+        self.released()
+
+    def step_set(self) -> None:
+        """Say that the segment is at the order's step, and open."""
+        if self._order is not None:
+            self._step = self._order.step
+        self.released()
+
+    # Reports
+
+    def report_due(self, now: float) -> float:
+        """Return when the next report is due: `now` or before means at once."""
+        last = self._reported
+        if last is None:
+            return now
+        report = self._make(last.number)
+        if report == last:
+            return self._reported_at + self._timing.heartbeat
+        grown = report.count - last.count
+        slack = 1 if self._order is None else self._order.slack
+        others = (report.fence, report.step, report.sealed_for, report.batch)
+        if others != (last.fence, last.step, last.sealed_for, last.batch):
+            return now
+        if (report.refused, report.present) != (last.refused, last.present):
+            return now
+        if grown >= slack:
+            return self._reported_at + self._timing.announce
+        return self._reported_at + min(4 * self._timing.announce, self._timing.heartbeat)
+
+    def report(self, now: float) -> Report:
+        """Return the report to send now."""
+        self._number += 1
+        self._reported_at = now
+        self._reported = self._make(self._number)
+        return self._reported
+
+    def _make(self, number: int) -> Report:
+        return Report(
+            host=self._host,
+            incarnation=self._incarnation,
+            number=number,
+            fence=self._fence,
+            step=self._step,
+            count=self._count,
+            segment=self._segment,
+            sealed_for=self._sealed_for,
+            batch=self._batch if self._sealed_for is not None else None,
+            refused=self._refused,
+            present=self._present,
+        )

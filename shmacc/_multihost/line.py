@@ -1,0 +1,82 @@
+"""The chiefs' line at the owner: first come, first served, and each ticket served once."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+_REMEMBERED = 1024
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A chief that waits for a round, or has one.
+
+    Attributes:
+        name: Unique for ever.
+        required: How many gradients it waits for.
+        heard: When it asked last.
+        tell: Whether it wants to know of hosts that are lost.
+        lost: Those that were, while it waited.
+    """
+
+    name: str
+    required: int
+    heard: float
+    tell: bool = False
+    lost: list[str] = field(default_factory=list)
+
+
+class Line:
+    """Tickets in order of arrival, and the results of those that have left.
+
+    A ticket that has left is remembered, so that its messages that are doubled or late do not put
+    it into the line again, and so that a chief which lost the answer to its last message can ask
+    again. Its chief has stopped sending long before 1,024 others have left.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, Ticket] = OrderedDict()
+        self._left: OrderedDict[str, bool] = OrderedDict()
+        self._untold: list[str] = []
+
+    @property
+    def head(self) -> Ticket | None:
+        """The next one to be served."""
+        return next(iter(self._waiting.values()), None)
+
+    def find(self, name: str) -> Ticket | None:
+        """Return the ticket, if it is in the line."""
+        return self._waiting.get(name)
+
+    def ask(self, name: str, required: int, now: float, *, tell: bool) -> None:
+        """Keep the ticket alive, and put it in the line if it is new."""
+        ticket = self._waiting.get(name)
+        if ticket is not None:
+            ticket.heard = now
+        elif name not in self._left:
+            self._waiting[name] = ticket = Ticket(name, required, now, tell)
+            if tell:
+                ticket.lost, self._untold = self._untold, []
+
+    def leave(self, name: str, *, served: bool) -> None:
+        """Take the ticket out of the line; the first result is the one that is remembered."""
+        self._waiting.pop(name, None)
+        self._left.setdefault(name, served)
+        while len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
+
+    def served(self, name: str) -> bool | None:
+        """Return whether a ticket that has left was served; None: it is not known."""
+        return self._left.get(name)
+
+    def silent(self, since: float) -> list[str]:
+        """Return the tickets that were last heard of before then."""
+        return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
+
+    def lost(self, host: str) -> None:
+        """Note a lost host for one ticket that wants to know: the first, or the next to come."""
+        tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
+        (tickets[0].lost if tickets else self._untold).append(host)
+
+    def consumed(self) -> None:
+        """Note that a round was consumed: hosts that were lost before it are nobody's concern."""
+        self._untold.clear()

@@ -1,0 +1,236 @@
+"""What the parts say to each other: whole states, numbered, so that late ones are recognised."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+NO_GRANT = 0
+"""Less than all numbers of grants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the parts wait for each other, in seconds.
+
+    Attributes:
+        heartbeat: A forwarder reports at least so often.
+        announce: A forwarder reports at most so often that its count has grown.
+        lease: A host without a report for so long is lost.
+        grace: How long a round that has enough waits for hosts that have not answered the grant.
+        expiry: How long a grant waits for those that have, and still ship.
+        chief_lease: A chief that does not ask for so long is lost.
+        stagger: How long a host waits for a contributor to come at another one.
+    """
+
+    heartbeat: float = 0.25
+    announce: float = 0.02
+    lease: float = 2.0
+    grace: float = 0.5
+    expiry: float = 30.0
+    chief_lease: float = 10.0
+    stagger: float = 1.0
+
+
+class Fence(NamedTuple):
+    """How often gradients were consumed or dropped, in the term of an owner."""
+
+    term: int
+    number: int
+
+
+NO_FENCE = Fence(0, 0)
+"""Of no owner."""
+
+
+class BatchKey(NamedTuple):
+    """The name of a batch, and of its pieces at the shards."""
+
+    host: str
+    incarnation: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a segment had when it was sealed.
+
+    Attributes:
+        count: How many gradients.
+        weight: Of these.
+        contributors: Those that said so.
+        members: From member to the count and weight of the gradients that had it.
+    """
+
+    count: int
+    weight: int
+    contributors: frozenset[int] = frozenset()
+    members: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A sealed segment's content that has been shipped.
+
+    Attributes:
+        seq: Its number in its forwarder's incarnation.
+        sealed: What it is of.
+        shards: Which ones have a piece of it.
+    """
+
+    seq: int
+    sealed: Sealed
+    shards: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the owner must know of a host; also the heartbeat.
+
+    Attributes:
+        host: Its name.
+        incarnation: Of its forwarder.
+        number: Of this report, in the incarnation.
+        fence: What the segment's content belongs to; None: the forwarder has just started.
+        step: The segment's step.
+        count: How many gradients the segment has.
+        sealed_for: The grant that the segment is sealed for.
+        batch: What has been shipped for it.
+        segment: Which segment it is: a number that no other one has.
+        refused: Grants for which the segment was sealed when it refused gradients of this fence;
+            NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
+        present: Which of the contributors that the owner asked about are in the segment.
+    """
+
+    host: str
+    incarnation: int
+    number: int
+    fence: Fence | None
+    step: int
+    count: int
+    segment: int = 0
+    sealed_for: int | None = None
+    batch: Batch | None = None
+    refused: frozenset[int] | None = frozenset()
+    present: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a host must follow.
+
+    Attributes:
+        term: The owner's.
+        serial: Of this order, in the term: a change gets a higher one.
+        incarnation: The forwarder that it is for.
+        ready: False: the owner knows no step yet, and nothing is to be done.
+        refused: A later incarnation is known; this one must end.
+        fence: What the content must belong to.
+        step: The step.
+        hold: Whether the segment must be sealed.
+        grant: The grant to ship for; None: nothing is to be shipped.
+        honoured: The host's batch that counts, if it has one.
+        consumed: The host's batch that the round which led to this fence consumed.
+        adopt: To a forwarder that has just started: the content is that of this fence.
+        listed: Contributors that are in the round, at another host.
+        watched: Contributors that the owner asks about.
+        slack: By how much the count must have grown to be worth a report at once.
+    """
+
+    term: int
+    serial: int
+    incarnation: int
+    ready: bool = False
+    refused: bool = False
+    fence: Fence = NO_FENCE
+    step: int = 0
+    hold: bool = False
+    grant: int | None = None
+    honoured: int | None = None
+    consumed: int | None = None
+    adopt: bool = False
+    listed: frozenset[int] = frozenset()
+    watched: frozenset[int] = frozenset()
+    slack: int = 1
+
+
+class Member(NamedTuple):
+    """A batch that is in a round."""
+
+    key: BatchKey
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A chief's round: what it must have the shards add up."""
+
+    fence: Fence
+    step: int
+    members: tuple[Member, ...]
+
+    @property
+    def count(self) -> int:
+        """How many gradients it has."""
+        return sum(member.batch.sealed.count for member in self.members)
+
+    @property
+    def weight(self) -> int:
+        """The weights of these."""
+        return sum(member.batch.sealed.weight for member in self.members)
+
+    @property
+    def contributors(self) -> npt.NDArray[np.int64]:
+        """Who took part: ascending."""
+        who = [c for member in self.members for c in member.batch.sealed.contributors]
+        return np.array(sorted(who), dtype=np.int64)
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return the count and the weight of each member of the group that has gradients."""
+        totals: dict[str, tuple[int, int]] = {}
+        for member in self.members:
+            for name, (count, weight) in member.batch.sealed.members.items():
+                before = totals.get(name, (0, 0))
+                totals[name] = (before[0] + count, before[1] + weight)
+        return totals
+
+    def of_shard(self, shard: int) -> tuple[BatchKey, ...]:
+        """Return the names of the pieces that a shard must have of it."""
+        return tuple(member.key for member in self.members if shard in member.batch.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A chief's round has not enough gradients yet.
+
+    Attributes:
+        accumulated: How many have been reported.
+        step: The step.
+        hosts: Those that are alive.
+        voided: How many steps were void, of this owner.
+    """
+
+    accumulated: int
+    step: int
+    hosts: tuple[str, ...]
+    voided: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostsDied:
+    """A chief that wanted to be told: these hosts were lost while it waited."""
+
+    hosts: tuple[str, ...]
+
+
+class NotReady(NamedTuple):
+    """The owner was restarted and knows no step until `set_global_step`."""
+
+
+class Ended(NamedTuple):
+    """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
+
+
+Answer = Opened | Waiting | HostsDied | NotReady | Ended

@@ -1,0 +1,423 @@
+"""The owner: it has the step, counts gradients over all hosts, decides what a round consists of.
+
+    counting --- a chief waits, and enough are reported ---> granted
+    granted  --- the batches are there, and enough       ---> block
+             --- they are there, or late, and too few    ---> counting
+             --- a contributor is in two of them          ---> counting, at the next step (void)
+    block    --- its chief leaves it in order             ---> counting, at the next step
+             --- it raises, or its chief is lost          ---> counting
+             --- set_global_step, advance_step            ---> counting, at once
+
+Every event ends in `_settle`, which takes the transitions that are due; so they do not depend on
+which event it was that made them so.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from shmacc._multihost.contested import Contested
+from shmacc._multihost.counters import Counters
+from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
+from shmacc._multihost.line import Line
+from shmacc._multihost.messages import (
+    NO_GRANT,
+    Answer,
+    BatchKey,
+    Ended,
+    Fence,
+    HostsDied,
+    Member,
+    NotReady,
+    Opened,
+    Order,
+    Report,
+    Timing,
+    Waiting,
+)
+
+_logger = logging.getLogger("shmacc")
+
+
+@dataclass(slots=True)
+class _Grant:
+    """Hosts seal and ship for it.
+
+    Attributes:
+        number: Its number.
+        since: When it was made.
+    """
+
+    number: int
+    since: float
+
+
+class OwnerCore:
+    """The owner.
+
+    Args:
+        term: Higher than those of all owners before it.
+        step: The step to begin with; None: unknown, until `set_global_step`.
+        timing: How long it waits.
+    """
+
+    def __init__(self, term: int, step: int | None, timing: Timing) -> None:
+        self.counters = Counters()
+        self._timing = timing
+        self._ready = step is not None
+        self._step = step or 0
+        self._fence = Fence(term, 0)
+        self._set_at = Fence(term, 0)  # the fence at the last set_global_step
+        self._serial = 0
+        self._hosts = Hosts(term)
+        self._line = Line()
+        self._contested = Contested(timing.stagger)
+        self._grant: _Grant | None = None
+        self._block: Opened | None = None  # the head of the line has it
+        self._block_ticket = ""
+        # Grants of this fence that came to nothing: those of an owner before this one, too.
+        self._withdrawn: set[int] = set() if self._ready else {NO_GRANT}
+        self._first_grant = 1  # of this fence
+
+    @property
+    def serial(self) -> int:
+        """Changes whenever an order or an answer has changed."""
+        return self._serial
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self._step
+
+    @property
+    def fence(self) -> Fence:
+        """How often gradients were consumed or dropped."""
+        return self._fence
+
+    @property
+    def accumulated(self) -> int:
+        """How many gradients the next round could have now."""
+        return sum(host.pending(self._fence) for host in self._hosts)
+
+    @property
+    def open_round(self) -> Opened | None:
+        """The round whose block some chief is in."""
+        return self._block
+
+    def hosts(self) -> dict[str, tuple[bool, int]]:
+        """Return of each host whether it lives, and how many of its gradients count."""
+        return {
+            host.name: (not host.lost, host.pending(self._fence))
+            for host in self._hosts
+            if host.incarnation
+        }
+
+    # Hosts
+
+    def enrol(self, host: str, now: float) -> int:
+        """Return the incarnation of a forwarder that starts; earlier ones are refused from now."""
+        incarnation = self._hosts.enrol(host, now)
+        self._changed()
+        return incarnation
+
+    def report(self, report: Report, now: float) -> None:
+        """Take a report in."""
+        host = self._hosts.heard(report, now)
+        if host is None:
+            self.counters.refused_reports += 1
+            return
+        if host.lost:
+            host.lost = False
+            self._changed()
+        grant, batch = self._grant, report.batch
+        # Grants of different owners may have the same number, fences never.
+        at_fence = report.fence == self._fence
+        if grant and batch and at_fence and report.sealed_for == grant.number:
+            host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
+        self._settle(now)
+
+    def order(self, name: str, incarnation: int) -> Order:
+        """Return what the host must follow."""
+        host = self._hosts.find(name)
+        term = self._fence.term
+        if host is None or incarnation < host.incarnation:
+            return Order(term, self._serial, incarnation, refused=host is not None)
+        if not self._ready or host.report is None:
+            return Order(term, self._serial, incarnation)
+        back = self._contested.held_back(name) if host.fence is not None else None
+        fence, step = (self._fence, self._step) if back is None else (back.fence, back.step)
+        sealed = self._grant is not None or self._block is not None
+        return Order(
+            term=term,
+            serial=self._serial,
+            incarnation=incarnation,
+            ready=True,
+            fence=fence,
+            step=step,
+            hold=sealed or back is not None,
+            grant=self._grant.number if self._grant is not None and back is None else None,
+            honoured=host.member.key.seq
+            if host.member is not None and host.member.key.incarnation == incarnation
+            else None,
+            consumed=host.consumed,
+            adopt=host.may_be_adopted(fence, step, self._set_at),
+            listed=self._contested.listed(name) if back is None else frozenset(),
+            watched=self._contested.watched(name),
+            slack=self._slack(),
+        )
+
+    def _slack(self) -> int:
+        """Return how much more a host must have for a report at once: O(hosts x log) a round."""
+        head = self._line.head
+        living = sum(not host.lost for host in self._hosts)
+        missing = 0 if head is None else head.required - self.accumulated
+        return max(1, missing // (2 * max(1, living)))
+
+    # Chiefs
+
+    def ask(self, ticket: str, required: int, now: float, *, tell: bool = False) -> Answer:
+        """Put a chief in the line, or keep it there; return what it has got.
+
+        Args:
+            ticket: Unique for ever.
+            required: How many gradients it waits for.
+            now: The time.
+            tell: Whether hosts that are lost end its wait.
+        """
+        if self._ready:
+            self._line.ask(ticket, required, now, tell=tell)
+            self._settle(now)
+        return self.answer(ticket)
+
+    def answer(self, ticket: str) -> Answer:
+        """Return what the chief has got."""
+        if not self._ready:
+            return NotReady()
+        found = self._line.find(ticket)
+        if found is None:
+            return Ended()
+        if self._block is not None and self._block_ticket == ticket:
+            return self._block
+        if found.lost:
+            return HostsDied(tuple(found.lost))
+        living = tuple(sorted(host.name for host in self._hosts if not host.lost))
+        return Waiting(self.accumulated, self._step, living, self.counters.voided)
+
+    def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
+        """End a chief's wait or block; return whether its round was consumed.
+
+        The answer to a message that comes again is the same.
+        """
+        if self._block is not None and self._block_ticket == ticket:
+            self._end_block(consume=consume, now=now)
+            self._line.leave(ticket, served=consume)
+        else:
+            self._line.leave(ticket, served=False)
+        self._settle(now)
+        return self._line.served(ticket) is True
+
+    def missing(self, ticket: str, keys: tuple[BatchKey, ...], now: float) -> None:
+        """Take the block back from a chief for which shards did not have these batches.
+
+        Its ticket stays at the head of the line, and the next grant has these hosts ship again.
+        """
+        if self._block is None or self._block_ticket != ticket:
+            return
+        for host in self._hosts:
+            if host.member is not None and host.member.key in keys:
+                self._lose_batch(host)
+        self._end_block(consume=False, now=now)
+        self._settle(now)
+
+    def set_global_step(self, step: int, request: str, now: float) -> int:
+        """Set the step; gradients stay; a round that is open ends. Return the step before.
+
+        Gradients that a host has accepted before it follows count as having been there before.
+        """
+        before = self._step
+        if self._line.served(request) is None:
+            self._line.leave(request, served=True)
+            self._ready = True
+            self._end_round()
+            self._step = step
+            self._set_at = self._fence
+            self._changed()
+            self._settle(now)
+        return before
+
+    def advance_step(self, step: int, now: float) -> int:
+        """Move the step forward, drop what is there, end a round; return how many were dropped."""
+        if step <= self._step and self._ready:
+            return 0
+        dropped = self.accumulated
+        self._ready = True
+        self._end_round()
+        self._move(step, now)
+        self._settle(now)
+        return dropped
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Do what is due by time."""
+        self._settle(now)
+
+    def next_time(self, now: float) -> float:
+        """Return when the next `tick` is worth while."""
+        timing = self._timing
+        times = [now + min(timing.lease, timing.chief_lease) / 4]
+        if self._grant is not None:
+            times += [self._grant.since + timing.grace, self._grant.since + timing.expiry]
+        if (stagger := self._contested.next_time()) is not None:
+            times.append(stagger)
+        return min(time for time in times if time > now)
+
+    # Transitions
+
+    def _settle(self, now: float) -> None:
+        self._lose_hosts(now)
+        self._lose_chiefs(now)
+        if self._contested.let_in(self._is_present, now):
+            self._changed()
+        if self._grant is not None:
+            self._close_grant(self._grant, now)
+        head = self._line.head
+        if head is None or not self._ready or self._grant is not None or self._block is not None:
+            return
+        if self.accumulated >= head.required:
+            self.counters.grants += 1
+            self._grant = _Grant(self.counters.grants, now)
+            self._changed()
+            self._close_grant(self._grant, now)
+        elif any(host.lets_workers_wait(self._withdrawn, self._fence) for host in self._hosts):
+            _logger.warning(
+                "Step %d is void: it has too few gradients, and workers wait", self._step
+            )
+            self.counters.voided += 1
+            self._move(self._step + 1, now)
+
+    def _close_grant(self, grant: _Grant, now: float) -> None:
+        """End the grant if its batches are there or late.
+
+        Hosts that have reported no gradient are waited for, too: one may have been accepted since.
+        """
+        fence, age = self._fence, now - grant.since
+        waited_for = [
+            host
+            for host in self._hosts
+            if not host.lost
+            and host.report is not None
+            and not host.has_committed(grant.number, fence)
+            and self._contested.held_back(host.name) is None
+        ]
+        silent = [host for host in waited_for if not host.has_answered(grant.number, fence)]
+        members = self._hosts.members()
+        count = sum(member.batch.sealed.count for member in members)
+        head = self._line.head
+        enough = head is not None and count >= head.required
+        if waited_for and age < self._timing.expiry:
+            only_silent = len(silent) == len(waited_for)
+            if not (enough and only_silent and age >= self._timing.grace):
+                return
+        self._grant = None
+        self._changed()
+        if self._has_contested(members, now):
+            return
+        if enough and head is not None:
+            self._block = Opened(fence, self._step, tuple(members))
+            self._block_ticket = head.name
+        else:
+            self.counters.withdrawn += 1
+            self._withdrawn.add(grant.number)
+
+    def _has_contested(self, members: list[Member], now: float) -> bool:
+        """Drop a lost host's batch, or void the step, if a contributor is in two batches."""
+        found = two_with_one_contributor(members)
+        if found is None:
+            return False
+        contributor, *keys = found
+        dead = [
+            host
+            for host in self._hosts
+            if host.lost and host.member is not None and host.member.key in keys
+        ]
+        for host in dead:
+            self._lose_batch(host)
+        if not dead:
+            one, two = (key.host for key in keys)
+            _logger.warning(
+                "Step %d is void: hosts %s and %s have both accepted contributor %d",
+                self._step,
+                one,
+                two,
+                contributor,
+            )
+            self.counters.voided += 1
+            self._contested.void(contributor, (one, two))
+            self._move(self._step + 1, now)
+        return True
+
+    def _lose_batch(self, host: Host) -> None:
+        """Drop a batch; so the grants until now have not got enough for a round after all."""
+        host.member = None
+        self.counters.lost_batches += 1
+        self._withdrawn.update(range(self._first_grant, self.counters.grants + 1))
+
+    def _end_block(self, *, consume: bool, now: float) -> None:
+        block, self._block = self._block, None
+        self._changed()
+        if not consume or block is None:
+            return
+        self.counters.rounds += 1
+        self.counters.gradients += block.count
+        self._line.consumed()
+        consumed = {member.key.host: member for member in block.members}
+        self._move(self._step + 1, now)
+        for host in self._hosts:
+            if (member := consumed.get(host.name)) and member.key.incarnation == host.incarnation:
+                host.consumed = member.key.seq
+
+    def _end_round(self) -> None:
+        """End whatever is open, at once; the chief in its block finds its ticket ended."""
+        if self._block is not None:
+            self._line.leave(self._block_ticket, served=False)
+        if self._grant is not None:
+            self._withdrawn.add(self._grant.number)
+        self._block = self._grant = None
+
+    def _move(self, step: int, now: float) -> None:
+        """Move the step and the fence on: no gradient that was accepted before counts any more."""
+        self._contested.moved(self._fence, self._step, now)
+        self._fence = Fence(self._fence.term, self._fence.number + 1)
+        self._step = step
+        self._withdrawn.clear()
+        self._first_grant = self.counters.grants + 1
+        self._hosts.forget_batches()
+        self._changed()
+
+    def _lose_hosts(self, now: float) -> None:
+        for host in self._hosts.silent(now - self._timing.lease):
+            host.lost = True
+            self.counters.lost_hosts += 1
+            self._contested.forget(host.name)
+            self._line.lost(host.name)
+            self._changed()
+
+    def _lose_chiefs(self, now: float) -> None:
+        for ticket in self._line.silent(now - self._timing.chief_lease):
+            if self._block is not None and self._block_ticket == ticket:
+                self._end_block(consume=False, now=now)
+            self._line.leave(ticket, served=False)
+            self.counters.lost_chiefs += 1
+            self._changed()
+
+    def _is_present(self, name: str, contributor: int) -> bool:
+        host = self._hosts.find(name)
+        return (
+            host is not None
+            and host.is_at(self._fence)
+            and host.report is not None
+            and contributor in host.report.present
+        )
+
+    def _changed(self) -> None:
+        self._serial += 1

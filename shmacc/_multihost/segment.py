@@ -1,0 +1,103 @@
+"""A host's segment, as its forwarder uses it: the actions of forwarder.py on an ordinary group.
+
+The seal is a round that the forwarder has open: applies of this step are refused, later ones wait,
+nothing is consumed, and the death of the forwarder ends it.
+
+A contributor that is listed without a gradient is an empty gradient to the group: it touches
+nothing.
+What is said of the segment here is without these.
+"""
+
+import contextlib
+
+import numpy as np
+
+from shmacc import _taking as taking
+from shmacc._core import TakenRound
+from shmacc._group import AccumulatorGroup
+from shmacc._multihost.messages import Sealed
+from shmacc._records import GroupPartial
+from shmacc.errors import ShmaccError
+
+
+class LocalSegment:
+    """A group that a forwarder drives. Not for several threads at a time."""
+
+    def __init__(self, group: AccumulatorGroup) -> None:
+        self.group = group
+        self._handle = group._handle  # noqa: SLF001  what rounds are made of
+        self._round = 0
+
+    def dropped(self) -> int:
+        """Return how many gradients it has ever refused."""
+        return self.group.stats().dropped
+
+    def present(self, watched: frozenset[int]) -> frozenset[int]:
+        """Return which of these contributors it has."""
+        return watched & set(self.group.contributors().tolist()) if watched else frozenset()
+
+    def pending(self, listed: frozenset[int]) -> int:
+        """Return how many gradients it has."""
+        return max(0, self.group.num_accumulated() - len(listed))
+
+    def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
+        """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
+        partial = self._sealed()
+        if not listed:
+            return partial
+        who = np.array([c for c in partial.contributors.tolist() if c not in listed], np.int64)
+        extra = len(listed)
+        return GroupPartial(
+            partial, partial.count - extra, partial.step, partial.weight - extra, who
+        )
+
+    def _sealed(self) -> GroupPartial:
+        if self._round:
+            copy: GroupPartial = taking.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
+            return copy
+        if self.group.stats().round_pid is not None:
+            # An earlier forwarder that was stopped, and is alive: a new step ends its round.
+            self._handle.set_step(self.group.global_step)
+        place = TakenRound(advance=False, seal=False)
+        self._handle.open_round(place, 0, None, raise_deaths=False, caller=None)
+        self._round = place.serial
+        return self.group._partial(place)  # noqa: SLF001
+
+    def release(self) -> None:
+        """Give the round up."""
+        if self._round:
+            self._handle.close_round(self._round, consume=False)
+            self._round = 0
+
+    def consume(self) -> None:
+        """Consume the round, if it is still open: the step moves on by one."""
+        step, self._round, serial = self.group.global_step + 1, 0, self._round
+        if not self._handle.close_round(serial, consume=True):
+            self.reset(step, frozenset())
+
+    def reset(self, step: int, listed: frozenset[int]) -> None:
+        """Empty it and set its step, with these contributors in; an open round ends."""
+        who = np.array(sorted(listed), dtype=np.int64) if listed else None
+        self._handle.restore([], step, (len(listed), len(listed), who, None))
+        self._forget_round()
+
+    def set_step(self, step: int) -> None:
+        """Set the step; gradients stay; an open round ends."""
+        self._handle.set_step(step)
+        self._forget_round()
+
+    def _forget_round(self) -> None:
+        if self._round:
+            with contextlib.suppress(ShmaccError):
+                self._handle.close_round(self._round, consume=False)
+            self._round = 0
+
+
+def describe(partial: GroupPartial) -> Sealed:
+    """Return what the owner must know of a sealed segment."""
+    return Sealed(
+        partial.count,
+        partial.weight,
+        frozenset(partial.contributors.tolist()),
+        {name: (sums.count, sums.weight) for name, sums in partial.items()},
+    )

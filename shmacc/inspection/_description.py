@@ -1,0 +1,155 @@
+"""Describes a segment in full, except its rows.
+
+Apart from `_segments`, since a list needs less and is to be there sooner.
+"""
+
+from dataclasses import dataclass
+
+from shmacc import _layout as layout
+from shmacc._stats import Stats
+from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._processes import Look
+from shmacc.inspection._records import (
+    AttachedProcess,
+    LockState,
+    MemberDescription,
+    Region,
+    Summary,
+    WaitingTake,
+)
+from shmacc.inspection._segments import (
+    members_of,
+    open_view,
+    regions_of,
+    resolve,
+    summary_of,
+    tables_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """The lock of a lane.
+
+    Attributes:
+        number: The lane, from 0.
+        held: Whether a process holds the lock.
+        pid: The holder here; 0: none, or it has no pid here.
+    """
+
+    number: int
+    held: bool
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        kind: "died", "cancelled" or "sealed".
+        at: Seconds since the epoch.
+        pid: The process, as its own pid namespace knows it.
+        pid_is_here: Whether that is this pid namespace.
+        step: The global step then.
+        contributor: Of a process that died: of its last gradient; None: it named none.
+    """
+
+    kind: str
+    at: float
+    pid: int
+    pid_is_here: bool
+    step: int
+    contributor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A segment in full, except its rows.
+
+    Attributes:
+        summary: As from `list_segments`.
+        token: Identifies this segment among those that had the name; in the semaphore's name.
+        generation: How many commits there were.
+        round_shape: Shape of this round's values (sparse: without the leading dimension).
+        stats: The counters.
+        processes: Those attached, living or dead.
+        line: Waiting takes in order.
+        lock: The lock.
+        round_holder: The living process that has a round open; None: no round is open.
+        regions: The layout; of all lanes and members together.
+        members: What it accumulates, and what the round has of it.
+        lanes: The locks of its lanes.
+        contributors: How many named contributors are in the round.
+        events: What happened lately, oldest first.
+        index_load: Filled part of the index, 0 to 1; None without one.
+    """
+
+    summary: Summary
+    token: int
+    generation: int
+    round_shape: tuple[int, ...] | None
+    stats: Stats
+    processes: tuple[AttachedProcess, ...]
+    line: tuple[WaitingTake, ...]
+    lock: LockState
+    round_holder: AttachedProcess | None
+    regions: tuple[Region, ...]
+    members: tuple[MemberDescription, ...]
+    lanes: tuple[LaneState, ...]
+    contributors: int
+    events: tuple[Event, ...]
+    index_load: float | None
+
+
+def describe(name: str, look: Look | None = None) -> Description:
+    """Describe a segment without reading its rows.
+
+    Args:
+        name: The segment.
+        look: The look that this is a part of; None: one of its own.
+
+    Raises:
+        NotFoundError: There is none of that name.
+        DataLossError: It is damaged, or of another version.
+        PermissionDeniedError: It is not this user's to read.
+    """
+    segment_name = resolve(name)
+    with open_view(segment_name) as view:
+        look = look or Look()
+        seen = SegmentLook.at(segment_name, view, look)
+        state = seen.state
+        places = state["index_buckets"] * layout.BUCKET_ENTRIES
+        round_shape = state["round_shape"]
+        return Description(
+            summary=summary_of(segment_name, seen),
+            token=seen.config["token"],
+            generation=state["generation"],
+            round_shape=None if round_shape is None else tuple(round_shape),
+            stats=Stats.of(state),
+            processes=seen.processes,
+            line=seen.line,
+            lock=seen.lock,
+            round_holder=seen.round_holder,
+            regions=regions_of(seen),
+            members=members_of(segment_name, seen),
+            lanes=tuple(
+                LaneState(lane, *view.lock_state(lane)) for lane in range(seen.config["lanes"])
+            ),
+            contributors=sum(
+                table["rows"] for table in tables_of(seen, len(seen.config["members"]))
+            ),
+            events=tuple(
+                Event(
+                    kind=layout.EVENT_NAMES.get(event["kind"], "?"),
+                    at=event["at_ns"] / 1e9,
+                    pid=event["pid"],
+                    pid_is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9),
+                    step=event["step"],
+                    contributor=event["contributor"] if event["contributor"] >= 0 else None,
+                )
+                for event in sorted(view.events(), key=lambda event: int(event["serial"]))
+            ),
+            # Includes every entry that undone operations may have left behind.
+            index_load=min(1.0, state["index_filled"] / places) if places else None,
+        )

@@ -1,0 +1,60 @@
+"""The typed records of what a check, or a search for leftovers, has found."""
+
+import enum
+from dataclasses import dataclass
+
+from shmacc._names import SegmentName
+
+
+class Severity(enum.StrEnum):
+    """How serious a finding is."""
+
+    WRONG = "wrong"  # somebody has to do something
+    NOTE = "note"  # worth knowing; it needs no action, or was done on purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a check found.
+
+    Attributes:
+        subject: The file or part of it.
+        severity: How serious it is.
+        kind: What is wrong, in one word for programs: the same for the same cause.
+        problem: What is wrong.
+        remedy: What to do, in words.
+        command: The whole command that does it, for this one thing; None where no command does.
+    """
+
+    subject: str
+    severity: Severity
+    kind: str
+    problem: str
+    remedy: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that no living process uses, or that could not be judged.
+
+    Attributes:
+        name: The segment that it is, or that it belonged to.
+        file_name: Its name in /dev/shm.
+        removable: Whether it is proved unused, and this user may remove it. If not, `why` gives the
+            obstacle.
+        why: What it is.
+        age: Seconds since it was made.
+        idle: Seconds since it was last used, as far as is known.
+        private: Whether it is a private accumulator's, which no process will use again.
+        bytes_reserved: Bytes of memory that it occupies.
+    """
+
+    name: SegmentName
+    file_name: str
+    removable: bool
+    why: str
+    age: float
+    idle: float
+    private: bool
+    bytes_reserved: int

@@ -1,0 +1,25 @@
+"""Groups over many hosts, on Ray: ``pip install shmacc[ray]``; never imported by ``import shmacc``.
+
+The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothing else changes:
+
+    # the chief, connected to the cluster            # a worker, on any host; it does not import Ray
+    group = shmacc.ray.AccumulatorGroup(             group = shmacc.attach("model", timeout=60)
+        members, "model", shards=4)                  step = group.global_step
+    with group.round(96) as taken:                   ...
+        update(parameters, taken)                    group.apply(gradient, step, contributor=rank)
+
+Each node gets a forwarder, an actor that makes the group's segment there and keeps it going;
+nodes that join later get one, too. The owner, an actor on the chief's node, has the step and
+decides what a round consists of; shards, which are spread over the nodes, add up the rows. The
+protocol, and what the death of each part costs, is argued in the package ``shmacc._multihost``. All
+of them are detached actors, which Ray starts again if they die: they live until `unlink`.
+
+A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and
+use Ray's token authentication.
+"""
+
+from shmacc._multihost.messages import Timing
+from shmacc.ray._chief import AccumulatorGroup, Round
+from shmacc.ray._parts import HostState, Shard, ShardedTaken
+
+__all__ = ["AccumulatorGroup", "HostState", "Round", "Shard", "ShardedTaken", "Timing"]

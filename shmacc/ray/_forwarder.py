@@ -1,0 +1,238 @@
+"""The actor of a forwarder: one on each node, with a thread that never stops.
+
+The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
+the core's actions: so everything that touches the segment or the core is in one thread. Looking
+costs about a microsecond and takes no lock.
+"""
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import ray
+
+from shmacc._group import AccumulatorGroup
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import BatchKey, Fence, Order
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._records import GroupPartial
+from shmacc.ray._parts import LOST, Config, find, was_restarted
+
+_logger = logging.getLogger("shmacc")
+
+_BUSY = 0.001  # how long the thread waits for answers between two looks at the segment
+_IDLE = 0.02  # the same, if nothing has changed for a while
+_RESTING = 0.5  # after so long
+_AGAIN = 0.2  # until a call that failed is tried again
+
+
+class ForwarderActor:
+    """The forwarder of the node that it is on."""
+
+    def __init__(self, config: Config, host: str) -> None:
+        self._config = config
+        self._host = host
+        options = dict(config.options)
+        if was_restarted():
+            options["if_exists"] = "attach"  # its own
+        self._group = AccumulatorGroup(
+            config.members, config.name, reduction_type=config.reduction, **options
+        )
+        self._plan = Plan(self._group.members, config.shards)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="shmacc forwarder")
+        self._thread.start()
+
+    def pid(self) -> int:
+        """Return the process that the forwarder is."""
+        return os.getpid()
+
+    def end(self) -> None:
+        """Stop, and remove the segment's name; attached processes go on using it."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self._group.unlink()
+        self._group.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                _Loop(self._config, self._host, self._group, self._plan, self._stop).run()
+            except (*LOST, ValueError):  # the owner is not there: it will be, or unlink ends this
+                self._stop.wait(_AGAIN)
+            except BaseException:
+                _logger.exception("The forwarder of %r ends; Ray starts it again", self._host)
+                os._exit(1)
+
+
+class _Loop:
+    """One incarnation of the forwarder."""
+
+    def __init__(
+        self,
+        config: Config,
+        host: str,
+        group: AccumulatorGroup,
+        plan: Plan,
+        stop: threading.Event,
+    ) -> None:
+        self._host, self._group, self._plan, self._stop = host, group, plan, stop
+        self._owner = find(config, "owner")
+        self._shards = [find(config, f"shard {number}") for number in range(config.shards)]
+        self._incarnation: int = ray.get(self._owner.enrol.remote(host))
+        token: int = group._handle.config()["token"]  # noqa: SLF001  a number of the segment's own
+        self._core = ForwarderCore(host, self._incarnation, config.timing, token)
+        self._segment = LocalSegment(group)
+        self._fence = Fence(0, 0)
+        self._serial = -1
+        self._polls: list[Any] = []  # calls of the owner that have not been answered
+        self._poll_from = 0.0
+        self._sealed: GroupPartial | None = None
+        self._shipping: _Shipping | None = None
+
+    def run(self) -> None:
+        """Go on until it is stopped, or the owner knows a later incarnation."""
+        try:
+            changed = time.monotonic()
+            seen: object = None
+            while not self._stop.is_set():
+                now = time.monotonic()
+                self._look()
+                alive = self._act()
+                if not alive:
+                    return
+                self._talk(now)
+                state = (self._group.num_accumulated(), self._serial, self._shipping is None)
+                if state != seen:
+                    seen, changed = state, now
+                self._wait(_BUSY if now - changed < _RESTING else _IDLE)
+        finally:
+            self._segment.release()
+
+    def _look(self) -> None:
+        group = self._group
+        present = self._segment.present(self._core.watched)
+        pending = self._segment.pending(self._core.listed)
+        self._core.observe(group.global_step, pending, self._segment.dropped(), present)
+
+    def _act(self) -> bool:
+        """Do all that is to be done; False: this incarnation must end."""
+        core, segment = self._core, self._segment
+        while (action := core.next_action()) is not None:
+            match action:
+                case act.Seal():
+                    self._sealed = segment.seal(core.listed)
+                    core.sealed(describe(self._sealed))
+                case act.Ship(seq):
+                    if self._shipping is None or self._shipping.seq != seq:
+                        self._ship(seq)
+                    return True
+                case act.Release():
+                    segment.release()
+                    core.released()
+                case act.Consume():
+                    segment.consume()
+                    core.moved()
+                case act.Reset(step, listed):
+                    segment.reset(step, listed)
+                    core.moved()
+                case act.SetStep(step):
+                    segment.set_step(step)
+                    core.step_set()
+                case act.Stop():
+                    return False
+            self._look()
+        return True
+
+    def _ship(self, seq: int) -> None:
+        fence = self._core.fence
+        if self._sealed is None or fence is None:
+            return
+        key = BatchKey(self._host, self._incarnation, seq)
+        pieces = self._plan.split(self._sealed)
+        self._sealed = None
+        self._shipping = _Shipping(seq, fence, key, pieces, self._shards)
+        self._shipped()
+
+    def _shipped(self) -> None:
+        """Take note of pieces that have arrived; send those again that have not."""
+        shipping = self._shipping
+        if shipping is not None and shipping.is_done():
+            self._core.shipped(shipping.seq, shipping.shards)
+            self._shipping = None
+
+    def _talk(self, now: float) -> None:
+        """Report, if it is time; have a call at the owner that waits for a new order."""
+        if self._core.report_due(now) <= now or (not self._polls and now >= self._poll_from):
+            self._polls.append(self._owner.report.remote(self._core.report(now), self._serial))
+
+    def _wait(self, seconds: float) -> None:
+        calls = self._polls + ([] if self._shipping is None else self._shipping.calls)
+        if not calls:
+            self._stop.wait(seconds)
+            return
+        done, _ = ray.wait(calls, timeout=seconds, fetch_local=True)
+        for call in done:
+            if call in self._polls:
+                self._polls.remove(call)
+                self._heard(call)
+        self._shipped()
+
+    def _heard(self, call: Any) -> None:
+        try:
+            order: Order = ray.get(call)
+        except LOST:
+            self._poll_from = time.monotonic() + _AGAIN
+            return
+        self._core.receive(order)
+        self._serial = order.serial
+
+
+class _Shipping:
+    """Pieces on their way to the shards."""
+
+    def __init__(
+        self,
+        seq: int,
+        fence: Fence,
+        key: BatchKey,
+        pieces: dict[int, GroupPartial],
+        actors: list[Any],
+    ) -> None:
+        self.seq = seq
+        self.shards = frozenset(pieces)
+        self._fence, self._key, self._actors = fence, key, actors
+        self._pieces = pieces
+        self._calls: dict[Any, int] = {}
+        self._again: list[tuple[float, int]] = []
+        for shard in pieces:
+            self._send(shard)
+
+    @property
+    def calls(self) -> list[Any]:
+        """Those that have not been answered."""
+        return list(self._calls)
+
+    def is_done(self) -> bool:
+        """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
+        if self._calls:
+            done, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            for call in done:
+                shard = self._calls.pop(call)
+                try:
+                    ray.get(call)
+                    del self._pieces[shard]
+                except LOST:
+                    self._again.append((time.monotonic() + _AGAIN, shard))
+        for due in [due for due in self._again if due[0] <= time.monotonic()]:
+            self._again.remove(due)
+            self._send(due[1])
+        return not self._pieces
+
+    def _send(self, shard: int) -> None:
+        call = self._actors[shard].stage.remote(self._fence, self._key, self._pieces[shard])
+        self._calls[call] = shard

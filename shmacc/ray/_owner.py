@@ -1,0 +1,199 @@
+"""The actor of the owner: its core, calls that wait for a change, and the care for the others."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from shmacc._multihost.messages import (
+    Answer,
+    BatchKey,
+    Order,
+    Report,
+    Waiting,
+)
+from shmacc._multihost.owner import OwnerCore
+from shmacc.ray._forwarder import ForwarderActor
+from shmacc.ray._parts import NAMESPACE, Config, HostState, was_restarted
+from shmacc.ray._shard import ShardActor
+
+_LOOK_FOR_NODES = 1.0
+
+
+class OwnerActor:
+    """The owner. Its methods run in one event loop, so the core needs no lock.
+
+    An owner that Ray has started again does not know the step. Its term is the time: later than
+    that of the one before it, which was dead by then.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        restarted = was_restarted()
+        term = time.time_ns() // 1_000_000
+        self._core = OwnerCore(term, None if restarted else 0, config.timing)
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._shards: list[Any] = []
+        self._forwarders: dict[str, Any] = {}
+
+    async def config(self) -> Config:
+        """Return what the group was made with; the first call starts everything."""
+        self._start()
+        return self._config
+
+    async def pid(self) -> int:
+        """Return the process that the owner is."""
+        return os.getpid()
+
+    # Forwarders
+
+    async def enrol(self, host: str) -> int:
+        """See `OwnerCore.enrol`."""
+        self._start()
+        incarnation = self._core.enrol(host, time.monotonic())
+        self._wake()
+        return incarnation
+
+    async def report(self, report: Report, serial: int) -> Order:
+        """Take a report in; return the order as soon as it is another one than that of `serial`."""
+        self._start()
+        self._core.report(report, time.monotonic())
+        self._wake()
+
+        def order() -> Order:
+            return self._core.order(report.host, report.incarnation)
+
+        await self._park(self._config.timing.heartbeat * 2, lambda: order().serial == serial)
+        return order()
+
+    # Chiefs
+
+    async def ask(self, ticket: str, required: int, wait: float, *, tell: bool) -> Answer:
+        """See `OwnerCore.ask`; returns as soon as there is a result, or after `wait` seconds."""
+        self._start()
+        answer = self._core.ask(ticket, required, time.monotonic(), tell=tell)
+        self._wake()
+        if isinstance(answer, Waiting):
+            await self._park(wait, lambda: isinstance(self._core.answer(ticket), Waiting))
+        return self._core.answer(ticket)
+
+    async def leave(self, ticket: str, *, consume: bool) -> bool:
+        """See `OwnerCore.leave`."""
+        consumed = self._core.leave(ticket, time.monotonic(), consume=consume)
+        self._wake()
+        return consumed
+
+    async def missing(self, ticket: str, keys: tuple[BatchKey, ...]) -> None:
+        """See `OwnerCore.missing`."""
+        self._core.missing(ticket, keys, time.monotonic())
+        self._wake()
+
+    async def set_global_step(self, step: int, request: str) -> int:
+        """See `OwnerCore.set_global_step`."""
+        self._start()
+        before = self._core.set_global_step(step, request, time.monotonic())
+        self._wake()
+        return before
+
+    async def advance_step(self, step: int) -> int:
+        """See `OwnerCore.advance_step`."""
+        self._start()
+        dropped = self._core.advance_step(step, time.monotonic())
+        self._wake()
+        return dropped
+
+    async def state(self) -> tuple[int, int, dict[str, HostState], dict[str, int]]:
+        """Return the step, how many gradients there are, the hosts, and the counters."""
+        self._start()
+        self._core.tick(time.monotonic())
+        hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
+        return self._core.step, self._core.accumulated, hosts, asdict(self._core.counters)
+
+    async def end(self) -> None:
+        """Remove everything but this actor."""
+        for task in self._tasks:
+            task.cancel()
+        calls = [forwarder.end.remote() for forwarder in self._forwarders.values()]
+        await asyncio.gather(*calls, return_exceptions=True)
+        for actor in [*self._forwarders.values(), *self._shards]:
+            ray.kill(actor, no_restart=True)
+
+    # What goes on all the time
+
+    def _start(self) -> None:
+        if not self._tasks:
+            self._shards = [self._make_shard(number) for number in range(self._config.shards)]
+            self._tasks = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._tend())]
+
+    async def _tick(self) -> None:
+        fence_step = self._core.fence
+        while True:
+            now = time.monotonic()
+            self._core.tick(now)
+            self._wake()
+            if self._core.fence != fence_step:
+                fence_step = self._core.fence
+                for shard in self._shards:
+                    shard.forget.remote(fence_step)
+            await self._park(self._core.next_time(now) - now, lambda: True, once=True)
+
+    async def _tend(self) -> None:
+        """Give each node that is alive a forwarder, nodes that join later, too."""
+        while True:
+            nodes = await asyncio.to_thread(ray.nodes)
+            alive = {node["NodeID"] for node in nodes if node["Alive"]}
+            if self._config.hosts is not None:
+                alive &= self._config.hosts
+            for node in alive - self._forwarders.keys():
+                self._forwarders[node] = self._make_forwarder(node)
+            for node in self._forwarders.keys() - alive:
+                del self._forwarders[node]
+            await asyncio.sleep(_LOOK_FOR_NODES)
+
+    def _make_shard(self, number: int) -> Any:
+        made = self._options(ShardActor, f"shard {number}", scheduling_strategy="SPREAD")
+        return made.remote(self._config, number)
+
+    def _make_forwarder(self, node: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        made = self._options(
+            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=2
+        )
+        return made.remote(self._config, node)
+
+    def _options(self, actor: type, part: str, **options: Any) -> Any:
+        return ray.remote(actor).options(
+            name=self._config.actor(part),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            **options,
+        )
+
+    # Calls that wait
+
+    def _wake(self) -> None:
+        """Let calls look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _park(
+        self, seconds: float, unchanged: Callable[[], bool], *, once: bool = False
+    ) -> None:
+        end = time.monotonic() + seconds
+        while unchanged() and (left := end - time.monotonic()) > 0:
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), left)
+            except TimeoutError:
+                return
+            if once:
+                return

@@ -1,0 +1,147 @@
+"""What the actors are made with, how they are found, and what is handed to the chief."""
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from shmacc._multihost.messages import BatchKey, Opened, Timing
+from shmacc._records import GroupTaken, IndexArray
+from shmacc._spec import TensorSpec
+
+NAMESPACE = "shmacc"
+"""Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
+
+LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+"""What a call raises whose actor has died, or is being started again."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that the parts of a group must know, as the first chief gave it.
+
+    Attributes:
+        name: The group's shared_name.
+        members: Its members.
+        reduction: That of members without their own.
+        options: For the segments: mode, owners, if_exists, lanes, capacity.
+        shards: How many there are.
+        hosts: The ids of the nodes that take part; None: all.
+        timing: How long the parts wait for each other.
+    """
+
+    name: str
+    members: dict[str, TensorSpec]
+    reduction: str
+    options: dict[str, Any]
+    shards: int
+    hosts: frozenset[str] | None
+    timing: Timing
+
+    def actor(self, part: str) -> str:
+        """Return the name of an actor."""
+        return f"{self.name}/{part}"
+
+
+def was_restarted() -> bool:
+    """Whether Ray has started this actor again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a call within Ray
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def find(config: Config, part: str) -> Any:
+    """Return the handle of an actor.
+
+    Raises:
+        ValueError: There is none.
+    """
+    return ray.get_actor(config.actor(part), namespace=NAMESPACE)
+
+
+@dataclass(frozen=True)
+class HostState:
+    """A host, as the owner knows it.
+
+    Attributes:
+        alive: Whether it has reported lately.
+        accumulated: How many of its gradients count.
+    """
+
+    alive: bool
+    accumulated: int
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A shard's answer: it does not have these pieces."""
+
+    keys: tuple[BatchKey, ...]
+
+
+class Shard:
+    """A part of a round that stays where it is: rows whose numbers hash to it.
+
+    Attributes:
+        number: Which shard it is.
+    """
+
+    def __init__(self, number: int, actor: Any, opened: Opened) -> None:
+        self.number = number
+        self._actor = actor
+        self._opened = opened
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return ``function(taken, *args)``, called where the rows are.
+
+        ``taken`` is a mapping as a round hands out, with this shard's rows; a large dense member is
+        a run of its elements, flat.
+
+        Raises:
+            Whatever it raises. If the shard has died, RayActorError: let it leave the block, and
+            the next round has the same gradients.
+        """
+        found = ray.get(self._actor.run.remote(self._opened, function, args))
+        if isinstance(found, Missing):
+            raise ray.exceptions.RayActorError(
+                error_msg=f"Shard {self.number} was started again and has lost its part"
+            )
+        return found
+
+    def fetch(self) -> GroupTaken:
+        """Return this part of the round."""
+        taken: GroupTaken = self.run(_same)
+        return taken
+
+
+def _same(taken: GroupTaken) -> GroupTaken:
+    return taken
+
+
+class ShardedTaken:
+    """A round that was not fetched: for tables that no chief can hold.
+
+    Attributes:
+        count: How many gradients were reduced.
+        step: The step that the round closes.
+        weight: The weights of these gradients, added up.
+        contributors: int64, ascending: those that took part and said so.
+        members: From member to its count and weight.
+        shards: The parts.
+    """
+
+    def __init__(self, opened: Opened, shards: tuple[Shard, ...]) -> None:
+        self.count: int = opened.count
+        self.step: int = opened.step
+        self.weight: int = opened.weight
+        self.contributors: IndexArray = opened.contributors
+        self.members: dict[str, tuple[int, int]] = opened.totals()
+        self.shards = shards
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what ``function(taken, *args)`` returns at each shard; all run at once."""
+        with ThreadPoolExecutor(max(1, len(self.shards))) as pool:
+            return list(pool.map(lambda shard: shard.run(function, *args), self.shards))

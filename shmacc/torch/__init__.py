@@ -1,0 +1,12 @@
+"""Training a torch model in several processes that may die: replicas and their chief.
+
+The chief has the optimizer; the replicas compute gradients. Parameters are in shared memory, in
+which the chief's optimizer updates them in place. The gradients of a model are one group, so that
+each replica's is in an update wholly or not at all, and once.
+"""
+
+from shmacc.torch._chief import Update
+from shmacc.torch._replica import Replica
+from shmacc.torch._replicas import AsyncReplicas, SyncReplicas
+
+__all__ = ["AsyncReplicas", "Replica", "SyncReplicas", "Update"]

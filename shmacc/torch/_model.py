@@ -1,0 +1,129 @@
+"""A torch model's tensors in shared memory: which there are, and where each process has them."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from shmacc import _dtypes as dtypes
+from shmacc._conversions.torch import tensor
+from shmacc._records import ValueArray
+from shmacc._shared_arrays import SharedArrays
+from shmacc._spec import IndexedSlicesSpec, TensorSpec
+from shmacc.errors import InvalidArgumentError
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by name; what is tied has its first name alone.
+
+    Raises:
+        InvalidArgumentError: The model cannot be trained from shared memory.
+    """
+    found: dict[str, torch.Tensor] = {**parameters(model), **dict(model.named_buffers())}
+    for name, value in found.items():
+        if nn.parameter.is_lazy(value):
+            raise InvalidArgumentError(
+                f"{name!r} has no shape yet: run the model once on an example, in every process"
+            )
+        if value.device.type != "cpu" or value.layout != torch.strided:
+            raise InvalidArgumentError(
+                f"{name!r} must be a dense tensor on the CPU, as shared memory is, but is "
+                f"{value.layout} on '{value.device}'"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise InvalidArgumentError(
+                f"Module {name!r} has max_norm, by which its forward pass writes into parameters; "
+                "these are written between rounds by nobody: clip the rows in the round"
+            )
+    return found
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by name; what is tied has its first name alone."""
+    return dict(model.named_parameters())
+
+
+def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
+    """Return the group's members: parameters that are trained, and buffers of numbers.
+
+    Parameters are reduced by CMEAN: the divisor is the weight of the whole round, as in a batch
+    of all replicas' samples, also for those that some replica's loss does not depend on. Buffers
+    (running statistics) are the mean of the replicas that have changed them.
+    """
+    sparse = _rows_alone(model)
+    members: dict[str, TensorSpec] = {}
+    for name, parameter in parameters(model).items():
+        if parameter.requires_grad:
+            kind = IndexedSlicesSpec if name in sparse else TensorSpec
+            members[name] = kind(tuple(parameter.shape), parameter.dtype)
+    if not members:
+        raise InvalidArgumentError("The model has no parameter that requires grad")
+    for name, buffer in model.named_buffers():
+        if dtypes.is_one(buffer.dtype):
+            members[name] = TensorSpec(tuple(buffer.shape), buffer.dtype, reduction_type="MEAN")
+    return members
+
+
+def _rows_alone(model: nn.Module) -> set[str]:
+    """Return the parameters that get sparse gradients: all modules that have them are sparse.
+
+    One that is tied to a dense layer's gets the sum of both gradients, which is dense.
+    """
+    dense: set[int] = set()
+    sparse: set[int] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            of_rows = getattr(module, "sparse", False) is True
+            (sparse if of_rows else dense).add(id(parameter))
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) in sparse and id(parameter) not in dense
+    }
+
+
+def check_agreement(own: dict[str, torch.Tensor], shared: SharedArrays) -> None:
+    """Refuse a model other than the one whose tensors are shared.
+
+    Raises:
+        InvalidArgumentError: It has another tensor; the message names the first.
+    """
+    theirs = {name for name in shared if not name.startswith(".")}
+    for name in sorted(theirs ^ own.keys()):
+        has, has_not = ("The chief's", "this one") if name in theirs else ("This", "the chief's")
+        raise InvalidArgumentError(f"{has} model has {name!r}, and {has_not} has not")
+    for name, value in own.items():
+        there = in_memory(shared[name])
+        if (there.dtype, there.shape) != (value.dtype, value.shape):
+            raise InvalidArgumentError(
+                f"{name!r} is {value.dtype} {tuple(value.shape)} in this model, and {there.dtype} "
+                f"{tuple(there.shape)} in the chief's"
+            )
+
+
+def in_memory(array: ValueArray) -> torch.Tensor:
+    """Return a tensor on shared memory; if that is read-only, torch does not know and may crash."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return tensor(array)
+
+
+def place(own: dict[str, torch.Tensor], shared: SharedArrays) -> None:
+    """Make the model's tensors those in shared memory; they stay the same objects."""
+    for name, value in own.items():
+        value.data = in_memory(shared[name])
+
+
+def gradients(
+    trained: dict[str, nn.Parameter], sparse: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield what a backward pass has left, as a group takes it."""
+    for name, parameter in trained.items():
+        gradient = parameter.grad
+        if gradient is not None:
+            if gradient.layout != torch.strided and name not in sparse:
+                gradient = gradient.to_dense()
+            yield name, gradient

@@ -1,0 +1,184 @@
+"""A replica's side of training."""
+
+import secrets
+from typing import Self
+
+import torch
+from torch import nn
+
+from shmacc import _arguments as arguments
+from shmacc._accumulator import NEVER_STALE
+from shmacc._group import AccumulatorGroup
+from shmacc._segment import Owners
+from shmacc._shared_arrays import SharedArrays
+from shmacc._spec import IndexedSlicesSpec
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch import _model as on_model
+from shmacc.torch import _run as run
+
+
+class Replica:
+    """A process that computes gradients, for `SyncReplicas` or `AsyncReplicas`.
+
+    The model's parameters are the shared ones from now on, which only the chief can write: a write
+    here (an optimizer's step) is a segmentation fault. Buffers are this process's own, and get the
+    shared ones' contents at each step.
+
+    A replica that is killed and started again computes the batch of `global_step` again: its
+    gradient is in the round once. At the end of a ``with`` block without an exception it leaves:
+    the chief no longer waits for it. After an exception it does not, as another one may be started.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shared_name: str,
+        rank: int,
+        *,
+        timeout: float | None = None,
+        owners: Owners = "mine",
+    ) -> None:
+        """Attach, as soon as the chief has created what there is to attach to.
+
+        Args:
+            model: Of the same architecture as the chief's; its parameters' contents do not matter.
+            shared_name: The chief's.
+            rank: From 0, less than ``total_num_replicas``.
+            timeout: Seconds to wait, here and in `step`; None: for ever.
+            owners: Whose segments may be attached.
+
+        Raises:
+            DeadlineExceededError: There was no chief until the end of the timeout.
+            InvalidArgumentError: A bad rank, or the model is not the chief's.
+            Everything else as for `AccumulatorGroup.attach`.
+        """
+        own = on_model.tensors(model)
+        self._rank = arguments.int64(rank, "rank")
+        self._timeout = timeout
+        patience = float("inf") if timeout is None else timeout
+        self._group = AccumulatorGroup.attach(shared_name, timeout=patience, owners=owners)
+        try:
+            self._shared = SharedArrays.attach(run.of_params(shared_name), owners=owners)
+        except BaseException:
+            self._group.close()
+            raise
+        self._total = len(self._shared[run.LEFT])
+        try:
+            on_model.check_agreement(own, self._shared)
+            self._check_rank()
+        except BaseException:
+            self.close()
+            raise
+        self._run = self._shared[run.RUN]
+        self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
+        members = self._group.members
+        every = on_model.parameters(model)
+        self._trained = {name: every[name] for name in every if name in members}
+        self._sparse = frozenset(
+            name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
+        )
+        on_model.place(dict(every), self._shared)
+        self._buffers = {
+            name: (value, on_model.in_memory(self._shared[name]))
+            for name, value in own.items()
+            if name not in every and name in members
+        }
+        # Gradients of an asynchronous replica are distinct, also from those of one that was killed.
+        self._serial = secrets.randbits(run.SERIAL_BITS)
+        self._follow(self._group.global_step)
+
+    def _check_rank(self) -> None:
+        if not 0 <= self._rank < self._total:
+            raise InvalidArgumentError(f"rank must be 0 to {self._total - 1}, but was {self._rank}")
+
+    def _follow(self, step: int) -> None:
+        """Take over the parameters of the group's step; they are read after it, see `Round`."""
+        self._step = step
+        self._global_step = int(self._run[run.STEP])
+        for own, shared in self._buffers.values():
+            own.copy_(shared)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.leave()
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self._rank} of {self._total}, {self._group.shared_name!r}, "
+            f"at step {self._global_step}>"
+        )
+
+    @property
+    def rank(self) -> int:
+        """This replica's number."""
+        return self._rank
+
+    @property
+    def global_step(self) -> int:
+        """How many updates the parameters have had that this replica computes with."""
+        return self._global_step
+
+    @property
+    def running(self) -> bool:
+        """Whether the chief has not ended the training."""
+        return not self._run[run.STOPPED]
+
+    def step(self, *, weight: int = 1) -> bool:
+        """Hand over the gradients that ``loss.backward()`` has left, and clear them.
+
+        A synchronous replica then waits for the chief's update. An asynchronous one waits before,
+        if as many gradients are pending as the chief admits.
+
+        Args:
+            weight: How many samples the loss is the mean of, if batches differ in size.
+
+        Returns:
+            Whether the gradient is in an update; False if it came too late, or the training has
+            ended.
+
+        Raises:
+            DeadlineExceededError: The timeout passed. Of a synchronous replica the gradient may be
+                in the round; another `step` waits on.
+            InvalidArgumentError: A gradient is malformed; the message names the parameter.
+            ResourceExhaustedError: Shared memory is full.
+        """
+        gradient = dict(on_model.gradients(self._trained, self._sparse))
+        for name, (own, shared) in self._buffers.items():
+            if not torch.equal(own, shared):
+                gradient[name] = own
+        contributor, step = self._rank, self._step
+        if self._asynchronous:
+            self._serial += 1
+            contributor, step = self._rank + self._total * self._serial, NEVER_STALE
+        counts = self.running and self._group.apply(
+            gradient, step, contributor=contributor, weight=weight, timeout=self._timeout
+        )
+        for parameter in self._trained.values():
+            parameter.grad = None
+        if self._asynchronous:
+            self._follow(self._group.global_step)
+        elif self.running:
+            self._follow(self._group.wait_step(self._step, timeout=self._timeout))
+        return counts
+
+    def leave(self) -> None:
+        """Tell the chief to wait for this replica no longer: it has no more data. Idempotent.
+
+        A gradient that comes later, of a replica of this rank, takes it back.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+        """
+        if self.running and not self._shared[run.LEFT][self._rank]:
+            self._group.apply(
+                {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=self._timeout
+            )
+
+    def close(self) -> None:
+        """Detach, without leaving. Idempotent. The model keeps the parameters as they are."""
+        self._group.close()
+        self._shared.close()

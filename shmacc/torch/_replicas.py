@@ -1,0 +1,133 @@
+"""The chief of synchronous and that of asynchronous training."""
+
+from torch import nn
+
+from shmacc import _arguments as arguments
+from shmacc._arguments import IfExists
+from shmacc._segment import Owners
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch._chief import Chief
+
+
+class SyncReplicas(Chief):
+    """Synchronous training with backup replicas: the chief's side, after TensorFlow's optimizer.
+
+    Each round averages the gradients of ``replicas_to_aggregate`` replicas that were computed from
+    the parameters of the round before; what comes later is dropped. So the slowest of
+    ``total_num_replicas - replicas_to_aggregate`` backup replicas are not waited for. The mean is
+    that of ``DistributedDataParallel`` if replicas have equal batches; it is weighted by samples if
+    they say how many they had.
+
+    The model's parameters and buffers are in shared memory from now on; they are the same objects,
+    and an optimizer may have them already. Buffers (running statistics of batch normalisation) are
+    the mean of the round's. Evaluate in ``model.eval()``.
+
+    Parameters that do not require grad are shared, and not trained; one without a gradient in all
+    replicas has ``.grad`` None; tied parameters are one. Weights of modules with ``sparse=True``
+    (`nn.Embedding`) have sparse gradients. Any ``torch.optim`` optimizer will do that needs no
+    closure. Learning rate schedulers and clipping are the chief's.
+
+    Use as a context manager, and `close` ends the training.
+    """
+
+    _asynchronous = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shared_name: str,
+        *,
+        total_num_replicas: int,
+        replicas_to_aggregate: int | None = None,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+    ) -> None:
+        """Create the shared parameters and the group, or take a dead chief's place.
+
+        If they exist, the model gets the parameters that are there.
+
+        Args:
+            model: On the CPU.
+            shared_name: What replicas attach to; ``shared_name + ".params"`` are the parameters.
+            total_num_replicas: How many replicas there are; their ranks are less.
+            replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Of
+                replicas that have left none is expected.
+            mode: Permission bits, as are the next two as for an accumulator.
+            owners: Whose segments may be attached.
+            if_exists: "replace" for a run that is not to go on from what a killed one left.
+
+        Raises:
+            InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
+                train; what exists is another model's.
+            Everything else as for `AccumulatorGroup` and `SharedArrays`.
+        """
+        total = arguments.int64(total_num_replicas, "total_num_replicas")
+        required = total
+        if replicas_to_aggregate is not None:
+            required = arguments.int64(replicas_to_aggregate, "replicas_to_aggregate")
+        if not 1 <= required <= total:
+            raise InvalidArgumentError(
+                f"replicas_to_aggregate must be 1 to total_num_replicas ({total}), but was "
+                f"{required}"
+            )
+        self._aggregated = required
+        super().__init__(
+            model, shared_name, total, None, mode=mode, owners=owners, if_exists=if_exists
+        )
+
+    def _required(self) -> int:
+        return min(self._aggregated, self.active)
+
+
+class AsyncReplicas(Chief):
+    """Asynchronous training: each round averages the gradients that have come, at least one.
+
+    Replicas do not wait for updates, and read parameters while they are updated. A gradient may be
+    of parameters that are some updates old: with ``capacity`` gradients at most, since a replica
+    waits when so many are pending.
+
+    Everything else as for `SyncReplicas`.
+    """
+
+    _asynchronous = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shared_name: str,
+        *,
+        total_num_replicas: int,
+        capacity: int | None = None,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+    ) -> None:
+        """Create or take over, as `SyncReplicas`.
+
+        Args:
+            model: On the CPU.
+            shared_name: What replicas attach to.
+            total_num_replicas: How many replicas there are.
+            capacity: How many gradients may wait for the chief; None: as many as there are
+                replicas.
+            mode: Permission bits.
+            owners: Whose segments may be attached.
+            if_exists: What to do with existing ones.
+
+        Raises:
+            As for `SyncReplicas`.
+        """
+        room = total_num_replicas if capacity is None else capacity
+        super().__init__(
+            model,
+            shared_name,
+            total_num_replicas,
+            room,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+        )
+
+    def _required(self) -> int:
+        return 1

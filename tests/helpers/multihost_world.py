@@ -1,0 +1,587 @@
+"""Hosts, shards, an owner and chiefs around the protocol's core, in one thread and no real time.
+
+Messages are dropped, doubled, delayed and so reordered; everything may be killed. Each gradient has
+an identity of its own, so that every round shows exactly what is in it. The books are kept outside
+the core, and each round that is consumed is held against them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import BatchKey, HostsDied, NotReady, Opened, Sealed, Timing
+from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.shard import ShardCore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TIMING = Timing(
+    heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, chief_lease=2.0, stagger=0.5
+)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    identity: int
+    local_step: int
+    contributor: int | None
+    weight: int
+
+
+@dataclass
+class Segment:
+    """What a group does, with gradients instead of their sums."""
+
+    step: int = 0
+    content: list[Gradient] = field(default_factory=list)
+    listed: frozenset[int] = frozenset()
+    held: bool = False
+    dropped: int = 0
+    taken: int = 0
+    token: int = field(default_factory=itertools.count(1).__next__)
+
+    def apply(self, gradient: Gradient) -> bool | None:
+        """As a group's; None: it has to wait for the end of the round."""
+        if self.held:
+            if gradient.local_step > self.step:
+                return None
+            self.dropped += 1
+            return False
+        if gradient.local_step < self.step:
+            self.dropped += 1
+            return False
+        if gradient.contributor is None or gradient.contributor not in self.contributors():
+            self.content.append(gradient)
+        return True
+
+    def contributors(self) -> set[int]:
+        own = {g.contributor for g in self.content if g.contributor is not None}
+        return own | self.listed
+
+    def sealed(self) -> Sealed:
+        self.held = True
+        own = frozenset(g.contributor for g in self.content if g.contributor is not None)
+        weight = sum(g.weight for g in self.content)
+        members = {"m": (len(self.content), weight)} if self.content else {}
+        return Sealed(len(self.content), weight, own, members)
+
+    def reset(self, step: int, listed: frozenset[int]) -> None:
+        self.step, self.listed, self.content, self.held = step, listed, [], False
+
+
+@dataclass
+class Faults:
+    """How much goes wrong: probabilities of messages, and deaths a second."""
+
+    drop: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    forwarders: float = 0.0
+    hosts: float = 0.0
+    reboots: float = 0.0
+    shards: float = 0.0
+    owners: float = 0.0
+    chiefs: float = 0.0
+    raises: float = 0.0
+    moves: float = 0.0
+    zombies: float = 0.0
+    steps: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        return any(vars(self).values())
+
+
+class Host:
+    """A host: its segment, its forwarder, and whether messages reach it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.segment = Segment()
+        self.core: ForwarderCore | None = None
+        self.reachable = True
+        self.shipping: set[int] = set()
+        self.start()
+
+    def start(self) -> None:
+        """Start a forwarder; the call that enrols it is a reliable one."""
+        self.core = None
+        self.shipping = set()
+        if not self.reachable:
+            self.world.after(0.1, self.start)
+            return
+        incarnation = self.world.owner.enrol(self.name, self.world.now)
+        core = ForwarderCore(self.name, incarnation, TIMING, self.segment.token)
+        self.core = core
+        self.incarnation = incarnation
+        self.poll(core)
+
+    def die(self) -> None:
+        """The forwarder dies: its round of the segment is nobody's any more."""
+        self.core = None
+        self.segment.held = False
+        self.world.after(self.world.random.uniform(0.02, 0.3), self.start)
+
+    def poll(self, core: ForwarderCore) -> None:
+        """Do what the driver of a forwarder does all the time."""
+        if core is not self.core:
+            return
+        self.run(core)
+        if core is self.core:
+            if core.report_due(self.world.now) <= self.world.now:
+                self.report(core)
+            self.world.after(0.005, lambda: self.poll(core))
+
+    def report(self, core: ForwarderCore) -> None:
+        world, report = self.world, core.report(self.world.now)
+
+        def arrive() -> None:
+            world.owner.report(report, world.now)
+            world.answer(self)
+
+        world.send(arrive, self)
+
+    def receive(self, core: ForwarderCore, order: object) -> None:
+        if core is self.core:
+            core.receive(order)  # type: ignore[arg-type]
+            self.run(core)
+
+    def run(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
+        segment = self.segment
+        for _ in range(20):
+            if core is not self.core:
+                return
+            present = core.watched & segment.contributors()
+            core.observe(segment.step, len(segment.content), segment.dropped, frozenset(present))
+            match core.next_action():
+                case None:
+                    return
+                case act.Seal():
+                    core.sealed(segment.sealed())
+                case act.Ship(seq):
+                    if seq not in self.shipping:
+                        self.ship(core, seq)
+                    return
+                case act.Release():
+                    segment.held = False
+                    core.released()
+                case act.Consume():
+                    segment.reset(segment.step + 1, frozenset())
+                    core.moved()
+                case act.Reset(step, listed):
+                    segment.reset(step, listed)
+                    core.moved()
+                case act.SetStep(step):
+                    segment.step, segment.held = step, False
+                    core.step_set()
+                case act.Stop():
+                    self.die()
+        raise AssertionError("the forwarder finds no end")
+
+    def ship(self, core: ForwarderCore, seq: int) -> None:
+        """Send pieces until each shard has answered."""
+        world = self.world
+        self.shipping.add(seq)
+        key = BatchKey(self.name, self.incarnation, seq)
+        fence = core._fence
+        assert fence is not None
+        pieces: dict[int, list[Gradient]] = {}
+        for gradient in self.segment.content:
+            pieces.setdefault(gradient.identity % len(world.shards), []).append(gradient)
+        world.shipped[key] = list(self.segment.content)
+        wanted = set(pieces)
+
+        def attempt(shard: int) -> None:
+            if core is not self.core or shard not in wanted:
+                return
+            world.send(lambda: stage(shard), self)
+            world.after(0.3, lambda: attempt(shard))
+
+        def stage(shard: int) -> None:
+            world.shards[shard].stage(fence, key, pieces[shard])
+            world.send(lambda: acknowledged(shard), self)
+
+        def acknowledged(shard: int) -> None:
+            wanted.discard(shard)
+            if not wanted and core is self.core:
+                core.shipped(seq, frozenset(pieces))
+                self.run(core)
+
+        for shard in pieces:
+            attempt(shard)
+
+
+class Worker:
+    """Computes gradients, each at the step that its host's segment has."""
+
+    def __init__(self, world: World, host: Host, contributor: int | None, *, follows: bool) -> None:
+        self.world, self.host, self.contributor, self.follows = world, host, contributor, follows
+        self.alive = True
+        self.work()
+
+    def work(self) -> None:
+        if not self.alive or self.world.over:
+            return
+        step = self.host.segment.step
+        gradient = Gradient(
+            next(self.world.identities), step, self.contributor, self.world.random.randint(1, 3)
+        )
+        self.world.after(self.world.random.uniform(0.005, 0.06), lambda: self.apply(gradient))
+
+    def apply(self, gradient: Gradient) -> None:
+        if not self.alive or self.world.over:
+            return
+        segment = self.host.segment
+        before = len(segment.content)
+        result = segment.apply(gradient)
+        if result is None:
+            self.world.after(0.01, lambda: self.apply(gradient))
+            return
+        if result and len(segment.content) > before:
+            self.world.accepted[gradient.identity] = (gradient, self.host.name)
+        if self.follows:
+            self.follow(gradient.local_step)
+        else:
+            self.work()
+
+    def follow(self, step: int) -> None:
+        if self.host.segment.step != step:
+            self.work()
+        elif self.alive and not self.world.over:
+            self.world.after(0.01, lambda: self.follow(step))
+
+
+class Chief:
+    """Asks for rounds one after the other."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.alive = True
+        self.ticket = ""
+        self.leaving: bool | None = None
+        self.next_round()
+
+    def next_round(self) -> None:
+        if not self.alive:
+            return
+        self.ticket = f"ticket {next(self.world.identities)}"
+        self.leaving = None
+        self.ask(self.ticket)
+
+    def ask(self, ticket: str) -> None:
+        """Ask again and again, also in the block: it is the heartbeat."""
+        world = self.world
+        if not self.alive or ticket != self.ticket or world.over:
+            return
+
+        def arrive() -> None:
+            answer = world.owner.ask(ticket, world.required, world.now)
+            world.orders()
+            world.send(lambda: self.answered(ticket, answer))
+
+        if self.leaving is None:
+            world.send(arrive)
+        else:
+            consume = self.leaving
+            world.send(lambda: self.left(ticket, consume=consume))
+        world.after(0.1, lambda: self.ask(ticket))
+
+    def answered(self, ticket: str, answer: object) -> None:
+        if not self.alive or ticket != self.ticket or self.leaving is not None:
+            return
+        if isinstance(answer, NotReady):
+            if isinstance(self.world.owner.answer(ticket), NotReady):  # not set meanwhile
+                self.set_step(self.world.chief_step)
+        elif isinstance(answer, Opened):
+            self.fetch(ticket, answer)
+        elif not isinstance(answer, HostsDied) and answer.__class__.__name__ == "Ended":
+            self.next_round()
+
+    def fetch(self, ticket: str, opened: Opened) -> None:
+        """Have the shards add up; all of them, or the members that are missing."""
+        world = self.world
+        got: list[Gradient] = []
+        lost: set[BatchKey] = set()
+        for number, shard in enumerate(world.shards):
+            keys = opened.of_shard(number)
+            absent = shard.missing(opened.fence, keys)
+            lost.update(absent)
+            if not absent:
+                got.extend(itertools.chain.from_iterable(shard.pieces(keys)))
+        if lost:
+            world.owner.missing(ticket, tuple(lost), world.now)
+            world.orders()
+            return
+        expected = sorted(
+            (g for member in opened.members for g in world.shipped.get(member.key, [])), key=repr
+        )
+        assert sorted(got, key=repr) == expected
+        assert opened.count == len(got)
+        assert opened.weight == sum(g.weight for g in got)
+        random_ = world.random
+        seconds = random_.uniform(0.0, 0.1)
+        self.leaving = None
+        if random_.random() < world.faults.raises:
+            world.after(seconds, lambda: self.end(ticket, consume=False))
+        elif random_.random() < world.faults.chiefs:
+            world.after(seconds, self.die)
+        else:
+            world.after(seconds, lambda: self.end(ticket, consume=True))
+        # It stays in the block, and sends heartbeats, until then.
+        self.answered = lambda *_: None  # type: ignore[method-assign]
+
+    def end(self, ticket: str, *, consume: bool) -> None:
+        if self.alive and ticket == self.ticket:
+            self.leaving = consume
+            self.left(ticket, consume=consume)
+
+    def left(self, ticket: str, *, consume: bool) -> None:
+        """The chief's last message of the round arrives."""
+        world = self.world
+        consumed = world.owner.leave(ticket, world.now, consume=consume)
+        world.orders()
+
+        def heard() -> None:
+            if ticket == self.ticket and self.alive:
+                if consumed:
+                    world.chief_step = max(world.chief_step, world.owner_steps.get(ticket, 0) + 1)
+                self.__dict__.pop("answered", None)
+                self.next_round()
+
+        world.send(heard)
+
+    def die(self) -> None:
+        if self.alive:
+            self.alive = False
+            self.world.after(0.2, self.world.new_chief)
+
+    def set_step(self, step: int) -> None:
+        world = self.world
+        world.owner.set_global_step(step, f"set {next(world.identities)}", world.now)
+        world.orders()
+
+
+class World:
+    """Everything, and the books."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        hosts: int = 3,
+        workers: int = 3,
+        shards: int = 2,
+        required: int | None = None,
+        contributors: bool = True,
+        follows: bool = True,
+        faults: Faults | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.over = False
+        self.identities = itertools.count(1)
+        self.faults = faults or Faults()
+        self.required = required or hosts * workers
+        self.accepted: dict[int, tuple[Gradient, str]] = {}
+        self.consumed: dict[int, int] = {}
+        self.rounds: list[tuple[int, list[Gradient]]] = []
+        self.shipped: dict[BatchKey, list[Gradient]] = {}
+        self.owner_steps: dict[str, int] = {}
+        self.chief_step = 0
+        self.happened: Counter[str] = Counter()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.term = 1
+        self.owner = self._owner(0)
+        self.shards: list[ShardCore[list[Gradient]]] = [ShardCore() for _ in range(shards)]
+        self.hosts = [Host(self, f"host{i}") for i in range(hosts)]
+        self.workers = [
+            Worker(self, host, i * workers + j if contributors else None, follows=follows)
+            for i, host in enumerate(self.hosts)
+            for j in range(workers)
+        ]
+        self.chief = Chief(self)
+        self._schedule_faults()
+
+    # Time and messages
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
+
+    def send(self, arrive: Callable[[], None], host: Host | None = None) -> None:
+        """Send a message, from or to a host."""
+        for _ in range(2 if self.random.random() < self.faults.double else 1):
+            if self.random.random() < self.faults.drop:
+                continue
+            late = self.random.random() < self.faults.late
+            delay = self.random.uniform(0.3, 3.0) if late else self.random.uniform(0.0005, 0.01)
+
+            def deliver() -> None:
+                if host is None or host.reachable:
+                    arrive()
+
+            if host is None or host.reachable:
+                self.after(delay, deliver)
+
+    def answer(self, host: Host) -> None:
+        core = host.core
+        if core is not None:
+            order = self.owner.order(host.name, host.incarnation)
+            self.send(lambda: host.receive(core, order), host)
+
+    def orders(self) -> None:
+        """Answer the polls that are parked."""
+        if self._seen != (self.term, self.owner.serial):
+            self._seen = (self.term, self.owner.serial)
+            for host in self.hosts:
+                self.answer(host)
+
+    _seen = (0, 0)
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end and not until():
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+            self.owner.tick(self.now)
+            self.orders()
+
+    def stop(self) -> None:
+        self.over = True
+
+    # Faults
+
+    def _schedule_faults(self) -> None:
+        def every(name: str, do: Callable[[], None]) -> None:
+            def again() -> None:
+                rate = getattr(self.faults, name)
+                if rate > 0:
+                    self.happened[name] += 1
+                    do()
+                schedule()
+
+            def schedule() -> None:
+                rate = getattr(self.faults, name)
+                if rate > 0:
+                    self.after(self.random.expovariate(rate), again)
+
+            schedule()
+
+        every("forwarders", lambda: self._any_host().die())
+        every("hosts", self._partition)
+        every("reboots", self._reboot)
+        every("shards", self._lose_shard)
+        every("owners", self._restart_owner)
+        every("moves", lambda: self._move(zombie=False))
+        every("zombies", lambda: self._move(zombie=True))
+        every("steps", self._set_same_step)
+
+    def heal(self) -> None:
+        """Let nothing go wrong from here on."""
+        self.faults = Faults()
+
+    def _any_host(self) -> Host:
+        return self.random.choice(self.hosts)
+
+    def _partition(self) -> None:
+        host = self._any_host()
+        host.reachable = False
+        self.after(self.random.uniform(0.2, 3.0), lambda: setattr(host, "reachable", True))
+
+    def _reboot(self) -> None:
+        host = self._any_host()
+        if not host.reachable:
+            return
+        host.reachable = False
+        host.core = None
+        mine = [worker for worker in self.workers if worker.host is host and worker.alive]
+        for worker in mine:
+            worker.alive = False
+
+        def back() -> None:
+            host.reachable = True
+            host.segment = Segment()
+            host.start()
+            self.workers += [Worker(self, host, w.contributor, follows=w.follows) for w in mine]
+
+        self.after(self.random.uniform(0.2, 3.0), back)
+
+    def _set_same_step(self) -> None:
+        if not isinstance(self.owner.answer(""), NotReady):
+            self.chief.set_step(self.owner.step)
+
+    def _lose_shard(self) -> None:
+        self.shards[self.random.randrange(len(self.shards))] = ShardCore()
+
+    def _restart_owner(self) -> None:
+        self.term += 1
+        self.chief_step = max(self.chief_step, self.owner.step)
+        if self.chief.leaving:  # its parameters are those of the next step
+            self.chief_step = max(self.chief_step, self.owner_steps[self.chief.ticket] + 1)
+        self.owner = self._owner(None)
+        self.chief.__dict__.pop("answered", None)
+        self.chief.next_round()
+
+    def _move(self, *, zombie: bool) -> None:
+        living = [worker for worker in self.workers if worker.alive]
+        if not living:
+            return
+        worker = self.random.choice(living)
+        if not zombie:
+            worker.alive = False
+        self.workers.append(
+            Worker(self, self._any_host(), worker.contributor, follows=worker.follows)
+        )
+
+    def new_chief(self) -> None:
+        self.chief = Chief(self)
+
+    # Books
+
+    def _owner(self, step: int | None) -> OwnerCore:
+        world = self
+
+        class Owner(OwnerCore):
+            """Shows its rounds to the books as they are consumed."""
+
+            def _end_block(self, *, consume: bool, now: float) -> None:
+                block, ticket = self._block, self._block_ticket
+                if consume and block is not None:
+                    world.owner_steps[ticket] = block.step
+                    world.audit(block)
+                super()._end_block(consume=consume, now=now)
+
+        return Owner(self.term, step, TIMING)
+
+    def audit(self, block: Opened) -> None:
+        """Hold a round that is consumed against the books."""
+        got = [g for member in block.members for g in self.shipped.get(member.key, [])]
+        assert block.step == self.owner.step
+        assert len(got) == block.count >= self.required, "the number required counts gradients"
+        assert block.totals() == {"m": (block.count, block.weight)}
+        for gradient in got:
+            assert gradient.local_step >= block.step, f"stale: {gradient} in {block.step}"
+            assert gradient.identity not in self.consumed, f"doubled: {gradient}"
+            assert gradient.identity in self.accepted, f"from nowhere: {gradient}"
+            self.consumed[gradient.identity] = block.step
+        who = [g.contributor for g in got if g.contributor is not None]
+        assert len(who) == len(set(who)), f"a contributor twice: {sorted(who)}"
+        assert block.contributors.tolist() == sorted(who)
+        self.rounds.append((block.step, got))
+
+    def lost(self) -> list[Gradient]:
+        """Gradients of steps that are over, which were accepted and are in no round."""
+        return [
+            gradient
+            for gradient, _ in self.accepted.values()
+            if gradient.local_step < self.owner.step and gradient.identity not in self.consumed
+        ]

@@ -1,0 +1,272 @@
+"""Gradients of SciPy, JAX, TensorFlow, polars, pandas and pyarrow; nulls are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import scipy.sparse as sp
+from helpers.support import same_bits
+from jax.experimental.sparse import BCOO
+
+import shmacc
+from shmacc import _arrays as arrays
+from shmacc import _dtypes as dtypes
+from shmacc import errors
+
+TABLE: Final = np.array([[0, 0], [0, 3], [0, 0], [5, 5]], np.float32)
+COLUMN: Final = [1.5, -2.0, 0.25]
+
+
+def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
+    """The gradient, by way of an accumulator and of a group's member, which agree."""
+    members = {"w": shmacc.IndexedSlicesSpec((4, 2), dtype)}
+    with (
+        shmacc.AccumulatorGroup(members) as group,
+        shmacc.SparseConditionalAccumulator(dtype, (4, 2)) as acc,
+    ):
+        group.apply({"w": gradient}, 0)
+        taken = group.take(1)["w"]
+        if hasattr(gradient, "dense_shape") or sp.issparse(gradient):
+            acc.apply_indexed_slices_grad(gradient)
+            same_bits(acc.take(1).values, taken.values)
+        return taken
+
+
+def take_dense(gradient: Any, dtype: Any = "float32") -> Any:
+    """The gradient, by way of an accumulator."""
+    with shmacc.ConditionalAccumulator(dtype) as acc:
+        acc.apply_grad(gradient)
+        return acc.take(1)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "lil", "dok", "bsr"])
+@pytest.mark.parametrize("make", [sp.coo_array, sp.coo_matrix])
+def test_the_rows_of_a_scipy_matrix_that_have_entries(make: Any, form: str) -> None:
+    taken = take_sparse(make(TABLE).asformat(form))
+    assert taken.indices.tolist() == [1, 3]
+    assert taken.values.tolist() == [[0, 3], [5, 5]]
+    back = taken.to_scipy()
+    assert isinstance(back, sp.csr_array)
+    assert (back.toarray() == TABLE).all()
+    assert np.shares_memory(back.data, taken.values)
+
+
+def test_stored_zeros_and_repeats_of_a_scipy_matrix() -> None:
+    matrix = sp.coo_array(([0.0, 1.0, 2.0], ([2, 1, 1], [0, 1, 1])), shape=(4, 2))
+    taken = take_sparse(matrix, "float64")
+    assert taken.indices.tolist() == [1, 2]
+    assert taken.values.tolist() == [[0, 3], [0, 0]]
+
+
+def test_what_is_no_matrix_of_rows_is_refused() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="has 1"):
+        take_sparse(sp.coo_array(np.ones(4, np.float32)))
+    with pytest.raises(errors.InvalidArgumentError, match="toarray"):
+        take_dense(sp.coo_array(TABLE))
+    with shmacc.SparseConditionalAccumulator("float32", (4, 2, 2)) as acc:
+        acc.apply_grad([1], np.ones((1, 2, 2)))
+        with pytest.raises(errors.FailedPreconditionError, match="matrices alone"):
+            acc.take(1).to_scipy()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_single_in_scipy(dtype: str) -> None:
+    with shmacc.SparseConditionalAccumulator(dtype, (4, 2)) as acc:
+        acc.apply_grad([3], np.ones((1, 2), np.float32).astype(dtypes.resolve(dtype).numpy))
+        matrix = acc.take(1).to_scipy()
+    assert matrix.dtype == np.float32
+    assert matrix.toarray()[3].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32], ids=str)
+def test_jax_arrays_and_dtypes(dtype: Any) -> None:
+    given = jnp.asarray(TABLE, dtype)
+    taken = take_dense(given, dtype)
+    back = taken.to_jax()
+    assert back.dtype == given.dtype
+    assert (back == given).all()
+    rows = take_sparse((jnp.array([3, 1]), jnp.asarray(TABLE[[3, 1]], dtype)), dtype).to_jax()
+    assert isinstance(rows, BCOO)
+    assert rows.dtype == given.dtype
+    assert (rows.todense() == given).all()
+
+
+def test_a_jax_array_is_read_where_it_is() -> None:
+    given = jnp.asarray(TABLE)
+    array = arrays.values_array(given, dtypes.resolve("float32"), "grad")
+    assert array.ctypes.data == given.unsafe_buffer_pointer()
+
+
+def test_a_traced_array_is_refused_in_jaxs_words() -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        take_dense(x)
+        return x
+
+    with pytest.raises(errors.InvalidArgumentError, match="Tracer"):
+        step(jnp.ones(2))
+
+
+def test_integers_that_jax_would_wrap_are_refused() -> None:
+    taken = take_dense(np.array([2**40, 1]), "int64")
+    with pytest.raises(errors.OutOfRangeError, match="jax_enable_x64"):
+        taken.to_jax()
+    assert take_dense(np.array([2**30]), "int64").to_jax().tolist() == [2**30]
+
+
+_TENSORFLOW: Final = """
+import numpy as np
+import tensorflow as tf
+import shmacc
+from shmacc import _arrays, _dtypes
+
+table = tf.Variable([[1., 2.], [3., 4.], [5., 6.]])
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(tf.gather(table, [2, 2, 0]))
+gradient = tape.gradient(loss, table)
+assert isinstance(gradient, tf.IndexedSlices)
+with shmacc.SparseConditionalAccumulator(tf.float32, (3, 2)) as acc:
+    acc.apply_indexed_slices_grad(gradient)
+    rows = acc.take(1)
+assert (rows.indices.tolist(), rows.values.tolist()) == ([0, 2], [[1, 1], [2, 2]])
+members = {"t": shmacc.IndexedSlicesSpec((3, 2), tf.bfloat16), "d": shmacc.TensorSpec(None, "f4")}
+with shmacc.AccumulatorGroup(members) as group:
+    half = tf.IndexedSlices(tf.cast(gradient.values, tf.bfloat16), gradient.indices)
+    group.apply({"t": half, "d": table}, 0)
+    taken = group.take(1)
+assert taken["t"].values.tolist() == [[1, 1], [2, 2]] and taken["d"].value[2, 1] == 6
+constant = tf.constant([1., 2.])
+array = _arrays.values_array(constant, _dtypes.resolve("float32"), "grad")
+assert np.shares_memory(array, np.asarray(constant))
+print("fine")
+"""
+
+
+def test_tensorflows_indexed_slices() -> None:
+    # In a process of its own: TensorFlow and others bring libraries that collide.
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", _TENSORFLOW], capture_output=True, text=True, check=False
+    )
+    if "No module named 'tensorflow'" in ran.stderr:
+        pytest.skip("TensorFlow is not installed")
+    assert ran.stdout == "fine\n", ran.stderr
+
+
+COLUMNS: Final[dict[str, Any]] = {
+    "polars": lambda: pl.Series(COLUMN, dtype=pl.Float32),
+    "pandas": lambda: pd.Series(COLUMN, dtype="float32"),
+    "pandas, masked": lambda: pd.Series(COLUMN, dtype="Float32"),
+    "pandas, arrow": lambda: pd.Series(COLUMN, dtype="float32[pyarrow]"),
+    "pyarrow": lambda: pa.array(COLUMN, pa.float32()),
+}
+MORE_COLUMNS: Final[dict[str, Any]] = {
+    "pandas, an index": lambda: pd.Index(COLUMN, dtype="Float32"),
+    "pandas, an array": lambda: pd.array(COLUMN, dtype="Float32"),
+    "pyarrow, chunks": lambda: pa.chunked_array([COLUMN[:1], COLUMN[1:]], pa.float32()),
+    "polars, chunks": lambda: pl.concat(
+        [pl.Series(COLUMN[:1], dtype=pl.Float32), pl.Series(COLUMN[1:], dtype=pl.Float32)],
+        rechunk=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS | MORE_COLUMNS)
+def test_a_column_is_an_array(name: str) -> None:
+    column = (COLUMNS | MORE_COLUMNS)[name]()
+    assert take_dense(column).value.tolist() == COLUMN
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_is_read_where_it_is(name: str) -> None:
+    column = COLUMNS[name]()
+    first, second = (
+        arrays.values_array(column, dtypes.resolve("float32"), "grad") for _ in range(2)
+    )
+    assert np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pl.Series([3, 1], dtype=pl.UInt16),
+        pd.Series([3, 1], dtype="Int32"),
+        pd.Index([3, 1]),
+        pa.array([3, 1]),
+    ],
+    ids=["polars", "pandas", "pandas index", "pyarrow"],
+)
+def test_indices_are_columns_too(ids: Any) -> None:
+    frame = pl.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
+    taken = take_sparse((ids, frame), "float64")
+    assert taken.indices.tolist() == [1, 3]
+    assert taken.values.tolist() == [[2, 4], [1, 3]]
+
+
+def test_frames_and_columns_of_vectors() -> None:
+    frame = {"x": [1.0, 2.0], "y": [3.0, 4.0]}
+    expected = [[1, 3], [2, 4]]
+    vectors = pl.Series(expected, dtype=pl.Array(pl.Float32, 2))
+    for given in (
+        pl.DataFrame(frame),
+        pd.DataFrame(frame),
+        vectors,
+        pl.DataFrame({"v": vectors})["v"],
+    ):
+        assert take_dense(given, "float64").value.tolist() == expected
+    assert take_dense(pd.DataFrame(frame, dtype="Float32"), "float32").value.tolist() == expected
+
+
+def test_a_nan_that_is_no_null_is_a_number() -> None:
+    for column in (pl.Series([1.0, float("nan")]), pd.Series([1.0, float("nan")])):
+        assert np.isnan(take_dense(column, "float64").value[1])
+
+
+@pytest.mark.parametrize(
+    ("column", "way_out"),
+    [
+        (pl.Series([1, None]), "fill_null(0)"),
+        (pl.Series([[1.0, None]], dtype=pl.Array(pl.Float32, 2)), "fill_null(0)"),
+        (pl.DataFrame({"x": [1.0], "y": [None]}), "fill_null(0)"),
+        (pd.Series([1, None], dtype="Int64"), "fillna(0)"),
+        (pd.Series([1, None], dtype="float32[pyarrow]"), "fillna(0)"),
+        (pd.DataFrame({"x": [1.0], "y": pd.array([None], dtype="Float32")}), "fillna(0)"),
+        (pd.array([1, None], dtype="Int64"), "fillna(0)"),
+        (pa.array([1, None]), "fill_null(array, 0)"),
+        (pa.chunked_array([[1], [None]]), "fill_null(array, 0)"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "masked.filled(0)"),
+    ],
+    ids=lambda value: type(value).__module__.partition(".")[0] if value is not str else value,
+)
+def test_nulls_are_refused_with_the_way_out(column: Any, way_out: str) -> None:
+    for what in (lambda: take_dense(column, "float64"), lambda: take_sparse((column, column))):
+        with pytest.raises(errors.InvalidArgumentError) as caught:
+            what()
+        assert way_out in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pl.Series(["a"]),
+        pl.LazyFrame({"x": [1]}),
+        pl.col("x"),
+        pd.Series(["a"]),
+        pd.Series(["a"], dtype="category"),
+        pa.array(["a"]),
+        pa.scalar(1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_column_of_numbers_is_refused(column: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        take_dense(column)

@@ -1,0 +1,526 @@
+"""Replicas of a torch model: what they compute, and what deaths, ends and checkpoints leave."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import LONG, Child, Crew, until
+from torch import nn
+
+import shmacc
+import shmacc.torch
+from shmacc import errors, testing
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+
+NAME: Final = "replicas"
+BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it, are the same
+# Children of a server that has torch already, which takes seconds to import; and no forks of a
+# process that has used it.
+CONTEXT: Final = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
+
+
+def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call the function, in a child of a server that has another namespace."""
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    torch.set_num_threads(1)
+    return function(*args)
+
+
+@pytest.fixture
+def start(namespace: str) -> Iterator[Callable[..., Child]]:
+    """Start a child that calls a function with arguments."""
+    crew = Crew("forkserver")
+    yield functools.partial(crew.start, within, namespace)
+    crew.end()
+
+
+@pytest.fixture
+def begin(namespace: str) -> Iterator[Callable[..., Any]]:
+    """Start a process that calls a function with arguments, and is to be killed."""
+    processes = []
+
+    def start_one(function: Callable[..., Any], *args: Any) -> Any:
+        process = CONTEXT.Process(target=within, args=(namespace, function, *args))
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+class Words(nn.Module):
+    """Rows by number, dense layers, a frozen one, one that no loss depends on, tied weights."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.rows = nn.Embedding(20, 4, sparse=True)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)  # noqa: FBT003 - torch's signature
+        self.unused = nn.Linear(2, 2)
+        self.out = nn.Linear(4, 2)
+        self.to(dtype)
+
+    def forward(self, words: torch.Tensor) -> Any:
+        """Return logits."""
+        hidden = self.second(torch.tanh(self.first(self.rows(words))))
+        return self.out(self.frozen(hidden))
+
+
+def batch(rank: int, step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    words = torch.randint(0, 20, (size,), generator=random)
+    return words, words % 2
+
+
+def loss_of(model: nn.Module, words: torch.Tensor, labels: torch.Tensor) -> Any:
+    return nn.functional.cross_entropy(model(words).float(), labels)
+
+
+def size_of(rank: int, step: int, *, even: bool) -> int:
+    return BATCH if even else 2 + (rank + step) % 4
+
+
+def compute(rank: int, even: bool = True, dtype: torch.dtype = torch.float32) -> int:
+    """A replica, until the chief ends; returns how many gradients were in an update."""
+    counted = 0
+    model = Words(dtype)
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        while replica.running:
+            size = size_of(rank, replica.global_step, even=even)
+            loss_of(model, *batch(rank, replica.global_step, size)).backward()
+            counted += replica.step(weight=size)
+    return counted
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.3)
+
+
+def alone(steps: int, ranks: int, *, even: bool = True, dtype: Any = torch.float32) -> Words:
+    """What one process comes to with the batches of all."""
+    model = Words(dtype)
+    optimizer = optimizer_of(model)
+    for step in range(steps):
+        parts = [batch(rank, step, size_of(rank, step, even=even)) for rank in range(ranks)]
+        words, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        optimizer.zero_grad()
+        loss_of(model, words, labels).backward()
+        nn.utils.clip_grad_norm_(model.out.parameters(), 1.0)
+        model.rows.weight.grad = model.rows.weight.grad.coalesce()  # repeated rows are summed first
+        optimizer.step()
+    return model
+
+
+def same(model: nn.Module, expected: nn.Module, **tolerance: float) -> None:
+    theirs = expected.state_dict()
+    for name, value in model.state_dict().items():
+        if tolerance:
+            torch.testing.assert_close(value, theirs[name], **tolerance)
+        else:
+            assert torch.equal(value, theirs[name]), name
+
+
+def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: int) -> None:
+    while replicas.global_step < steps:
+        with replicas.round(timeout=LONG):
+            nn.utils.clip_grad_norm_(model.out.parameters(), 1.0)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Child], dtype: torch.dtype) -> None:
+    model = Words(dtype)
+    frozen, first = model.frozen.weight.clone(), model.first.weight
+    with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
+        child = start(compute, 0, True, dtype)  # noqa: FBT003 - see compute
+        train(replicas, optimizer_of(model), model, 5)
+    assert child.result() >= 5
+    same(model, alone(5, 1, dtype=dtype))
+    assert torch.equal(model.frozen.weight, frozen)
+    assert model.first.weight is model.second.weight is first
+
+
+@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven batches by weight"])
+def test_three_replicas_are_as_one_large_batch(start: Callable[..., Child], *, even: bool) -> None:
+    model = Words()
+    with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
+        children = [start(compute, rank, even) for rank in range(3)]
+        with replicas.round(timeout=LONG) as update:
+            assert update.replicas == (0, 1, 2)
+            assert update.weight == sum(size_of(rank, 0, even=even) for rank in range(3))
+            assert model.rows.weight.grad is not None
+            assert model.rows.weight.grad.is_coalesced()
+            assert model.unused.weight.grad is None
+            assert model.frozen.weight.grad is None
+            nn.utils.clip_grad_norm_(model.out.parameters(), 1.0)
+            optimizer = optimizer_of(model)
+            optimizer.step()
+        train(replicas, optimizer, model, 20)
+    assert [child.result() >= 20 for child in children] == [True] * 3
+    same(model, alone(20, 3, even=even), rtol=1e-4, atol=1e-6)
+
+
+def compute_and_say(rank: int, pipe: Connection) -> None:
+    """A replica that tells before each step, and hears whether to go on."""
+    model = Words()
+    replica = Replica(model, NAME, rank, timeout=LONG)
+    while replica.running:
+        loss_of(model, *batch(rank, replica.global_step)).backward()
+        pipe.send(replica.global_step)
+        pipe.recv()
+        replica.step(weight=BATCH)
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
+def test_a_replica_that_is_killed_and_started_again(
+    start: Callable[..., Child], begin: Callable[..., Any], *, counted: bool
+) -> None:
+    """Its batch is in the round once, whether it was killed after its gradient or before."""
+    model = Words()
+    optimizer = optimizer_of(model)
+    with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
+        pipe, theirs = CONTEXT.Pipe()
+        other, victim = start(compute, 0), begin(compute_and_say, 1, theirs)
+        with shmacc.AccumulatorGroup.attach(NAME) as group:
+            for step in range(3):
+                assert pipe.poll(LONG)
+                assert pipe.recv() == step
+                if step == 2 and not counted:
+                    break
+                pipe.send("go on")
+                if step < 2:
+                    train(replicas, optimizer, model, step + 1)
+                else:
+                    until(lambda: 1 in group.contributors())
+            victim.kill()
+            victim.join()
+        again = start(compute, 1)
+        train(replicas, optimizer, model, 10)
+    assert other.result() >= 10
+    assert again.result() >= 7
+    same(model, alone(10, 2), rtol=1e-4, atol=1e-6)
+
+
+def say_nothing(rank: int) -> None:
+    """A replica that never comes to its first step, until it is told to end."""
+    model = Words()
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        until(lambda: not replica.running)
+
+
+def test_backups_are_not_waited_for(start: Callable[..., Child]) -> None:
+    model = Words()
+    with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
+        children = [start(compute, 0), start(compute, 1), start(say_nothing, 2)]
+        train(replicas, optimizer_of(model), model, 10)
+    for child in children:
+        child.result()
+    same(model, alone(10, 2), rtol=1e-4, atol=1e-6)
+
+
+def compute_for(rank: int, steps: int) -> int:
+    """A replica with data for so many steps."""
+    model = Words()
+    counted = 0
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        for _ in range(steps):
+            loss_of(model, *batch(rank, replica.global_step)).backward()
+            counted += replica.step(weight=BATCH)
+    return counted
+
+
+def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Child]) -> None:
+    model = Words()
+    seen: dict[tuple[int, ...], int] = {}
+    expected = Words()
+    theirs = optimizer_of(expected)
+    with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
+        optimizer = optimizer_of(model)
+        lengths = (2, 7, 4)
+        children = [start(compute_for, rank, steps) for rank, steps in enumerate(lengths)]
+        while replicas.active:
+            with replicas.round(timeout=LONG) as update:
+                optimizer.step()
+            seen[update.replicas] = seen.get(update.replicas, 0) + 1
+        with (
+            pytest.raises(errors.FailedPreconditionError, match="have left"),
+            replicas.round(timeout=LONG),
+        ):
+            pass
+        assert replicas.global_step == 7
+    assert [child.result() for child in children] == list(lengths)
+    assert {ranks: rounds for ranks, rounds in seen.items() if ranks} == {
+        (0, 1, 2): 2,
+        (1, 2): 2,
+        (1,): 3,
+    }
+    for step in range(7):
+        parts = [batch(rank, step) for rank in range(3) if step < lengths[rank]]
+        words, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        theirs.zero_grad()
+        loss_of(expected, words, labels).backward()
+        theirs.step()
+    same(model, expected, rtol=1e-4, atol=1e-6)
+
+
+def lead(pipe: Connection, path: Path, until_step: int) -> None:
+    """A chief that goes on from a checkpoint, if there is one; it stops in a half done block."""
+    model = Words()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
+        if path.exists():
+            state = torch.load(path, weights_only=True)
+            replicas.load_state_dict(state["replicas"])
+            optimizer.load_state_dict(state["optimizer"])
+            pipe.send(replicas.global_step)
+        while replicas.global_step < until_step:
+            with replicas.round(timeout=LONG):
+                optimizer.step()
+                if replicas.global_step == 7 and not path.with_suffix(".twice").exists():
+                    path.with_suffix(".twice").touch()
+                    pipe.send("half way")
+                    pipe.recv()
+            if replicas.global_step == 5 and not path.exists():
+                state = {"replicas": replicas.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state, path)
+        pipe.send({name: value.numpy().copy() for name, value in model.state_dict().items()})
+
+
+def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
+    start: Callable[..., Child], begin: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its replicas go on, without being started again; the end is that of a run without deaths."""
+    pipe, theirs = CONTEXT.Pipe()
+    work = (lead, theirs, tmp_path / "checkpoint", 12)
+
+    def heard() -> Any:
+        assert pipe.poll(LONG)
+        return pipe.recv()
+
+    children = [start(compute, rank) for rank in range(2)]
+    chief = begin(*work)
+    assert heard() == "half way"
+    chief.kill()
+    chief.join()
+    with pytest.raises(errors.FailedPreconditionError, match="half updated"):
+        _take_over_without_a_checkpoint()
+    begin(*work)
+    assert heard() == 5
+    got = heard()
+    for child in children:
+        assert child.result() >= 12
+    expected = Words()
+    optimizer = torch.optim.Adagrad(expected.parameters(), lr=0.1)
+    for step in range(12):
+        words, labels = (
+            torch.cat(part) for part in zip(*(batch(rank, step) for rank in range(2)), strict=True)
+        )
+        optimizer.zero_grad()
+        loss_of(expected, words, labels).backward()
+        optimizer.step()
+    for name, value in expected.state_dict().items():
+        np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def _take_over_without_a_checkpoint() -> None:
+    replicas = SyncReplicas(Words(), NAME, total_num_replicas=2)
+    try:
+        with replicas.round(timeout=LONG):
+            pass
+    finally:
+        replicas._group.close()  # without the end of the training
+        replicas._shared.close()
+
+
+def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
+    """The next one gets the same gradients, and does not add them twice."""
+    model = Words()
+    optimizer = optimizer_of(model)
+    with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
+        other = Words()
+        with Replica(other, NAME, 0) as replica:
+            loss_of(other, *batch(0, 0)).backward()
+            group = replicas._group
+            gradient = dict(_model.gradients(replica._trained, replica._sparse))
+            group.apply(gradient, 0, contributor=0, weight=BATCH)
+            with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
+                replicas._begin(taken)
+                optimizer.step()
+                replicas._end(taken)
+                raise KeyError("killed here, before the commit")
+            assert group.num_accumulated() == 1
+            updated = [parameter.clone() for parameter in model.parameters()]
+            with (
+                pytest.raises(errors.DeadlineExceededError),
+                replicas.round(timeout=0.2),
+            ):
+                optimizer.step()
+            assert replicas.global_step == group.global_step == 1
+            assert all(map(torch.equal, updated, model.parameters()))
+
+
+def test_an_exception_in_the_block_makes_parameters_suspect() -> None:
+    model, other = Words(), Words()
+    with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        checkpoint = replicas.state_dict() | {"model": before}
+        with Replica(other, NAME, 0, timeout=LONG) as replica:
+            replicas._group.apply({}, 0, contributor=0)
+            with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):  # noqa: PT012
+                model.out.bias.data.add_(1)
+                raise ZeroDivisionError
+            with pytest.raises(errors.FailedPreconditionError), replicas.round(timeout=LONG):
+                pass
+            replicas.load_state_dict(checkpoint)
+            same(model, Words())
+            assert replicas._group.num_accumulated() == 0
+            # What was computed before is stale, and the replica goes on by itself.
+            loss_of(other, *batch(0, 0)).backward()
+            assert replica.step() is False
+            assert replica.global_step == 0
+
+
+def test_asynchronous_replicas_learn(start: Callable[..., Child]) -> None:
+    model = Words()
+    before = loss_of(model, *batch(9, 9, 100)).item()
+    updates, gradients = 0, 0
+    with AsyncReplicas(model, NAME, total_num_replicas=2, capacity=3) as replicas:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        children = [start(compute_for, rank, 100) for rank in range(2)]
+        while replicas.active:
+            with replicas.round(timeout=LONG) as update:
+                optimizer.step()
+            assert len(update.replicas) <= 3
+            gradients += len(update.replicas)
+            updates += bool(update.replicas)
+        assert replicas.global_step == updates
+    assert gradients == 200
+    assert [child.result() for child in children] == [100, 100]
+    assert loss_of(model, *batch(9, 9, 100)).item() < before
+
+
+def test_an_asynchronous_replica_waits_for_room() -> None:
+    model, other = Words(), Words()
+    with AsyncReplicas(model, NAME, total_num_replicas=2, capacity=2) as replicas:
+        replica = Replica(other, NAME, 1, timeout=0.1)
+        for _ in range(2):
+            loss_of(other, *batch(1, 0)).backward()
+            assert replica.step()
+        loss_of(other, *batch(1, 0)).backward()
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        assert other.out.weight.grad is not None  # to try again
+        with replicas.round(timeout=LONG) as update:
+            assert update.replicas == (1, 1)
+        assert replica.step()
+        replica.close()
+
+
+class Normalised(nn.Module):
+    """Has running statistics, a counter and a mask."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return two numbers for each."""
+        return self.norm(self.layer(x))
+
+
+def test_running_statistics_are_the_mean_of_the_replicas() -> None:
+    models = [Normalised() for _ in range(3)]
+    with SyncReplicas(models[0], NAME, total_num_replicas=2) as replicas:
+        crew = [Replica(model, NAME, rank, timeout=0.1) for rank, model in enumerate(models[1:])]
+        inputs = [torch.full((4, 3), 1.0 + rank) + torch.randn(4, 3) for rank in range(2)]
+        expected = []
+        for model, replica, x in zip(models[1:], crew, inputs, strict=True):
+            model(x).sum().backward()
+            expected.append(model.norm.running_mean.clone())
+            with pytest.raises(errors.DeadlineExceededError):
+                replica.step()  # the chief has not updated yet
+        with replicas.round(timeout=LONG):
+            pass
+        for replica in crew:
+            replica.step()
+        torch.testing.assert_close(models[0].norm.running_mean, (expected[0] + expected[1]) / 2)
+        assert int(models[0].norm.num_batches_tracked) == 1
+        for model, replica in zip(models[1:], crew, strict=True):
+            same(model, models[0])
+            replica.close()
+
+
+def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
+    def refused(model: nn.Module, words: str) -> None:
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            SyncReplicas(model, NAME, total_num_replicas=1)
+
+    refused(nn.Linear(2, 2, device="meta"), "on the CPU")
+    refused(nn.LazyLinear(2), "has no shape yet")
+    refused(nn.Linear(2, 2).requires_grad_(False), "no parameter that requires grad")  # noqa: FBT003
+    refused(nn.Embedding(3, 2, max_norm=1.0), "max_norm")
+    for total, needed in ((0, None), (2, 3), (2, 0), (True, 1)):
+        with pytest.raises(errors.InvalidArgumentError):
+            SyncReplicas(Words(), NAME, total_num_replicas=total, replicas_to_aggregate=needed)
+    assert not testing.leaked_names(namespace)
+
+
+def test_a_replica_of_another_model_is_refused() -> None:
+    with SyncReplicas(Words(), NAME, total_num_replicas=2):
+        with pytest.raises(errors.InvalidArgumentError, match="rank must be 0 to 1"):
+            Replica(Words(), NAME, 2)
+        with pytest.raises(
+            errors.InvalidArgumentError, match=r"'first.bias', and this one has not"
+        ):
+            Replica(nn.Linear(4, 2, bias=False), NAME, 0)
+        with pytest.raises(errors.InvalidArgumentError, match="bfloat16"):
+            Replica(Words(torch.bfloat16), NAME, 0)
+        with pytest.raises(errors.InvalidArgumentError, match="are synchronous"):
+            AsyncReplicas(Words(), NAME, total_num_replicas=2)
+        with pytest.raises(errors.InvalidArgumentError, match=r"\.left"):
+            SyncReplicas(Words(), NAME, total_num_replicas=3)
+
+
+def test_names_go_with_the_chief_that_took_over() -> None:
+    first = SyncReplicas(Words(), NAME, total_num_replicas=1)
+    second = SyncReplicas(Words(), NAME, total_num_replicas=1)
+    first._group._finalizer.detach()  # as if killed
+    second.close()
+    second.close()
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach(NAME)
+    first._group.close()
+    first._shared.close()
+
+
+def test_without_a_chief_a_replica_says_so() -> None:
+    with pytest.raises(errors.DeadlineExceededError, match=NAME):
+        Replica(Words(), NAME, 0, timeout=0.05)

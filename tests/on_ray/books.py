@@ -1,0 +1,129 @@
+"""Workers as processes on a node that do not know of Ray, and books of what they applied.
+
+Each gradient owns a row, so every round shows exactly which gradients are in it. A worker writes
+down what it is about to apply before, and the result after: a killed one leaves the result open.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import shmacc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from on_ray.nodes import Nodes
+
+MEMBERS = {
+    "rows": shmacc.IndexedSlicesSpec((None, 2), "float32"),
+    "rest": shmacc.TensorSpec((5,), "float64"),
+}
+
+_WORKER = """
+import itertools, random, sys, time
+import numpy as np
+import shmacc
+name, rank, life, log = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), open(sys.argv[4], "a", 1)
+group = shmacc.attach(name, timeout=60)
+assert "ray" not in sys.modules
+step = group.global_step
+for number in itertools.count():
+    own = rank * 1_000_000 + life * 10_000 + number
+    time.sleep(random.uniform(0, 0.03))
+    print("apply", own, step, file=log)
+    gradient = {
+        "rows": ([own, 10**9 + rank], np.ones((2, 2), np.float32)), "rest": np.full(5, rank + 1.0)
+    }
+    if group.apply(gradient, step, contributor=rank):
+        print("accepted", own, step, file=log)
+    while True:
+        try:
+            step = group.wait_step(step, timeout=600)
+            break
+        except shmacc.errors.ShmaccError:
+            sys.exit(3)
+"""
+
+
+class Books:
+    """Workers, and what they and the rounds say."""
+
+    def __init__(self, nodes: Nodes, name: str, folder: Path) -> None:
+        self.nodes, self.name, self.folder = nodes, name, folder
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self.lives: dict[int, int] = {}
+        self.homes: dict[int, int] = {}
+        self.consumed: dict[int, int] = {}
+
+    def start(self, rank: int, node: int) -> None:
+        """Start a worker, or start it again."""
+        self.lives[rank] = life = self.lives.get(rank, -1) + 1
+        self.homes[rank] = node
+        log = self.folder / f"{rank}.log"
+        self.workers[rank] = subprocess.Popen(
+            [sys.executable, "-P", "-c", _WORKER, self.name, str(rank), str(life), str(log)],
+            env=self.nodes.environment(node),
+        )
+
+    def kill(self, rank: int) -> None:
+        self.workers[rank].send_signal(signal.SIGKILL)
+        self.workers[rank].wait()
+
+    def end(self) -> None:
+        for rank in self.workers:
+            self.kill(rank)
+
+    def log(self, what: str) -> dict[int, int]:
+        """From gradient to its step: those that were applied, or accepted."""
+        found: dict[int, int] = {}
+        for path in self.folder.glob("*.log"):
+            for line in path.read_text().splitlines():
+                word, *numbers = line.split()
+                if word == what and len(numbers) == 2:
+                    found[int(numbers[0])] = int(numbers[1])
+        return found
+
+    def enter(self, taken: Any, required: int) -> None:
+        """Hold a round against the books."""
+        rows = taken["rows"]
+        own = rows.indices[rows.indices < 10**9]
+        counts = rows.row_counts[rows.indices < 10**9]
+        assert taken.count == len(own) >= required
+        assert (counts == 1).all(), "doubled within the round"
+        assert (rows.values == 1).all(), "a mean of ones"
+        ranks = (own // 1_000_000).tolist()
+        assert sorted(ranks) == taken.contributors.tolist(), "a contributor twice"
+        shared = (rows.indices[rows.indices >= 10**9] - 10**9).tolist()
+        assert shared == sorted(ranks), "torn: a gradient's rows are not all there"
+        mean = sum(rank + 1.0 for rank in ranks) / len(ranks)
+        assert (abs(taken["rest"].value - mean) < 1e-12).all(), "torn: the other member differs"
+        applied = self.log("apply")
+        for gradient in own.tolist():
+            assert applied[gradient] == taken.step, "stale"
+            assert gradient not in self.consumed, "doubled"
+            self.consumed[gradient] = taken.step
+
+    def lost(self) -> list[int]:
+        """Gradients of steps that are over that were accepted, and are in no round."""
+        last = max(self.consumed.values(), default=-1)
+        accepted = self.log("accepted").items()
+        # The second gradient of a contributor in a step was accepted as being there already.
+        of_rank = {(own // 1_000_000, step) for own, step in self.consumed.items()}
+        return [
+            own
+            for own, step in accepted
+            if step <= last and own not in self.consumed and (own // 1_000_000, step) not in of_rank
+        ]
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    """Wait for something that no event says."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)

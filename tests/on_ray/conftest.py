@@ -1,0 +1,34 @@
+"""One cluster for all tests, which leave no name in shared memory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+from on_ray.nodes import Nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    # Ray puts the current folder into its workers' path, and in the checkout that is the bare tree.
+    before = os.getcwd()  # noqa: PTH109
+    os.chdir(tmp_path_factory.mktemp("ray"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = Nodes()
+        try:
+            yield made
+            left = made.left()
+        finally:
+            made.end()
+        for name in left:
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+        assert left == [], "names in shared memory that no node has removed"
+    finally:
+        os.chdir(before)

@@ -1,0 +1,69 @@
+"""A Ray cluster of several nodes on one machine: an address and a namespace of names for each."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machines
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+
+import ray
+from ray.cluster_utils import Cluster
+
+if TYPE_CHECKING:
+    from ray._private.node import Node
+
+_STORE = 150 << 20
+
+
+class Nodes:
+    """The cluster: nodes at 127.0.0.2 and on, whose segments do not see each other's."""
+
+    def __init__(self) -> None:
+        self.run = f"ray{os.getpid()}{uuid.uuid4().hex[:6]}"
+        self.nodes: list[Node] = []
+        self.cluster = Cluster()
+        for _ in range(3):
+            self.add()
+        ray.init(address=self.cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
+
+    def namespace(self, number: int) -> str:
+        """The namespace of names in shared memory that a node has."""
+        return f"{self.run}n{number}"
+
+    def environment(self, number: int) -> dict[str, str]:
+        """The environment of a process on a node."""
+        return {**os.environ, "SHMACC_NAMESPACE": self.namespace(number)}
+
+    def add(self) -> int:
+        """Add a node, and return its number."""
+        number = len(self.nodes)
+        options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
+        node = self.cluster.add_node(
+            num_cpus=2,
+            node_ip_address=f"127.0.0.{number + 2}",
+            object_store_memory=_STORE,
+            env_vars={"SHMACC_NAMESPACE": self.namespace(number)},
+            **options,
+        )
+        self.nodes.append(node)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Kill a node, without a farewell."""
+        self.cluster.remove_node(self.nodes[number], allow_graceful=False)
+
+    def id(self, number: int) -> str:
+        """Ray's id of a node."""
+        return str(self.nodes[number].node_id)
+
+    def left(self) -> list[str]:
+        """Names in shared memory of any node."""
+        return [name for name in os.listdir("/dev/shm") if self.run in name]  # noqa: PTH208, S108
+
+    def end(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()

@@ -1,0 +1,304 @@
+"""A group over the nodes of a Ray cluster is one group: for workers, and for chiefs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import ray
+from on_ray.books import MEMBERS, Books, wait_for
+
+import shmacc
+import shmacc.ray
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    WorkerDiedError,
+)
+from shmacc.ray._parts import NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from on_ray.nodes import Nodes
+
+
+# Deaths are noticed early, and a chief that was killed soon forgotten.
+QUICK = shmacc.ray.Timing(lease=3.0, grace=1.0, chief_lease=4.0)
+RANKS = 6
+
+
+@pytest.fixture(scope="session")
+def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG001
+    made = shmacc.ray.AccumulatorGroup(MEMBERS, "model", shards=2, timing=QUICK)
+    yield made
+    made.unlink()
+
+
+@pytest.fixture
+def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup:
+    """The group, without what an earlier test has left in it."""
+    one_group.advance_step(one_group.global_step + 1)
+    return one_group
+
+
+@pytest.fixture
+def books(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path) -> Iterator[Books]:
+    made = Books(nodes, group.shared_name, tmp_path)
+    for rank in range(RANKS):
+        made.start(rank, rank % 3)
+    yield made
+    made.end()
+
+
+def actor(part: str) -> Any:
+    return ray.get_actor(f"model/{part}", namespace=NAMESPACE)
+
+
+def kill(part: str) -> None:
+    """Kill an actor's process: what Ray does then is Ray's."""
+    os.kill(ray.get(actor(part).pid.remote()), signal.SIGKILL)
+
+
+def rounds(
+    group: shmacc.ray.AccumulatorGroup, books: Books, number: int, required: int = RANKS
+) -> None:
+    for _ in range(number):
+        with group.round(required, timeout=60) as taken:
+            books.enter(taken, required)
+
+
+def test_rounds_have_each_gradient_once_and_whole(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    step, before = group.global_step, group.counters()
+    rounds(group, books, 10)
+    assert group.global_step == step + 10
+    assert books.lost() == []
+    assert group.counters()["rounds"] == before["rounds"] + 10
+    assert group.counters()["gradients"] == before["gradients"] + 10 * RANKS
+    hosts = group.hosts()
+    assert all(hosts[nodes.id(number)].alive for number in range(3))
+
+
+def test_the_reduction_is_that_of_one_group(nodes: Nodes) -> None:
+    """Gradients go in through one host's segment; more than Ray sends within a message."""
+    members = {
+        "table": shmacc.IndexedSlicesSpec((10**6, 8), "float32"),
+        "half": shmacc.TensorSpec((300, 100), "float16", reduction_type="CMEAN"),
+        "sum": shmacc.TensorSpec((), "int64", reduction_type="SUM"),
+    }
+    random = np.random.default_rng(0)
+    with (
+        shmacc.ray.AccumulatorGroup(
+            members, "flat", hosts=[nodes.id(0)], shards=3, unlink_on_close=True
+        ) as group,
+        shmacc.AccumulatorGroup(members) as flat,
+    ):
+        os.environ["SHMACC_NAMESPACE"] = nodes.namespace(0)
+        local = shmacc.AccumulatorGroup.attach("flat", timeout=60)
+        for contributor in range(4):
+            values = random.integers(-9, 9, (20_000, 8)).astype(np.float32)
+            gradient = {
+                "table": (random.integers(0, 10**6, 20_000), values),
+                "half": random.integers(-9, 9, (300, 100)).astype(np.float16),
+                "sum": contributor,
+            }
+            for each in local, flat:
+                assert each.apply(gradient, 0, contributor=contributor, weight=contributor + 1)
+        taken, expected = group.take(4, timeout=60), flat.take(4)
+        for name, part in expected.items():
+            for field in type(part).__slots__:
+                ours, theirs = getattr(taken[name], field), getattr(part, field)
+                assert np.array_equal(ours, theirs), (name, field)
+                assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+            assert getattr(taken[name], "values", taken["half"].value).flags.writeable
+        assert local.wait_step(0, timeout=60) == 1
+        assert local.stats().taken == 4
+        local.close()
+
+
+@pytest.mark.usefixtures("books")
+def test_a_round_may_stay_at_the_shards(group: shmacc.ray.AccumulatorGroup) -> None:
+    with group.round_of_shards(RANKS, timeout=60) as taken:
+        assert len(taken.shards) == 2
+        counts = taken.run(lambda part: len(part["rows"].indices))
+        assert sum(counts) == 2 * RANKS
+        parts = [shard.fetch() for shard in taken.shards]
+        assert sum(len(part["rows"].indices) for part in parts) == 2 * RANKS
+        assert not set(parts[0]["rows"].indices) & set(parts[1]["rows"].indices)
+        assert taken.members == {"rows": (RANKS, RANKS), "rest": (RANKS, RANKS)}
+    assert group.global_step == taken.step + 1
+
+
+def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> None:
+    with pytest.raises(DeadlineExceededError, match="0 of the 3 required") as caught:
+        group.take(3, timeout=0.2)
+    assert (caught.value.accumulated, caught.value.required, caught.value.step) == (
+        0,
+        3,
+        group.global_step,
+    )
+    with pytest.raises(InvalidArgumentError, match="must be positive"):
+        group.take(0)
+    with pytest.raises(NotFoundError):
+        shmacc.ray.AccumulatorGroup.attach("no such group")
+    with pytest.raises(FailedPreconditionError, match="has a group 'model' already"):
+        shmacc.ray.AccumulatorGroup(MEMBERS, "model", if_exists="error")
+    with pytest.raises(InvalidArgumentError, match="'rest'"):
+        shmacc.ray.AccumulatorGroup({"rows": MEMBERS["rows"]}, "model")
+    with pytest.raises(InvalidArgumentError, match="needs a shape"):
+        shmacc.ray.AccumulatorGroup({"m": shmacc.TensorSpec(None)}, "other")
+
+
+def test_a_block_that_raises_hands_out_the_same_gradients_again(
+    group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    contents = []
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), group.round(RANKS, timeout=60) as taken:
+            contents.append(taken["rows"].indices.tolist())
+            _ = 1 / 0
+    assert contents[0] == contents[1]
+    rounds(group, books, 2)
+    assert books.lost() == []
+
+
+def test_workers_forwarders_and_shards_are_killed_and_no_gradient_is_lost(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    rounds(group, books, 2)
+    for number in range(3):
+        books.kill(number)
+        books.start(number, number)  # on the same host: it is in the round once all the same
+        rounds(group, books, 1)
+        kill(f"shard {number % 2}")
+        rounds(group, books, 1)
+    assert books.lost() == []
+    for number in range(3):
+        kill(f"forwarder {nodes.id(number)}")
+        rounds(group, books, 2)
+    # A forwarder's death in the moment after its batch became a member may cost what came then.
+    assert len(books.lost()) <= RANKS
+
+
+def test_a_worker_that_moves_to_another_host_is_in_a_round_once(
+    group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    rounds(group, books, 1)
+    before = group.counters()["voided"]
+    old = books.workers[0]
+    books.start(0, 1)  # and the old one goes on: both apply in every step
+    try:
+        rounds(group, books, 5)
+    finally:
+        old.kill()
+        old.wait()
+    rounds(group, books, 2)
+    assert len(books.lost()) <= (group.counters()["voided"] - before) * (RANKS + 1)
+
+
+def test_a_node_dies_in_mid_round_and_another_one_joins(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    late = nodes.add()
+    wait_for(lambda: nodes.id(late) in group.hosts())
+    books.start(RANKS, late)
+    rounds(group, books, 2, RANKS + 1)
+    nodes.remove(late)
+    books.kill(RANKS)
+    with pytest.raises((WorkerDiedError, DeadlineExceededError)):
+        while True:  # its last gradient may have been in a batch
+            with group.round(RANKS + 1, timeout=20, on_death="raise") as taken:
+                books.enter(taken, RANKS + 1)
+    rounds(group, books, 3)
+    assert not group.hosts()[nodes.id(late)].alive
+    again = nodes.add()
+    wait_for(lambda: nodes.id(again) in group.hosts())
+    books.start(RANKS, again)
+    rounds(group, books, 3, RANKS + 1)
+    assert books.lost() == [] or group.counters()["voided"]
+    books.kill(RANKS)
+    nodes.remove(again)
+    for name in nodes.left():
+        if f"n{late}:" in name or f"n{again}:" in name:
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  machines that are gone
+
+
+def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
+    group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    step = group.global_step
+    rounds(group, books, 2)
+    kill("owner")
+    with pytest.raises(FailedPreconditionError, match="set_global_step"):
+        group.take(RANKS, timeout=60)
+    group.set_global_step(step + 2)
+    rounds(group, books, 3)
+    assert group.global_step == step + 5
+
+
+_CHIEF = """
+import os, signal, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray, shmacc.ray
+ray.init(address=sys.argv[1], _node_ip_address="127.0.0.2", log_to_driver=False)
+group = shmacc.ray.AccumulatorGroup.attach("model")
+with group.round(int(sys.argv[2]), timeout=60) as taken:
+    print(*sorted(taken["rows"].indices.tolist()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    rounds(group, books, 1)
+    address = nodes.cluster.address
+    command = [sys.executable, "-P", "-c", _CHIEF, address, str(RANKS)]
+    chief = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert chief.returncode == -signal.SIGKILL, chief.stderr
+    with group.round(RANKS, timeout=60) as taken:
+        assert taken["rows"].indices.tolist() == [int(row) for row in chief.stdout.split()]
+        books.enter(taken, RANKS)
+    rounds(group, books, 1)
+    assert books.lost() == []
+
+
+def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, books: Books) -> None:
+    ended = pytest.raises(FailedPreconditionError, match="ended before its block")
+    with ended, group.round(RANKS, timeout=60):
+        group.advance_step(group.global_step + 50)
+    step = group.global_step
+    rounds(group, books, 1)
+    assert group.global_step == step + 1
+
+
+@pytest.mark.usefixtures("group", "books")
+def test_chiefs_wait_in_line() -> None:
+    steps = []
+
+    def lead() -> None:
+        other = shmacc.ray.AccumulatorGroup.attach("model")
+        for _ in range(3):
+            with other.round(RANKS, timeout=60) as taken:
+                steps.append(taken.step)
+                time.sleep(0.05)
+                assert steps[-1] == taken.step, "two chiefs in their blocks at once"
+
+    threads = [threading.Thread(target=lead) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert steps == list(range(steps[0], steps[0] + 6))

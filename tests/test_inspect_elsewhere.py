@@ -1,0 +1,136 @@
+"""`shmacc-inspect` from pid namespaces beside that of the processes, and as one who only reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers import inspect_tool
+from helpers import segment_layout as layout
+from helpers.apart import needs_root
+from helpers.inspect_tool import ask, path_of, run, scribble, start, stopped_with_the_lock
+from helpers.stepping_namespaces import needs_pid_namespaces
+from helpers.support import LONG, until
+
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+
+if TYPE_CHECKING:
+    from helpers.support import Crew
+
+BESIDE: Final = ("unshare", "--pid", "--fork", "--mount-proc")
+AS_NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+HOUR: Final = 3600.0
+
+pytestmark = [
+    needs_pid_namespaces,
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare"),
+]
+
+
+@pytest.mark.parametrize("user", [(), pytest.param(AS_NOBODY, marks=needs_root)])
+def test_every_verb_from_beside_a_stopped_process(crew: Crew, user: tuple[str, ...]) -> None:
+    with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
+        start(crew, inspect_tool.wait_in_line, "table", 10**6)
+        until(lambda: acc.stats().waiting == 1)
+        with stopped_with_the_lock(crew, "table") as holder:
+            _look_from_beside((*BESIDE, *user), holder)
+        acc.cancel()
+        acc.unlink()
+
+
+def _look_from_beside(beside: tuple[str, ...], holder: int) -> None:
+    [segment] = ask("list", before=beside)["segments"]
+    assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
+    shown = ask("show", "table", before=beside)
+    assert {process["pid_is_here"] for process in shown["processes"]} == {False}
+    assert {process["condition"] for process in shown["processes"]} == {""}
+    lock = shown["lock"]
+    assert (lock["holder_pid"], lock["holder_pid_is_here"]) == (holder, False)
+    assert (
+        f"held by pid {holder}*, in an operation for" in run("show", "table", before=beside).stdout
+    )
+    [line] = run("watch", "--interval", "0.1", "--count", "1", before=beside).stdout.splitlines()
+    assert f" lock={holder}*" in line
+    checked = run("check", "table", before=beside)
+    assert "is stopped" not in checked.stdout  # which cannot be seen from there
+    assert run("clean", before=beside).stdout == ""
+    assert f"{holder}*" in run("remove", "table", before=beside).stderr
+    assert run("wait", "table", "--for", "count=0", before=beside).returncode == 0
+    samples = [
+        each for metric in ask("metrics", before=beside)["metrics"] for each in metric["samples"]
+    ]
+    assert [each["value"] for each in samples if each["name"] == "shmacc_attached_alive"] == [3]
+    cancelling = run("cancel", "table", before=beside)
+    if AS_NOBODY[0] in beside:
+        assert (cancelling.returncode, "to cancel is to write" in cancelling.stderr) == (1, True)
+    else:
+        assert "would cancel the take of pid" in cancelling.stdout
+        assert "* for 1000000 gradients" in cancelling.stdout
+
+
+def test_an_event_of_a_process_beside_is_marked() -> None:
+    with ConditionalAccumulator("f4", [2], "acc") as acc:
+        acc.cancel()
+        assert run("cancel", "acc", "--yes", before=BESIDE).returncode == 0
+        here, there = ask("show", "acc")["events"]
+        assert (here["pid"], here["pid_is_here"]) == (os.getpid(), True)
+        assert (there["pid"], there["pid_is_here"]) == (1, False)
+        assert re.search(r"cancelled +1\* ", run("show", "acc").stdout)
+        here, there = ask("show", "acc", before=BESIDE)["events"]
+        assert here["pid_is_here"] is False
+        acc.unlink()
+
+
+def test_a_dead_process_of_a_namespace_that_is_gone_is_not_of_the_one_with_its_number(
+    crew: Crew,
+) -> None:
+    with ConditionalAccumulator("f4", [2], "acc") as acc:
+        dead = start(crew, inspect_tool.idle, "acc").process
+        os.kill(dead.pid, signal.SIGKILL)
+        dead.join()
+        [process] = [each for each in inspection.describe("acc").processes if not each.alive]
+        assert process.pid_is_here
+        place = layout.region("participants") + process.entry * 128
+        moment = struct.pack("<q", int((time.time() - HOUR) * 1e9))
+        scribble(path_of("acc"), place + layout.Participant.attached_ns.offset, moment)
+        number = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  a link's target
+        said = _python(
+            "from shmacc import inspection\n"
+            "look = inspection.Look()\n"
+            f"look.own_namespace = {number}\n"
+            "seen = inspection.describe('acc', look).processes\n"
+            "print([each.pid_is_here for each in seen if not each.alive])\n",
+            BESIDE,
+        )
+        assert said == "[False]\n"
+        acc.unlink()
+
+
+def test_a_proc_of_another_namespace_says_nothing() -> None:
+    """Its process 1 is not the one that this namespace calls so."""
+    said = _python(
+        "from shmacc import inspection\n"
+        "look = inspection.Look()\n"
+        "print(repr(look.condition(1) + look.command(1)))\n",
+        ("unshare", "--pid", "--fork"),
+    )
+    assert said == "''\n"
+
+
+def _python(script: str, before: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        [*before, sys.executable, "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=True,
+    )
+    return done.stdout

@@ -1,0 +1,850 @@
+"""One group over many hosts: the core holds to the semantics of one group on one host."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from helpers.multihost_world import TIMING, Faults, Gradient, Segment, World
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shmacc
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import (
+    Batch,
+    BatchKey,
+    Ended,
+    Fence,
+    HostsDied,
+    Member,
+    NotReady,
+    Opened,
+    Report,
+    Sealed,
+    Waiting,
+)
+from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.pieces import Plan, reduce
+from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.shard import ShardCore
+from shmacc.errors import InvalidArgumentError
+
+# A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/test_multihost_core.py
+EXAMPLES = int(os.environ.get("SHMACC_MULTIHOST_EXAMPLES", "25"))
+
+KINDS = {
+    "messages": Faults(drop=0.2, double=0.2, late=0.1),
+    "forwarders": Faults(drop=0.05, double=0.1, late=0.02, forwarders=2),
+    "hosts": Faults(hosts=0.5),
+    "reboots": Faults(reboots=0.5),
+    "shards": Faults(shards=3),
+    "owners": Faults(owners=0.5),
+    "chiefs": Faults(chiefs=0.2, raises=0.3, drop=0.05),
+    "moves": Faults(moves=1),
+    "zombies": Faults(zombies=0.2),
+    "steps": Faults(steps=2, forwarders=1),
+    "everything": Faults(
+        drop=0.1,
+        double=0.1,
+        late=0.05,
+        forwarders=0.5,
+        hosts=0.2,
+        reboots=0.2,
+        shards=0.5,
+        owners=0.1,
+        chiefs=0.05,
+        raises=0.1,
+        moves=0.3,
+        zombies=0.05,
+        steps=0.2,
+    ),
+}
+
+
+def live_through(world: World, seconds: float = 4) -> None:
+    """Let things go wrong for a while; then rounds must go on. The world checks each of them."""
+    world.run(seconds)
+    world.heal()
+    world.run(6)  # leases end, forwarders come back
+    before = len(world.rounds)
+    world.run(10, until=lambda: len(world.rounds) >= before + 3)
+    assert len(world.rounds) >= before + 3, f"stuck: {world.owner.hosts()} {world.owner.counters}"
+
+
+# Schedules
+
+
+def test_with_nothing_wrong_a_round_has_every_accepted_gradient() -> None:
+    for seed in range(3):
+        world = World(seed, hosts=4, workers=2)
+        world.run(10)
+        assert len(world.rounds) > 20
+        assert world.lost() == []
+        assert [step for step, _ in world.rounds] == list(range(len(world.rounds)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
+    for seed in range(2):
+        live_through(World(seed, faults=Faults(**vars(KINDS[kind]))))
+
+
+@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs"])
+def test_what_loses_no_segment_loses_no_gradient(kind: str) -> None:
+    """Messages, shards and chiefs may all get lost: what was accepted is in a round."""
+    world = World(3, faults=Faults(**vars(KINDS[kind])))
+    live_through(world)
+    assert world.lost() == []
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    kinds=st.sets(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3),
+    hosts=st.integers(1, 4),
+    shards=st.integers(1, 3),
+    part=st.sampled_from([1.0, 0.5]),
+    follows=st.booleans(),
+    contributors=st.booleans(),
+)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES == 25,  # CI's run is the same each time; the longer one looks further
+    suppress_health_check=list(HealthCheck),
+)
+def test_random_schedules(
+    seed: int,
+    kinds: set[str],
+    hosts: int,
+    shards: int,
+    part: float,
+    *,
+    follows: bool,
+    contributors: bool,
+) -> None:
+    mixed = {name: max(getattr(KINDS[kind], name) for kind in kinds) for name in vars(Faults())}
+    required = max(1, int(hosts * 2 * part))
+    world = World(
+        seed,
+        hosts=hosts,
+        workers=2,
+        shards=shards,
+        required=required,
+        contributors=contributors,
+        # Who does not follow the step is never left waiting, and needs no more than one gradient.
+        follows=follows,
+        faults=Faults(**mixed),
+    )
+    live_through(world, 3)
+
+
+# Single cases, step by step
+
+
+class Table:
+    """An owner with hosts that are moved by hand."""
+
+    def __init__(self, *hosts: str, step: int | None = 0, term: int = 1) -> None:
+        self.owner = OwnerCore(term, step, TIMING)
+        self.now = 0.0
+        self.hosts: dict[str, tuple[ForwarderCore, Segment]] = {}
+        for host in hosts:
+            self.add(host, Segment())
+
+    def add(self, host: str, segment: Segment) -> None:
+        incarnation = self.owner.enrol(host, self.now)
+        core = ForwarderCore(host, incarnation, TIMING, segment.token)
+        self.hosts[host] = core, segment
+
+    def hear(self, *hosts: str) -> None:
+        """Each host reports, and gets its order; it does not follow it yet."""
+        for host in hosts or self.hosts:
+            core, segment = self.hosts[host]
+            present = frozenset(core.watched & segment.contributors())
+            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            report = core.report(self.now)
+            self.owner.report(report, self.now)
+            core.receive(self.owner.order(host, report.incarnation))
+
+    def act(self, host: str) -> list[object]:
+        """A host does what its order says; shipping succeeds at once."""
+        core, segment = self.hosts[host]
+        done: list[object] = []
+        while True:
+            present = frozenset(core.watched & segment.contributors())
+            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            action = core.next_action()
+            if action is None:
+                return done
+            done.append(action)
+            match action:
+                case act.Seal():
+                    core.sealed(segment.sealed())
+                case act.Ship(seq):
+                    core.shipped(seq, frozenset({0}))
+                case act.Release():
+                    segment.held = False
+                    core.released()
+                case act.Consume():
+                    segment.taken += len(segment.content)
+                    segment.reset(segment.step + 1, frozenset())
+                    core.moved()
+                case act.Reset(step, listed):
+                    segment.reset(step, listed)
+                    core.moved()
+                case act.SetStep(step):
+                    segment.step, segment.held = step, False
+                    core.step_set()
+                case act.Stop():
+                    return done
+
+    def settle(self, *hosts: str) -> None:
+        """Hosts report and act until nothing changes."""
+        for _ in range(4):
+            self.hear(*hosts)
+            for host in hosts or list(self.hosts):
+                self.act(host)
+
+    def pass_time(self, seconds: float, *hosts: str) -> None:
+        """These hosts go on reporting meanwhile."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.1
+            for host in hosts:
+                self.hear(host)
+            self.owner.tick(self.now)
+
+    def apply(self, host: str, contributor: int, local_step: int | None = None) -> bool | None:
+        segment = self.hosts[host][1]
+        step = segment.step if local_step is None else local_step
+        return segment.apply(Gradient(contributor * 1000 + step, step, contributor, 1))
+
+    def ask(self, required: int, ticket: str = "t") -> object:
+        return self.owner.ask(ticket, required, self.now)
+
+
+def test_the_number_required_counts_gradients_of_all_hosts() -> None:
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    assert table.apply("a", 2)
+    assert table.apply("b", 3)
+    table.settle()
+    waiting = table.ask(4)
+    assert isinstance(waiting, Waiting)
+    assert waiting.accumulated == 3
+    assert waiting.hosts == ("a", "b")
+    assert table.apply("b", 4)
+    table.settle()
+    opened = table.ask(4)
+    assert isinstance(opened, Opened)
+    assert opened.count == 4
+    assert opened.contributors.tolist() == [1, 2, 3, 4]
+
+
+def test_a_segment_without_gradients_is_sealed_too() -> None:
+    """Else a gradient that comes after the grant would be accepted, and be in no round."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    table.ask(1)
+    table.hear()  # the grant is made, and both hosts have got it
+    table.hear()
+    assert act.Seal() in table.act("b")
+    assert table.apply("b", 2) is False
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+
+
+def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
+    """A gradient may have been accepted since the last report."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    table.hear("a")
+    table.ask(1)
+    assert table.apply("b", 2)  # accepted, and not reported
+    table.settle("a")
+    assert isinstance(table.ask(1), Waiting)
+    table.settle()
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.count == 2
+
+
+def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
+    """The step moves on and a new grant is made before a host hears of either: it follows both."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle("a")  # b hears nothing
+    table.apply("a", 1)
+    table.settle("a")
+    table.ask(1, "u")  # the grant: b is told of step and grant at once
+    table.settle("a")
+    assert isinstance(table.ask(1, "u"), Waiting)
+    table.settle()
+    assert isinstance(table.ask(1, "u"), Opened)
+
+
+def test_a_grant_expires_though_a_host_sends_heartbeats() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    table.ask(2)
+    table.settle("a")  # b never follows the order, but reports all the time
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    assert isinstance(table.ask(2), Waiting), "too few: nothing but time ends the grant"
+    table.pass_time(TIMING.expiry, "a", "b")
+    assert table.owner.counters.withdrawn == 1
+    table.ask(2, "u")
+    table.settle()
+    assert isinstance(table.ask(2, "u"), Opened)
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for_beyond_the_grace() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    table.ask(1)
+    table.settle("a")
+    assert isinstance(table.ask(1), Waiting)
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.count == 1
+
+
+def test_a_block_that_raises_consumes_nothing() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.ask(2)
+    table.settle()
+    first = table.ask(2)
+    assert isinstance(first, Opened)
+    assert table.owner.leave("t", table.now, consume=False) is False
+    table.settle()
+    assert [segment.held for _, segment in table.hosts.values()] == [False, False]
+    assert table.apply("a", 3)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    again = table.ask(3, "u")
+    assert isinstance(again, Opened)
+    assert again.step == first.step
+    assert again.contributors.tolist() == [1, 2, 3]
+    # What is unchanged is not shipped again: b has the piece that it had.
+    keys = {member.key.host: member.key for member in first.members}
+    assert {member.key.host: member.key for member in again.members}["b"] == keys["b"]
+
+
+def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+    table.ask(1, "next")
+    for _ in range(30):
+        table.pass_time(0.1, "a")
+        table.ask(1, "next")
+        table.act("a")
+    assert isinstance(table.ask(1), Ended)
+    assert table.owner.leave("t", table.now, consume=True) is False, "it comes too late"
+    opened = table.ask(1, "next")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
+
+
+def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    assert table.owner.leave("t", table.now, consume=True)
+    assert table.owner.leave("t", table.now, consume=False), "a late message of its changes nothing"
+    assert table.owner.step == 1
+    assert isinstance(table.ask(1), Ended), "a late message of its does not join the line again"
+
+
+def test_shards_that_lost_their_pieces_get_them_again() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    table.owner.missing("t", tuple(member.key for member in opened.members), table.now)
+    assert isinstance(table.ask(1), Waiting)
+    table.settle()
+    again = table.ask(1)
+    assert isinstance(again, Opened)
+    assert again.count == 1
+    assert again.members[0].key.seq > opened.members[0].key.seq, "shipped anew, under a new name"
+
+
+def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    old, segment = table.hosts["a"]
+    table.add("a", segment)
+    table.owner.report(old.report(table.now), table.now)
+    assert table.owner.counters.refused_reports == 1
+    assert table.owner.order("a", 1 << 32 | 1).refused
+    table.ask(1)
+    table.settle()
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
+
+
+def test_a_segment_that_was_left_behind_is_emptied() -> None:
+    """Its gradients were in a round that its new forwarder knows nothing of."""
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    _, segment = table.hosts["a"]
+    segment.held = False  # the forwarder is dead
+    table.add("a", segment)
+    table.settle()
+    assert (segment.step, segment.content) == (1, [])
+
+
+def test_what_a_machine_had_shipped_before_it_was_started_again_counts_beside_the_rest() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.ask(2)
+    table.settle()
+    assert isinstance(table.ask(2), Opened)
+    table.owner.leave("t", table.now, consume=False)
+    table.add("b", Segment())
+    table.settle()
+    assert table.apply("b", 3)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2, 3]
+    assert set(table.owner.hosts()) == {"a", "b"}
+    assert table.owner.leave("u", table.now, consume=True)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.owner.accumulated == 0
+
+
+def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
+    """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("b", 1)
+    table.ask(1)
+    table.settle()
+    assert table.owner.leave("t", table.now, consume=True)
+    table.owner.set_global_step(0, "set", table.now)
+    _, segment = table.hosts["b"]
+    assert segment.step == 0
+    assert segment.content
+    segment.held = False
+    table.add("b", segment)
+    table.settle()
+    assert segment.content == []
+    assert table.owner.accumulated == 0
+
+
+def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.owner = OwnerCore(2, None, TIMING)
+    assert isinstance(table.ask(1), NotReady)
+    table.settle()
+    assert isinstance(table.ask(1), NotReady)
+    table.hosts["b"][1].reset(7, frozenset())
+    table.apply("b", 2)
+    table.owner.set_global_step(0, "set", table.now)
+    table.settle()
+    table.ask(1)
+    table.settle()
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
+
+
+def test_a_batch_for_an_earlier_owners_grant_of_the_same_number_does_not_count() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    late = table.hosts["a"][0].report(table.now)
+    assert late.sealed_for == 1
+    table.owner = OwnerCore(2, 3, TIMING)
+    table.owner.report(Report("b", 1, 1, Fence(2, 0), 3, 1), table.now)
+    table.ask(1)  # the first grant of this owner
+    table.owner.report(late, table.now)
+    assert table.owner.accumulated == 1, "what b has reported, and nothing of a's"
+    assert isinstance(table.ask(1), Waiting)
+
+
+def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
+    table = Table("a", "b", "c")
+    table.settle()
+    for contributor, host in enumerate("abc"):
+        table.apply(host, contributor)
+    table.settle()
+    table.ask(3)
+    table.settle("a", "b")  # c is dead
+    assert isinstance(table.ask(3), Waiting)
+    table.pass_time(TIMING.lease + 0.2, "a", "b")
+    table.settle("a", "b")
+    waiting = table.ask(3)
+    assert isinstance(waiting, Waiting)
+    assert waiting.hosts == ("a", "b")
+    table.apply("a", 2)  # c's worker was started again at a
+    table.settle("a", "b")
+    assert table.owner.leave("t", table.now, consume=False) is False
+    table.ask(3, "u")
+    table.settle("a", "b")
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [0, 1, 2]
+
+
+def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
+    table = Table("a", "b")
+    table.settle()
+    assert isinstance(table.owner.ask("t", 1, table.now, tell=True), Waiting)
+    for _ in range(15):
+        table.pass_time(0.1, "a")
+        table.owner.ask("t", 1, table.now, tell=True)
+    assert table.owner.answer("t") == HostsDied(("b",))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
+
+
+def test_a_contributor_at_two_hosts_makes_the_step_void(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 1)  # started again there, while a has its gradient
+    table.ask(2)
+    table.settle()
+    assert isinstance(table.ask(2), Waiting)
+    assert "hosts a and b have both accepted contributor 1" in caplog.text
+    assert table.owner.step == 1
+    assert table.owner.counters.voided == 1
+    assert table.hosts["a"][1].taken == 0, "what was dropped does not count as taken"
+    # In the next step b is let in when the contributor has come at a, and with it listed.
+    assert table.hosts["b"][1].step == 0
+    assert table.apply("a", 1)
+    table.settle()
+    assert table.hosts["b"][1].step == 1
+    assert table.apply("b", 1)
+    assert table.hosts["b"][1].content == []
+    assert table.apply("b", 2)
+    table.settle()
+    opened = table.ask(2)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
+
+
+def test_a_contributor_that_does_not_come_is_not_waited_for() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 1)
+    table.ask(2)
+    table.settle()
+    for _ in range(8):
+        table.pass_time(0.1, "a", "b")
+        table.ask(2)
+    table.settle()
+    assert table.hosts["b"][1].step == 1
+    assert table.apply("b", 1)
+    assert len(table.hosts["b"][1].content) == 1
+
+
+def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
+    """Its batch is at the shards, but its contributor has been accepted at a living host."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.ask(2)
+    table.settle()
+    assert isinstance(table.ask(2), Opened)
+    table.owner.leave("t", table.now, consume=False)  # the batches count all the same
+    table.pass_time(TIMING.lease + 0.2, "b")
+    table.settle("b")
+    table.apply("b", 1)
+    table.settle("b")
+    table.ask(2, "u")
+    table.settle("b")
+    opened = table.ask(2, "u")
+    assert isinstance(opened, Opened)
+    assert [member.key.host for member in opened.members] == ["b"]
+    assert table.owner.counters.voided == 0
+
+
+def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> None:
+    """They wait for the next step, and what is missing would never come: the step is void."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    table.ask(2)
+    table.settle("a")
+    assert table.apply("a", 3) is False
+    table.pass_time(TIMING.lease + 0.2, "a")  # b is lost in the middle of the grant
+    table.settle("a")
+    assert table.owner.step == 1
+    assert table.hosts["a"][1].step == 1
+    assert table.apply("a", 3)
+
+
+def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
+    shard: ShardCore[str] = ShardCore()
+    key = BatchKey("a", 1, 1)
+    assert shard.stage(Fence(1, 0), key, "old")
+    assert shard.stage(Fence(1, 1), BatchKey("b", 1, 1), "new")
+    assert len(shard) == 1
+    assert not shard.stage(Fence(1, 0), key, "late")
+    assert shard.missing(Fence(1, 1), (key, BatchKey("b", 1, 1))) == (key,)
+    for seq in range(2, 9):
+        shard.stage(Fence(1, 1), BatchKey("b", 1, seq), "again")
+    assert len(shard) == 2
+
+
+def test_late_and_doubled_reports_change_nothing() -> None:
+    table = Table("a")
+    table.settle()
+    core, _ = table.hosts["a"]
+    early = core.report(table.now)
+    table.apply("a", 1)
+    table.hear()
+    table.owner.report(early, table.now)
+    assert table.owner.accumulated == 1
+    zombie = Report("a", 1, 10**6, Fence(1, 0), 0, 99)
+    table.owner.report(zombie, table.now)
+    assert table.owner.accumulated == 1
+
+
+# Real segments
+
+SPECS = {
+    "rows": shmacc.IndexedSlicesSpec((None, 4), "float32"),
+    "sums": shmacc.IndexedSlicesSpec((50,), "int32", reduction_type="SUM"),
+    "large": shmacc.TensorSpec((200, 100), "float16", reduction_type="CMEAN"),
+    "scalar": shmacc.TensorSpec((), "float64"),
+    "narrow": shmacc.IndexedSlicesSpec((9,), "float64", reduction_type="CMEAN"),
+    "never": shmacc.TensorSpec((3,), "float32"),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
+    shards: int, request: pytest.FixtureRequest
+) -> None:
+    """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
+    random = np.random.default_rng(shards)
+    flat = shmacc.AccumulatorGroup(SPECS)
+    hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
+    plan = Plan(flat.members, shards)
+    tables = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
+    for group in flat, *hosts, *tables:
+        request.addfinalizer(group.close)
+    for step in range(2):
+        for i in range(7):
+            gradient: dict[str, object] = {}
+            if i % 2:
+                values = random.integers(-9, 9, (30, 4)).astype(np.float32)
+                gradient["rows"] = random.integers(0, 1000, 30), values
+            if i % 3:
+                gradient["sums"] = random.integers(0, 50, 3), random.integers(-9, 9, 3)
+            if i != 2:
+                gradient["large"] = random.integers(-9, 9, (200, 100)).astype(np.float16)
+            gradient["narrow"] = [i], [float(i + 1)]  # not every host has rows at every shard
+            if i == 4:
+                gradient["scalar"] = 3.0
+                gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)
+            for group in flat, hosts[i % 3]:
+                assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
+        segments = [LocalSegment(host) for host in hosts]
+        staged: list[list[shmacc.GroupPartial]] = [[] for _ in range(shards)]
+        members = []
+        for number, segment in enumerate(segments):
+            partial = segment.seal()
+            pieces = plan.split(partial)
+            key = BatchKey(f"host{number}", 1, 1)
+            members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
+            for shard, piece in pieces.items():
+                staged[shard].append(piece)
+        opened = Opened(Fence(1, step), step, tuple(members))
+        parts = [reduce(table, staged[n], opened) for n, table in enumerate(tables)]
+        got, expected = plan.join(parts, opened), flat.take(1)
+        assert set(got) == set(expected) == set(SPECS) - {"never"}
+        assert (got.count, got.weight, got.step) == (7, expected.weight, step)
+        assert got.contributors.tolist() == expected.contributors.tolist()
+        for name, part in expected.items():
+            for field in type(part).__slots__:
+                ours, theirs = getattr(got[name], field), getattr(part, field)
+                assert np.array_equal(ours, theirs), (name, field)
+                assert np.asarray(ours).dtype == np.asarray(theirs).dtype, (name, field)
+        for segment in segments:
+            segment.consume()
+            assert segment.group.global_step == step + 1
+
+
+def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
+    specs = {
+        "rows": shmacc.IndexedSlicesSpec((10**6, 16), "float32"),
+        "whole": shmacc.TensorSpec((100_000,), "float32"),
+    }
+    rows = np.random.default_rng(0).choice(10**6, 20_000, replace=False)
+    with shmacc.AccumulatorGroup(specs) as group:
+        gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
+        assert group.apply(gradient, 0)
+        partial = group.take_partial()
+        pieces = Plan(group.members, 8).split(partial)
+    shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
+    assert set(pieces) == set(range(8))
+    assert shipped <= 1.05 * len(pickle.dumps(partial))
+
+
+def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((None,), "float64", reduction_type="CMEAN")}
+    plan = Plan(members, 2)
+    rows = [
+        0,
+        next(row for row in range(1, 99) if set(plan_of(plan, row)) != set(plan_of(plan, 0))),
+    ]
+    opened = Opened(
+        Fence(1, 0),
+        0,
+        tuple(
+            Member(
+                BatchKey(str(row), 1, 1),
+                Batch(1, Sealed(1, 1, members={"m": (1, 1)}), frozenset(plan_of(plan, row))),
+            )
+            for row in rows
+        ),
+    )
+    parts = []
+    for shard in range(2):
+        with shmacc.AccumulatorGroup(plan.at_shard(shard)) as group:
+            pieces = [plan_of(plan, row)[shard] for row in rows if shard in plan_of(plan, row)]
+            assert len(pieces) == 1
+            parts.append(reduce(group, pieces, opened))
+    assert plan.join(parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
+    """The pieces of a gradient that has 6.0 in one row."""
+    with shmacc.AccumulatorGroup(plan.members) as group:
+        assert group.apply({"m": ([row], [6.0])}, 0)
+        return plan.split(group.take_partial())
+
+
+def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
+    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
+        segment = LocalSegment(group)
+        assert segment.seal().count == 0
+        assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
+        segment.release()
+        assert group.apply({"m": 1.0}, 0, contributor=1)
+        first, again = segment.seal(), segment.seal()
+        assert first["m"].value == again["m"].value == 1.0
+        assert describe(first) == describe(again) == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert segment.dropped() == 1
+        segment.reset(5, frozenset({3}))
+        assert (group.global_step, segment.pending(frozenset({3}))) == (5, 0)
+        assert group.apply({"m": 1.0}, 5, contributor=3), "as one that is in already"
+        assert segment.pending(frozenset({3})) == 0
+        assert segment.present(frozenset({3, 4})) == {3}
+        assert group.apply({"m": 7.0}, 5, contributor=4)
+        sealed = segment.seal(frozenset({3}))
+        assert sealed["m"].value == 7.0
+        assert describe(sealed) == Sealed(1, 1, frozenset({4}), {"m": (1, 1)})
+        segment.set_step(2)
+        assert group.apply({"m": 1.0}, 2)
+        assert segment.pending(frozenset({3})) == 2
+
+
+def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
+    with (
+        shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
+        shmacc.AccumulatorGroup.attach("shared") as other,
+    ):
+        assert group.apply({"m": 1.0}, 0)
+        stopped, new = LocalSegment(other), LocalSegment(group)
+        stopped.seal()
+        assert new.seal().count == 1
+        stopped.release()  # it wakes up: its round is no more
+        assert not group.apply({"m": 1.0}, 0)
+        group.unlink()
+
+
+def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
+    """Two threads apply while a third seals, releases and consumes."""
+    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "int64")}) as group:
+        accepted = [0, 0]
+
+        def work(number: int) -> None:
+            for _ in range(400):
+                accepted[number] += group.apply({"m": 1}, shmacc.NEVER_STALE)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        segment, taken = LocalSegment(group), 0
+        while any(thread.is_alive() for thread in threads) or group.num_accumulated():
+            partial = segment.seal()
+            if partial.count % 2:
+                segment.release()
+            else:
+                taken += partial.count
+                assert partial.count == (partial["m"].value if partial.count else 0)
+                segment.consume()
+            if not any(thread.is_alive() for thread in threads) and group.num_accumulated() % 2:
+                assert group.apply({"m": 1}, shmacc.NEVER_STALE)
+                accepted[0] += 1
+        assert taken == sum(accepted) == group.stats().applied
+
+
+def test_a_group_over_hosts_needs_declared_shapes() -> None:
+    members = {"m": shmacc.TensorSpec((None, 3), "float32")}
+    with pytest.raises(InvalidArgumentError, match=r"'m'.*needs a shape"):
+        Plan(members, 2)

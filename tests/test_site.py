@@ -1,0 +1,64 @@
+"""What checks and orders the documentation site; `make docs` builds it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+import shmacc
+
+SITE: Final = Path(__file__).parents[1] / "docs" / "site"
+
+
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [
+        ("b.html", True),
+        ("b.html#there", True),
+        ("#here", True),
+        ("https://elsewhere.example/", True),
+        ("c.html", False),
+        ("b.html#here", False),
+        ("#there", False),
+        ("../outside.html", False),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(link: str, *, found: bool, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (tmp_path / "outside.html").write_text("<p>")
+    (site / "a.html").write_text(f'<p id="here"><a href="{link}">a</a>')
+    (site / "b.html").write_text('<p id="there">')
+    checked = subprocess.run(
+        [sys.executable, str(SITE / "check_links.py"), str(site)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode == 0) is found, checked.stderr
+    assert (link in checked.stderr) is not found
+
+
+def test_a_page_that_no_section_names_is_among_those_that_say_how() -> None:
+    navigation = runpy.run_path(str(SITE / "navigation.py"))
+    pages = ["docs/tutorial", "docs/guide", "docs/brand-new", "docs/concepts/new", "LICENSE"]
+    sections = navigation["toctrees"](pages).split(":caption: ")
+    holds = {part.split("\n")[0]: part for part in sections[1:]}
+    assert "/docs/brand-new\n" in holds["How to"]
+    assert "/docs/concepts/new\n" in holds["Concepts"]
+    assert not any("LICENSE" in part or "/docs/jax" in part for part in sections)
+
+
+@pytest.mark.parametrize("package", [shmacc, shmacc.inspection, shmacc.errors])
+def test_the_reference_has_every_public_name(package: ModuleType) -> None:
+    pages = [page.read_text() for page in (SITE.parent / "reference").glob("*.rst")]
+    shown = re.findall(r"^\.\. auto\w+:: (?:shmacc\.)?(\w+)", "\n".join(pages), re.MULTILINE)
+    names = [name for name in package.__all__ if not isinstance(getattr(package, name), ModuleType)]
+    assert set(names) <= {*shown, "__version__"}

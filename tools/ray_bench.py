@@ -1,0 +1,191 @@
+"""How long a round over two hosts takes on Ray, beside the same transfers by bare Ray calls.
+
+Two nodes on this machine, four gradients of 50,000 rows of 64 float32 at each. A round is timed
+from when all gradients have been applied until the chief has the mean; the bare calls send the same
+pieces from two actors to the shards, and the same mean from the shards to the chief. Both by turns.
+Run by `make bench-ray`.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from typing import Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machines
+
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import shmacc
+import shmacc.ray
+from shmacc._multihost.messages import Report
+
+ROWS, WIDTH, GRADIENTS, HOSTS = 50_000, 64, 4, 2
+
+_WORKERS = """
+import sys
+import numpy as np
+import shmacc
+group = shmacc.attach("bench", timeout=60)
+seed, table = int(sys.argv[1]), int(sys.argv[2])
+random = np.random.default_rng(seed)
+gradients = [
+    (np.sort(random.choice(table, ROWS, replace=False)), np.ones((ROWS, WIDTH), np.float32))
+    for _ in range(GRADIENTS)
+]
+for line in sys.stdin:
+    step = group.wait_step(int(line) - 1, timeout=60)
+    for gradient in gradients:
+        assert group.apply({"table": gradient}, step)
+    print("applied", flush=True)
+"""
+
+
+class Sender:
+    """Sends arrays to shards, as a forwarder would."""
+
+    def __init__(self, pieces: list[tuple[Any, ...]]) -> None:
+        self.pieces = [tuple(np.array(array) for array in piece) for piece in pieces]
+
+    def send(self, shards: list[Any]) -> None:
+        """Send each shard its piece."""
+        calls = [shard.keep.remote(p) for shard, p in zip(shards, self.pieces, strict=True)]
+        ray.get(calls)
+
+
+class Keeper:
+    """Takes arrays and hands out others, as a shard would without adding up."""
+
+    def __init__(self, mean: tuple[Any, ...]) -> None:
+        self.mean = tuple(np.array(array) for array in mean)
+        self.kept: list[Any] = []
+
+    def keep(self, piece: tuple[Any, ...]) -> None:
+        """Take a piece."""
+        self.kept = [*self.kept[-1:], piece]
+
+    def hand_out(self) -> tuple[Any, ...]:
+        """Return the mean."""
+        return self.mean
+
+
+def main() -> None:
+    """Print the times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--table", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--shards", type=int, default=2)
+    options = parser.parse_args()
+    os.chdir(tempfile.mkdtemp())  # Ray puts the current folder into its workers' path
+    run = f"raybench{uuid.uuid4().hex[:6]}"
+    cluster = Cluster()
+    for number in range(HOSTS):
+        cluster.add_node(
+            num_cpus=1,
+            node_ip_address=f"127.0.0.{number + 2}",
+            object_store_memory=1 << 30,
+            env_vars={"SHMACC_NAMESPACE": f"{run}{number}"},
+        )
+    ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
+    try:
+        measure(run, options)
+        announces()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def measure(run: str, options: argparse.Namespace) -> None:
+    """Time rounds and bare calls by turns."""
+    members = {"table": shmacc.IndexedSlicesSpec((options.table, WIDTH), "float32")}
+    constants = f"ROWS, WIDTH, GRADIENTS = {ROWS}, {WIDTH}, {GRADIENTS}"
+    ours: list[float] = []
+    bare: list[float] = []
+    with shmacc.ray.AccumulatorGroup(
+        members, "bench", shards=options.shards, unlink_on_close=True
+    ) as group:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", constants + _WORKERS, str(host), str(options.table)],
+                env={**os.environ, "SHMACC_NAMESPACE": f"{run}{host}"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in range(HOSTS)
+        ]
+        senders: list[Any] = []
+        keepers: list[Any] = []
+        for number in range(options.rounds + 1):
+            for worker in workers:
+                print(number, file=worker.stdin, flush=True)
+            for worker in workers:
+                next(iter(worker.stdout or ()))
+            time.sleep(0.2)  # counts are reported, and nothing else is going on
+            start = time.perf_counter()
+            with group.round(HOSTS * GRADIENTS, timeout=120) as taken:
+                ours.append(time.perf_counter() - start)
+            if not senders:
+                senders, keepers, size = _bare(taken["table"], options.shards, options.table)
+            time.sleep(0.2)
+            start = time.perf_counter()
+            ray.get([sender.send.remote(keepers) for sender in senders])
+            ray.get([keeper.hand_out.remote() for keeper in keepers])
+            bare.append(time.perf_counter() - start)
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    out = taken["table"].values.nbytes / 1e6
+    print(f"bytes: {size / 1e6:.0f} MB to the shards, {out:.0f} MB out")
+    for name, times in ("round", ours[1:]), ("bare Ray calls", bare[1:]):
+        print(f"{name}: median {statistics.median(times) * 1e3:.0f} ms, all {_shown(times)}")
+    ratios = [one / other for one, other in zip(ours[1:], bare[1:], strict=True)]
+    print(f"ratio: median {statistics.median(ratios):.2f}")
+
+
+def _bare(taken: Any, shards: int, table: int) -> tuple[list[Any], list[Any], int]:
+    """Actors that hold what hosts and shards would send."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    size = 0
+    senders = []
+    for host in range(HOSTS):
+        random = np.random.default_rng(host)
+        rows = [random.choice(table, ROWS, replace=False) for _ in range(GRADIENTS)]
+        union = len(np.unique(np.concatenate(rows)))
+        each = union // shards
+        piece = (np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int))
+        size += shards * sum(array.nbytes for array in piece)
+        there = NodeAffinitySchedulingStrategy(nodes[host], soft=False)
+        sender = ray.remote(Sender).options(num_cpus=0, scheduling_strategy=there)
+        senders.append(sender.remote([piece] * shards))
+    each = len(taken.indices) // shards
+    mean = (taken.indices[:each], taken.values[:each], taken.row_counts[:each])
+    keeper = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy="SPREAD")
+    return senders, [keeper.remote(mean) for _ in range(shards)], size
+
+
+def announces() -> None:
+    """Print how many reports one owner takes in a second."""
+    members = {"m": shmacc.TensorSpec((), "float32")}
+    with shmacc.ray.AccumulatorGroup(members, "announces", shards=1, unlink_on_close=True) as group:
+        owner = group._owner  # noqa: SLF001
+        reports = [Report(f"host {i}", 1, i, None, 0, 0) for i in range(2000)]
+        start = time.perf_counter()
+        ray.get([owner.report.remote(report, -1) for report in reports])
+        print(f"reports: {len(reports) / (time.perf_counter() - start):.0f} a second")
+
+
+def _shown(times: list[float]) -> str:
+    return " ".join(f"{seconds * 1e3:.0f}" for seconds in times)
+
+
+if __name__ == "__main__":
+    main()

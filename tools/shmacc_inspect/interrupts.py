@@ -1,0 +1,28 @@
+"""Ctrl-C, while there is something to put in order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt within a block, which puts in order what it has begun.
+
+    Elsewhere it ends the process at once (`start`): out of an import or a parser, KeyboardInterrupt
+    may come as some other exception. Where Ctrl-C is ignored, it is ignored here too.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before in {signal.SIG_IGN, None}:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
