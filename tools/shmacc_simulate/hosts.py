@@ -1,0 +1,269 @@
+"""Hosts: a segment, workers that follow its step, and the driver of the library's ForwarderCore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import BatchKey, Order, Sealed
+from shmacc_simulate.events import Processor
+from shmacc_simulate.scenario import SMALL_BYTES
+
+if TYPE_CHECKING:
+    from shmacc_simulate.job import Job
+
+
+class Gradient(NamedTuple):
+    """A gradient: who computed it, and at which step; `number` is its identity."""
+
+    number: int
+    worker: int
+    step: int
+
+
+class Segment:
+    """What a host's group does, with gradients instead of their sums."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.step = 0
+        self.held = False
+        self.dropped = 0
+        self.content: list[Gradient] = []
+
+    def apply(self, gradient: Gradient) -> bool:
+        """Take a gradient, unless it is late: its step is over, or sealed for a round."""
+        if self.held or gradient.step < self.step:
+            self.dropped += 1
+            return False
+        self.content.append(gradient)
+        return True
+
+    def seal(self) -> Sealed:
+        """Refuse gradients from here on; return what is there."""
+        self.held = True
+        count = len(self.content)
+        who = frozenset(gradient.worker for gradient in self.content)
+        return Sealed(count, count, who, {"table": (count, count)} if count else {})
+
+    def reset(self, step: int) -> None:
+        """Empty it, at a step."""
+        self.step, self.held, self.content = step, False, []
+
+
+@dataclass
+class _Shipping:
+    seq: int
+    wanted: set[int]  # shards that have not answered
+
+
+class Host:
+    """A host.
+
+    Its forwarder is driven as `shmacc.ray` does it: one thread for the segment and the core, calls
+    of the owner that wait there until there is another order.
+    """
+
+    def __init__(self, job: Job, number: int) -> None:
+        self._job = job
+        self.number = number
+        self.name = f"host {number:04}"
+        self.alive = False
+        self.segment = Segment(0)
+        self.core: ForwarderCore | None = None
+        self.incarnation = 0
+        self.calls = 0  # of the owner, not answered
+        self.sealing = False
+        self._shipping: _Shipping | None = None
+        self._processor = Processor(job.clock)
+        self._wake_at = 0.0
+        self._waiting: list[int] = []  # workers that wait for the next step
+        self._life = 0
+        self._serial = -1  # of the last order
+
+    def start(self) -> None:
+        """Boot: a new segment, a forwarder, workers."""
+        job = self._job
+        self.alive = True
+        self._life += 1
+        self._processor = Processor(job.clock)
+        self.segment = Segment(job.new_number())
+        self.sealing = False
+        self._shipping = None
+        self.calls, self._serial = 0, -1
+        self.incarnation = job.owner.enrol(self.name)
+        self.core = ForwarderCore(
+            self.name, self.incarnation, job.scenario.timing, self.segment.token
+        )
+        workers = job.scenario.workers
+        self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
+        self._compute()
+        self._drive()
+
+    def die(self) -> None:
+        """Everything on the host is gone."""
+        self.alive = False
+        self.core = None
+        self._life += 1
+
+    # Workers
+
+    def _compute(self) -> None:
+        """Have the workers that wait compute their gradients of the segment's step."""
+        waiting, self._waiting = self._waiting, []
+        job, step, life = self._job, self.segment.step, self._life
+        for worker in waiting:
+            gradient = Gradient(job.new_number(), worker, step)
+            job.clock.after(
+                job.compute_time(), lambda gradient=gradient: self._apply(gradient, life)
+            )
+
+    def _apply(self, gradient: Gradient, life: int) -> None:
+        if life != self._life:
+            return
+        accepted = self.segment.apply(gradient)
+        self._job.books.applied(gradient, accepted=accepted)
+        self._waiting.append(gradient.worker)
+        if gradient.step < self.segment.step:
+            self._compute()
+        self._drive()
+
+    # The forwarder
+
+    def receive(self, order: Order) -> None:
+        """An answer of the owner comes; the thread sees to it when it is free."""
+        core = self.core
+
+        def handle() -> None:
+            if core is not None and core is self.core:
+                self.calls -= 1
+                core.receive(order)
+                self._serial = order.serial
+                self._drive()
+
+        self._processor.run(self._job.scenario.machine.call, handle)
+
+    def _drive(self) -> None:
+        """Do what the core asks for, and report."""
+        core, job = self.core, self._job
+        if core is None or self.sealing:
+            return
+        self._act(core)
+        if self.sealing or core is not self.core:
+            return
+        due = core.report_due(job.clock.now)
+        if due <= job.clock.now or not self.calls:
+            self.calls += 1
+            report = core.report(job.clock.now)
+            who = len(report.batch.sealed.contributors) if report.batch is not None else 0
+            serial = self._serial
+            job.network.small(
+                self.number,
+                job.owner.at,
+                SMALL_BYTES + 8 * who,
+                lambda: job.owner.report(self, report, serial),
+            )
+            due = core.report_due(job.clock.now)
+        if not job.clock.now < self._wake_at <= due:
+            self._wake_at = due
+            job.clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        if self.core is not None and self._job.clock.now >= self._wake_at:
+            self._drive()
+
+    def _act(self, core: ForwarderCore) -> None:
+        segment = self.segment
+        while True:
+            core.observe(segment.step, len(segment.content), segment.dropped)
+            match core.next_action():
+                case None:
+                    return
+                case act.Seal():
+                    self._seal(core)
+                    return
+                case act.Ship(seq):
+                    if self._shipping is None or self._shipping.seq != seq:
+                        self._ship(core, seq)
+                    return
+                case act.Release():
+                    segment.held = False
+                    core.released()
+                case act.Consume():
+                    self._job.books.emptied(segment.content)
+                    segment.reset(segment.step + 1)
+                    core.moved()
+                    self._compute()
+                case act.Reset(step, listed):
+                    assert not listed  # noqa: S101  no worker is ever on two hosts here
+                    self._job.books.emptied(segment.content)
+                    segment.reset(step)
+                    core.moved()
+                    self._compute()
+                case act.SetStep(step):
+                    segment.step, segment.held = step, False
+                    core.step_set()
+                    self._compute()
+                case act.Stop():
+                    raise RuntimeError("A forwarder that is alive was told to end")
+
+    def _seal(self, core: ForwarderCore) -> None:
+        """Copy the segment's content, which takes the thread its time."""
+        content = self.segment.seal()
+        self.sealing = True
+        scenario = self._job.scenario
+
+        def done() -> None:
+            if core is self.core:
+                self.sealing = False
+                core.sealed(content)
+                self._drive()
+
+        self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)
+
+    def _ship(self, core: ForwarderCore, seq: int) -> None:
+        """Divide the content among the shards, and send the pieces until each has answered."""
+        job, machine = self._job, self._job.scenario.machine
+        fence = core.fence
+        if fence is None:
+            raise RuntimeError("A segment of no fence was to be shipped")
+        key = BatchKey(self.name, self.incarnation, seq)
+        content = tuple(self.segment.content)
+        job.books.shipped(key, content)
+        shards = len(job.shards)
+        total = job.scenario.shipped(len(content))
+        size = total / shards
+        everyone = frozenset(range(shards))
+        shipping = self._shipping = _Shipping(seq, set(everyone))
+        self._processor.reserve(total / job.rates.split)
+
+        def send(number: int) -> None:
+            if core is not self.core or self._shipping is not shipping:
+                return
+            ready = self._processor.reserve(machine.call)
+            shard = job.shards[number]
+            at = shard.at
+            job.network.large(self.number, at, size, ready, lambda: arrive(number, at))
+
+        def arrive(number: int, at: int) -> None:
+            shard = job.shards[number]
+            if at != shard.at or not shard.alive:  # it is gone: the call fails
+                job.clock.after(machine.retry, lambda: send(number))
+                return
+            shard.stage(fence, key, size, lambda: answer(number, at))
+
+        def answer(number: int, at: int) -> None:
+            job.network.small(at, self.number, SMALL_BYTES, lambda: answered(number))
+
+        def answered(number: int) -> None:
+            shipping.wanted.discard(number)
+            if not shipping.wanted and core is self.core and self._shipping is shipping:
+                self._shipping = None
+                core.shipped(seq, everyone)
+                self._drive()
+
+        # Beginning with another shard each, as streams that share a NIC would come out.
+        for number in range(shards):
+            send((self.number + number) % shards)
