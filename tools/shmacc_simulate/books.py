@@ -30,9 +30,8 @@ class Books:
         self.refused = 0
         self.lost = 0
 
-    def applied(self, gradient: Gradient, *, accepted: bool) -> None:
+    def applied(self, *, accepted: bool) -> None:
         """Note what a segment answered."""
-        del gradient
         self.accepted += accepted
         self.refused += not accepted
 

@@ -79,7 +79,8 @@ class Host:
         self._shipping: _Shipping | None = None
         self._processor = Processor(job.clock)
         self._wake_at = 0.0
-        self._waiting: list[int] = []  # workers that wait for the next step
+        self._waiting: list[int] = []  # workers that wait for a step after that of _waiting_at
+        self._waiting_at = -1
         self._life = 0
         self._serial = -1  # of the last order
 
@@ -99,7 +100,8 @@ class Host:
         )
         workers = job.scenario.workers
         self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
-        self._compute()
+        self._waiting_at = -1
+        self._follow()
         self._drive()
 
     def die(self) -> None:
@@ -110,24 +112,29 @@ class Host:
 
     # Workers
 
-    def _compute(self) -> None:
-        """Have the workers that wait compute their gradients of the segment's step."""
-        waiting, self._waiting = self._waiting, []
-        job, step, life = self._job, self.segment.step, self._life
-        for worker in waiting:
-            gradient = Gradient(job.new_number(), worker, step)
-            job.clock.after(
-                job.compute_time(), lambda gradient=gradient: self._apply(gradient, life)
-            )
+    def _follow(self) -> None:
+        """Have the workers that wait for another step go on, if it has come."""
+        if self.segment.step > self._waiting_at:
+            waiting, self._waiting = self._waiting, []
+            self._waiting_at = self.segment.step
+            for worker in waiting:
+                self._compute(worker)
+
+    def _compute(self, worker: int) -> None:
+        """Have a worker compute its gradient of the segment's step."""
+        job, life = self._job, self._life
+        gradient = Gradient(job.new_number(), worker, self.segment.step)
+        job.clock.after(job.compute_time(), lambda: self._apply(gradient, life))
 
     def _apply(self, gradient: Gradient, life: int) -> None:
         if life != self._life:
             return
         accepted = self.segment.apply(gradient)
-        self._job.books.applied(gradient, accepted=accepted)
-        self._waiting.append(gradient.worker)
+        self._job.books.applied(accepted=accepted)
         if gradient.step < self.segment.step:
-            self._compute()
+            self._compute(gradient.worker)
+        else:
+            self._waiting.append(gradient.worker)
         self._drive()
 
     # The forwarder
@@ -195,17 +202,17 @@ class Host:
                     self._job.books.emptied(segment.content)
                     segment.reset(segment.step + 1)
                     core.moved()
-                    self._compute()
+                    self._follow()
                 case act.Reset(step, listed):
                     assert not listed  # noqa: S101  no worker is ever on two hosts here
                     self._job.books.emptied(segment.content)
                     segment.reset(step)
                     core.moved()
-                    self._compute()
+                    self._follow()
                 case act.SetStep(step):
                     segment.step, segment.held = step, False
                     core.step_set()
-                    self._compute()
+                    self._follow()
                 case act.Stop():
                     raise RuntimeError("A forwarder that is alive was told to end")
 
