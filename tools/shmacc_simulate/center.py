@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from shmacc._multihost.messages import Fence, Opened, Waiting
+from shmacc._multihost.messages import Ended, Opened, Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.events import Processor
@@ -14,7 +14,7 @@ from shmacc_simulate.scenario import ROW_BYTES, SMALL_BYTES, WIDTH, Round
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._multihost.messages import Answer, BatchKey, Report
+    from shmacc._multihost.messages import Answer, BatchKey, Fence, Report
     from shmacc_simulate.hosts import Host
     from shmacc_simulate.job import Job
 
@@ -228,6 +228,7 @@ class Chief:
         self._ticket = ""
         self._asked = 0.0
         self.rounds: list[Round] = []
+        self.cancelled = 0
 
     def next_round(self) -> None:
         """Ask for a round."""
@@ -245,6 +246,9 @@ class Chief:
             self._fetch(answer)
         elif isinstance(answer, Waiting):
             self._ask()
+        elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
+            self.cancelled += 1
+            self.next_round()
         else:
             raise TypeError(f"The owner's answer to the chief is {answer}")
 

@@ -99,6 +99,8 @@ class Job:
             died=self.died,
             regrants=counters.withdrawn + counters.lost_batches,
             voided=counters.voided,
+            lost_hosts=counters.lost_hosts,
+            cancelled=self.chief.cancelled,
         )
 
 

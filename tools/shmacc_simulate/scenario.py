@@ -100,6 +100,8 @@ class Result:
         died: Deaths of hosts.
         regrants: Grants that came to nothing, and batches that shards had lost.
         voided: Steps that were void.
+        lost_hosts: How often the owner took a host for lost.
+        cancelled: Rounds whose chief the owner took for lost.
     """
 
     scenario: Scenario
@@ -115,3 +117,5 @@ class Result:
     died: int
     regrants: int
     voided: int
+    lost_hosts: int
+    cancelled: int
