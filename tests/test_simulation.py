@@ -7,14 +7,13 @@ import logging
 
 import pytest
 
-import shmacc._multihost.forwarder
-import shmacc._multihost.owner
-import shmacc._multihost.shard
+from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Sealed
+from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.books import Books, BrokenPromiseError
-from shmacc_simulate.center import OwnerCore, ShardCore
 from shmacc_simulate.events import Clock, Processor
-from shmacc_simulate.hosts import ForwarderCore, Gradient
+from shmacc_simulate.hosts import Gradient
 from shmacc_simulate.job import Job, simulate
 from shmacc_simulate.network import Network
 from shmacc_simulate.popularity import Table
@@ -25,13 +24,11 @@ DYING = dataclasses.replace(SMALL, name="dying", need=0.5, deaths=0.3, away=3.0)
 
 
 def test_the_library_decides() -> None:
-    assert OwnerCore is shmacc._multihost.owner.OwnerCore
-    assert ForwarderCore is shmacc._multihost.forwarder.ForwarderCore
-    assert ShardCore is shmacc._multihost.shard.ShardCore
     job = Job(SMALL)
     job.run()
     assert type(job.owner.core) is OwnerCore
     assert {type(host.core) for host in job.hosts} == {ForwarderCore}
+    assert {type(shard._core) for shard in job.shards} == {ShardCore}
     assert job.owner.core.counters.gradients == sum(entry.count for entry in job.chief.rounds)
 
 

@@ -1,4 +1,4 @@
-"""Simulates rounds over up to hundreds of hosts, and writes the tables and plots. See ``--help``."""
+"""Simulates rounds over many hosts, and writes the tables and plots. See ``--help``."""
 
 from __future__ import annotations
 

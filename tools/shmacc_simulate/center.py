@@ -1,20 +1,21 @@
-"""The owner, the shards and the chief: drivers of the library's OwnerCore and ShardCore."""
+"""The owner and the shards: drivers of the library's OwnerCore and ShardCore."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from shmacc._multihost.messages import Ended, Opened, Waiting
+from shmacc._multihost.messages import Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.events import Processor
-from shmacc_simulate.scenario import ROW_BYTES, SMALL_BYTES, WIDTH, Round
+from shmacc_simulate.scenario import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._multihost.messages import Answer, BatchKey, Fence, Report
+    from shmacc._multihost.messages import Answer, BatchKey, Fence, Opened, Report
     from shmacc_simulate.hosts import Host
     from shmacc_simulate.job import Job
 
@@ -59,7 +60,7 @@ class Owner:
         return incarnation
 
     def report(self, host: Host, report: Report, serial: int) -> None:
-        """A report comes."""
+        """Take a forwarder's call in."""
 
         def handle() -> None:
             self.core.report(report, self._job.clock.now)
@@ -75,7 +76,7 @@ class Owner:
         self._processor.run(self._half, handle)
 
     def ask(self, ticket: str, required: int, answer: Callable[[Answer], None]) -> None:
-        """A chief's call comes."""
+        """Take a chief's call in."""
 
         def handle() -> None:
             found = self.core.ask(ticket, required, self._job.clock.now)
@@ -100,7 +101,7 @@ class Owner:
         self._processor.run(2 * self._half, handle)
 
     def leave(self, ticket: str, then: Callable[[], None]) -> None:
-        """The block ends in order."""
+        """End the chief's block, in order."""
 
         def handle() -> None:
             opened, step = self.core.open_round, self.core.step
@@ -124,13 +125,8 @@ class Owner:
         if core.fence != self._fence:
             self._fence = core.fence
             for shard in job.shards:
-                fence = self._fence
-                job.network.small(
-                    self.at,
-                    shard.at,
-                    SMALL_BYTES,
-                    lambda shard=shard, fence=fence: shard.forget(fence),
-                )
+                forget = partial(shard.forget, self._fence)
+                job.network.small(self.at, shard.at, SMALL_BYTES, forget)
         due = core.next_time(job.clock.now)
         if not job.clock.now < self._tick_at <= due:
             self._tick_at = due
@@ -149,7 +145,7 @@ class Owner:
         order = self.core.order(host.name, call.incarnation)
 
         def send() -> None:
-            job.network.small(self.at, host.number, SMALL_BYTES, lambda: arrive())
+            job.network.small(self.at, host.number, SMALL_BYTES, arrive)
 
         def arrive() -> None:
             if host.alive and host.incarnation == call.incarnation:
@@ -178,7 +174,7 @@ class Shard:
         self._processor = Processor(self._job.clock)
 
     def move(self, to: int) -> None:
-        """It has died with its host; it is started elsewhere, empty."""
+        """Die with its host, and start elsewhere, empty."""
         self.alive = False
 
         def start() -> None:
@@ -216,96 +212,3 @@ class Shard:
             return
         size = sum(self._core.pieces(keys))
         self._processor.run(machine.call + size / self._job.rates.reduce, lambda: then(()))
-
-
-class Chief:
-    """Leads, at the first host: asks, fetches the mean, or leaves it at the shards; and again."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._at = 0
-        self._processor = Processor(job.clock)
-        self._ticket = ""
-        self._asked = 0.0
-        self.rounds: list[Round] = []
-        self.cancelled = 0
-
-    def next_round(self) -> None:
-        """Ask for a round."""
-        self._ticket = f"ticket {self._job.new_number()}"
-        self._asked = self._job.clock.now
-        self._ask()
-
-    def _ask(self) -> None:
-        owner, ticket = self._job.owner, self._ticket
-        owner.ask(ticket, self._job.scenario.required, self._answered)
-
-    def _answered(self, answer: Answer) -> None:
-        if isinstance(answer, Opened):
-            self._keep_alive(self._ticket)
-            self._fetch(answer)
-        elif isinstance(answer, Waiting):
-            self._ask()
-        elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
-            self.cancelled += 1
-            self.next_round()
-        else:
-            raise TypeError(f"The owner's answer to the chief is {answer}")
-
-    def _keep_alive(self, ticket: str) -> None:
-        """Go on asking while it is in the block."""
-
-        def again() -> None:
-            if ticket == self._ticket:
-                self._job.owner.ask(ticket, self._job.scenario.required, lambda _: None)
-                self._keep_alive(ticket)
-
-        self._job.clock.after(self._job.scenario.timing.chief_lease / 4, again)
-
-    def _fetch(self, opened: Opened) -> None:
-        job, scenario = self._job, self._job.scenario
-        numbers = [n for n in range(len(job.shards)) if opened.of_shard(n)]
-        waiting = set(numbers)
-        lost: set[BatchKey] = set()
-        mean = 0.0
-        if scenario.whole:
-            row = WIDTH * 4 if scenario.table.dense else ROW_BYTES
-            mean = scenario.table.union(opened.count) * row
-
-        def call(number: int) -> None:
-            shard = job.shards[number]
-            at = shard.at
-            job.network.small(
-                self._at,
-                at,
-                SMALL_BYTES,
-                lambda: shard.reduced(opened, number, lambda missing: answer(number, at, missing)),
-            )
-
-        def answer(number: int, at: int, missing: tuple[BatchKey, ...]) -> None:
-            if mean and not missing:
-                size, now = mean / len(numbers), job.clock.now
-                job.network.large(at, self._at, size, now, lambda: arrive(number, missing))
-            else:
-                job.network.small(at, self._at, SMALL_BYTES, lambda: arrive(number, missing))
-
-        def arrive(number: int, missing: tuple[BatchKey, ...]) -> None:
-            waiting.discard(number)
-            lost.update(missing)
-            if not waiting and lost:
-                job.owner.missing(self._ticket, tuple(sorted(lost)), self._ask)
-            elif not waiting:
-                self._processor.run(mean / job.rates.join, begun)
-
-        def begun() -> None:
-            began = job.clock.now
-
-            def over() -> None:
-                self.rounds.append(Round(self._asked, began, job.clock.now, opened.count))
-                self._ticket = ""
-                job.clock.after(scenario.pause, self.next_round)
-
-            job.owner.leave(self._ticket, over)
-
-        for number in numbers:
-            call(number)

@@ -140,7 +140,7 @@ class Host:
     # The forwarder
 
     def receive(self, order: Order) -> None:
-        """An answer of the owner comes; the thread sees to it when it is free."""
+        """Take an answer of the owner in; the thread sees to it when it is free."""
         core = self.core
 
         def handle() -> None:
@@ -181,7 +181,7 @@ class Host:
         if self.core is not None and self._job.clock.now >= self._wake_at:
             self._drive()
 
-    def _act(self, core: ForwarderCore) -> None:
+    def _act(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
         segment = self.segment
         while True:
             core.observe(segment.step, len(segment.content), segment.dropped)

@@ -7,7 +7,8 @@ import random
 import statistics
 
 from shmacc_simulate.books import Books
-from shmacc_simulate.center import Chief, Owner, Shard
+from shmacc_simulate.center import Owner, Shard
+from shmacc_simulate.chief import Chief
 from shmacc_simulate.events import Clock
 from shmacc_simulate.hosts import Host
 from shmacc_simulate.network import Network
@@ -60,7 +61,7 @@ class Job:
         return self.network.large_bytes, self.network.messages
 
     def _next_death(self) -> None:
-        """Have a host die at some time, and come back. The first host, with owner and chief, lives."""
+        """Have a host die at some time, and come back; the first one has owner and chief."""
 
         def strike() -> None:
             living = [host for host in self.hosts[1:] if host.alive]
@@ -75,7 +76,9 @@ class Job:
         host.die()
         for shard in self.shards:
             if shard.at == host.number and shard.alive:
-                shard.move(self._random.choice([other.number for other in self.hosts if other.alive]))
+                shard.move(
+                    self._random.choice([other.number for other in self.hosts if other.alive])
+                )
         self.clock.after(self.scenario.away, host.start)
 
     def _result(self, started: tuple[float, int]) -> Result:

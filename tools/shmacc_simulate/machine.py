@@ -49,8 +49,8 @@ class Machine:
 
 
 # `tools/simulate.py --rates` printed these on the machine of docs/many-hosts.md; `owner_call` and
-# the bandwidth are what `make bench-ray` measured there: 1,210 reports a second; and by bare Ray
-# calls half of each host's 50.5 MB to the other one and then half of 91.5 MB to the chief in 185 ms.
+# the bandwidth are what `make bench-ray` measured there: 1,210 reports a second; and, in 185 ms by
+# bare Ray calls, half of each host's 50.5 MB to the other one, then half of 91.5 MB to the chief.
 MEASURED: Final = Machine(
     bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.185,
     latency=0.0,

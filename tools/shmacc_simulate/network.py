@@ -70,7 +70,7 @@ class Network:
     def _receive(
         self, receiver: int, began: float, seconds: float, arrive: Callable[[], None]
     ) -> None:
-        """The first byte has come."""
+        """Take a message in, whose first byte has come."""
         nic = self._nics[receiver]
         nic.in_free = max(nic.in_free, self._clock.now) + seconds
         self._clock.at(max(nic.in_free, began + seconds + self._latency), arrive)

@@ -58,7 +58,9 @@ def _bins(table: Table) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64
     """Return how many rows each bin has, and the probability that a draw is a given one of them."""
     ends = np.arange(1, min(_EXACT, table.rows) + 1, dtype=np.float64)
     if table.rows > _EXACT:
-        ends = np.concatenate([ends, np.unique(np.geomspace(_EXACT, table.rows, _BINS).round())[1:]])
+        ends = np.concatenate(
+            [ends, np.unique(np.geomspace(_EXACT, table.rows, _BINS).round())[1:]]
+        )
     sizes = np.diff(ends, prepend=0.0)
     middles = np.sqrt((ends - sizes + 1) * ends)
     weights = middles ** -(table.exponent or 0.0)

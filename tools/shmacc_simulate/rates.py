@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,38 +38,47 @@ def measure() -> dict[str, dict[str, float]]:
 def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
     members = {"table": spec}
     plan = Plan(members, _SHARDS)
-    found: dict[str, list[float]] = {"seal": [], "split": [], "reduce": [], "join": []}
+    watch = _Watch()
     with AccumulatorGroup(members) as group, AccumulatorGroup(plan.at_shard(0)) as shard:
         segment = LocalSegment(group)
         for _ in range(_REPEATS):
             for gradient in gradients:
                 group.apply({"table": gradient}, group.global_step)
-            size = 0.0
-
-            def timed(name: str, do: Callable[[], Any], part: float = 1.0) -> Any:
-                began = time.perf_counter()
-                result = do()
-                found[name].append((time.perf_counter() - began) / part)
-                return result
-
-            partial = timed("seal", segment.seal)
-            pieces = timed("split", lambda partial=partial: plan.split(partial))
-            size = sum(_size(sums) for piece in pieces.values() for sums in piece.values())
-            batch = Batch(1, describe(partial), frozenset(pieces))
-            # Two hosts with the same rows: half of what comes in goes out.
-            members_ = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
-            opened = Opened(Fence(1, 0), partial.step, members_)
-            one = timed(
-                "reduce",
-                lambda pieces=pieces, opened=opened: reduce(shard, [pieces[0]] * 2, opened),
-                part=2 * _size(pieces[0]["table"]) / size,
-            )
-            timed(
-                "join",
-                lambda one=one, opened=opened: plan.join([one] * _SHARDS, opened),
-            )
+            sums = watch.time("seal", segment.seal)
+            watch.bytes("seal", _size(sums["table"]))
+            pieces = watch.time("split", partial(plan.split, sums))
+            watch.bytes("split", _size(sums["table"]))
+            # Two hosts with the same rows: of what comes in, half goes out.
+            batch = Batch(1, describe(sums), frozenset(pieces))
+            hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
+            opened = Opened(Fence(1, 0), sums.step, hosts)
+            part = watch.time("reduce", partial(reduce, shard, [pieces[0]] * 2, opened))
+            watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
+            watch.time("join", partial(plan.join, [part] * _SHARDS, opened))
+            watch.bytes("join", _SHARDS * _size(part["table"]))
             segment.consume()
-    return {name: size / statistics.median(times) for name, times in found.items()}
+    return watch.rates()
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def time(self, name: str, do: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = do()
+        self._seconds.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    def bytes(self, name: str, size: int) -> None:
+        self._bytes[name] = size
+
+    def rates(self) -> dict[str, float]:
+        return {
+            name: self._bytes[name] / statistics.median(seconds)
+            for name, seconds in self._seconds.items()
+        }
 
 
 def _size(sums: Any) -> int:

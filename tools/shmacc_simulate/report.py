@@ -29,7 +29,9 @@ HOSTS: Column = ("hosts x workers", lambda r: f"{r.scenario.hosts} x {r.scenario
 SHARDS: Column = ("shards", lambda r: f"{r.scenario.shards}")
 TABLE: Column = (
     "table",
-    lambda r: f"{r.scenario.table.rows:.0e} rows, {r.scenario.table.popularity}".replace("e+0", "e"),
+    lambda r: f"{r.scenario.table.rows:.0e} rows, {r.scenario.table.popularity}".replace(
+        "e+0", "e"
+    ),
 )
 NAME: Column = ("what differs", lambda r: r.scenario.name)
 SECONDS: Column = ("round", lambda r: _seconds(r.seconds))
@@ -64,13 +66,11 @@ def table(results: Iterable[Result], columns: Sequence[Column]) -> str:
         "| " + " | ".join(name for name, _ in columns) + " |",
         "| " + " | ".join("---" for _ in columns) + " |",
     ]
-    lines += [
-        "| " + " | ".join(shown(result) for _, shown in columns) + " |" for result in results
-    ]
+    lines += ["| " + " | ".join(shown(result) for _, shown in columns) + " |" for result in results]
     return "\n".join(lines)
 
 
-def draw(lines: dict[str, Sequence[Result]], directory: Path) -> list[Path]:
+def draw(lines: dict[str, list[Result]], directory: Path) -> list[Path]:
     """Draw seconds, bytes and messages of a round against hosts; return the files."""
     directory.mkdir(parents=True, exist_ok=True)
     quantities: tuple[tuple[str, str, Callable[[Result], float]], ...] = (
