@@ -183,14 +183,13 @@ class Shard:
 
         self._job.clock.after(self._job.scenario.machine.respawn, start)
 
-    def stage(self, fence: Fence, key: BatchKey, size: float, then: Callable[[], None]) -> None:
-        """See `ShardCore.stage`."""
+    def stage(self, fence: Fence, key: BatchKey, size: float, then: Callable[[bool], None]) -> None:
+        """See `ShardCore.stage`; says whether the call came to its end."""
         core = self._core
 
         def handle() -> None:
-            if self.alive and core is self._core:
-                core.stage(fence, key, size)
-                then()
+            core.stage(fence, key, size)
+            then(self._lives_on(core))
 
         self._processor.run(self._job.scenario.machine.call, handle)
 
@@ -207,8 +206,16 @@ class Shard:
         if not self.alive:
             self._job.clock.after(machine.retry, lambda: then(keys))
             return
-        if missing := self._core.missing(opened.fence, keys):
+        core = self._core
+        if missing := core.missing(opened.fence, keys):
             self._processor.run(machine.call, lambda: then(missing))
             return
-        size = sum(self._core.pieces(keys))
-        self._processor.run(machine.call + size / self._job.rates.reduce, lambda: then(()))
+
+        def done() -> None:
+            then(() if self._lives_on(core) else keys)
+
+        size = sum(core.pieces(keys))
+        self._processor.run(machine.call + size / self._job.rates.reduce, done)
+
+    def _lives_on(self, core: ShardCore[float]) -> bool:
+        return self.alive and core is self._core

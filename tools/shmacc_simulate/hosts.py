@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shmacc._multihost import forwarder as act
@@ -12,6 +12,7 @@ from shmacc_simulate.events import Processor
 from shmacc_simulate.scenario import SMALL_BYTES
 
 if TYPE_CHECKING:
+    from shmacc._multihost.messages import Fence
     from shmacc_simulate.job import Job
 
 
@@ -51,12 +52,6 @@ class Segment:
     def reset(self, step: int) -> None:
         """Empty it, at a step."""
         self.step, self.held, self.content = step, False, []
-
-
-@dataclass
-class _Shipping:
-    seq: int
-    wanted: set[int]  # shards that have not answered
 
 
 class Host:
@@ -232,45 +227,78 @@ class Host:
 
     def _ship(self, core: ForwarderCore, seq: int) -> None:
         """Divide the content among the shards, and send the pieces until each has answered."""
-        job, machine = self._job, self._job.scenario.machine
+        job = self._job
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
         key = BatchKey(self.name, self.incarnation, seq)
         content = tuple(self.segment.content)
         job.books.shipped(key, content)
-        shards = len(job.shards)
         total = job.scenario.shipped(len(content))
-        size = total / shards
-        everyone = frozenset(range(shards))
-        shipping = self._shipping = _Shipping(seq, set(everyone))
         self._processor.reserve(total / job.rates.split)
+        self._shipping = _Shipping(job, self, key, fence, total / len(job.shards))
+        self._shipping.start()
 
-        def send(number: int) -> None:
-            if core is not self.core or self._shipping is not shipping:
-                return
-            ready = self._processor.reserve(machine.call)
-            shard = job.shards[number]
-            at = shard.at
-            job.network.large(self.number, at, size, ready, lambda: arrive(number, at))
+    def ready_to_send(self) -> float:
+        """Return when the forwarder has made one more call."""
+        return self._processor.reserve(self._job.scenario.machine.call)
 
-        def arrive(number: int, at: int) -> None:
-            shard = job.shards[number]
-            if at != shard.at or not shard.alive:  # it is gone: the call fails
-                job.clock.after(machine.retry, lambda: send(number))
-                return
-            shard.stage(fence, key, size, lambda: answer(number, at))
+    def is_shipping(self, shipping: _Shipping) -> bool:
+        """Whether these pieces are still wanted."""
+        return self.alive and self._shipping is shipping
 
-        def answer(number: int, at: int) -> None:
-            job.network.small(at, self.number, SMALL_BYTES, lambda: answered(number))
+    def shipped(self, shipping: _Shipping) -> None:
+        """See that the pieces are all there."""
+        if self.core is not None and self.is_shipping(shipping):
+            self._shipping = None
+            self.core.shipped(shipping.seq, frozenset(range(len(self._job.shards))))
+            self._drive()
 
-        def answered(number: int) -> None:
-            shipping.wanted.discard(number)
-            if not shipping.wanted and core is self.core and self._shipping is shipping:
-                self._shipping = None
-                core.shipped(seq, everyone)
-                self._drive()
 
-        # Beginning with another shard each, as streams that share a NIC would come out.
+class _Shipping:
+    """Pieces on their way to the shards."""
+
+    def __init__(self, job: Job, host: Host, key: BatchKey, fence: Fence, size: float) -> None:
+        self.seq = key.seq
+        self._job, self._host, self._key, self._fence, self._size = job, host, key, fence, size
+        self._wanted = set(range(len(job.shards)))
+
+    def start(self) -> None:
+        """Send: each host to another shard first, as streams that share a NIC would come out."""
+        shards = len(self._job.shards)
         for number in range(shards):
-            send((self.number + number) % shards)
+            self._send((self._host.number + number) % shards)
+
+    def _send(self, number: int) -> None:
+        host = self._host
+        if not host.is_shipping(self):
+            return
+        at = self._job.shards[number].at
+        self._job.network.large(
+            host.number, at, self._size, host.ready_to_send(), lambda: self._arrive(number, at)
+        )
+
+    def _arrive(self, number: int, at: int) -> None:
+        shard = self._job.shards[number]
+        if at != shard.at or not shard.alive:
+            self._staged(number, at, staged=False)
+        else:
+            shard.stage(
+                self._fence,
+                self._key,
+                self._size,
+                lambda staged: self._staged(number, at, staged=staged),
+            )
+
+    def _staged(self, number: int, at: int, *, staged: bool) -> None:
+        job = self._job
+        if staged:
+            answered = partial(self._answered, number)
+            job.network.small(at, self._host.number, SMALL_BYTES, answered)
+        else:  # the shard is gone: the call fails
+            job.clock.after(job.scenario.machine.retry, lambda: self._send(number))
+
+    def _answered(self, number: int) -> None:
+        self._wanted.discard(number)
+        if not self._wanted:
+            self._host.shipped(self)

@@ -57,7 +57,7 @@ MEASURED: Final = Machine(
     call=0.13e-3,
     owner_call=1 / 1210,
     sparse=Rates(seal=3.2e9, split=2.6e9, reduce=3.3e9, join=2.0e9),
-    dense=Rates(seal=4.8e9, split=0.63e9, reduce=4.2e9, join=5.7e9),
+    dense=Rates(seal=4.8e9, split=6e11, reduce=4.2e9, join=5.7e9),
 )
 
 # The same software on hosts of their own, with NICs of 25 Gb/s.
