@@ -122,3 +122,8 @@ def test_a_round_that_breaks_a_promise_is_found(gradients: list[Gradient], requi
     opened = Opened(Fence(1, 0), 5, (Member(key, Batch(1, sealed)),))
     with pytest.raises(BrokenPromiseError):
         books.consumed(opened, 5)
+
+
+def test_a_job_that_is_given_up_has_no_figures_of_half_a_round() -> None:
+    result = simulate(dataclasses.replace(SMALL, limit=1.0))
+    assert (result.rounds, result.seconds, result.gradients) == ([], float("inf"), 0)

@@ -83,6 +83,8 @@ class Job:
 
     def _result(self, started: tuple[float, int]) -> Result:
         rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.books
+        if len(rounds) <= self.scenario.rounds:
+            rounds = []  # given up, in the middle of one
         counted = rounds[1:]
         number = max(1, len(counted))
         ended = [entry.ended for entry in rounds]

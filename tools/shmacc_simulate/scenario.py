@@ -84,7 +84,7 @@ class Round:
 
 @dataclass
 class Result:
-    """What came of a job, over its counted rounds.
+    """What came of a job, over its counted rounds; a job that was given up has none.
 
     Attributes:
         scenario: The job.
