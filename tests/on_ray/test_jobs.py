@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 import yaml
+from on_ray.books import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -192,55 +194,74 @@ wait
 """
 
 
-def test_the_script_runs_a_job_behind_a_token_and_tidies_up(tmp_path: Path) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text(_SRUN)
-    srun.chmod(0o755)
-    for name in ("chief.py", "worker.py"):
-        (tmp_path / name).write_text((FOLDER / name).read_text())
-    # Somebody without the token, in the middle of the job.
-    chief = tmp_path / "chief.py"
-    chief.write_text(
-        chief.read_text().replace(
-            "        error = np",
-            "        import os, pathlib, subprocess, sys\n"
-            "        (token,) = pathlib.Path().glob('.ray-token-*')\n"
-            "        assert token.stat().st_mode & 0o777 == 0o600\n"
-            "        stranger = dict(os.environ, RAY_AUTH_TOKEN='0' * 64)\n"
-            "        done = subprocess.run(\n"
-            "            [os.path.dirname(sys.executable) + '/ray', 'status'],\n"
-            "            env=stranger, capture_output=True, text=True)\n"
-            "        print('stranger', done.returncode, done.stdout, done.stderr[-500:])\n"
-            "        error = np",
+class Job:
+    """The script, in a folder of its own and on an allocation of one node: this machine."""
+
+    def __init__(self, folder: Path, chief: str, steps: int) -> None:
+        self.folder, self.number = folder, random.randrange(10**6, 10**7)
+        srun = folder / "srun"
+        srun.write_text(_SRUN)
+        srun.chmod(0o755)
+        (folder / "worker.py").write_text((FOLDER / "worker.py").read_text())
+        (folder / "chief.py").write_text(chief)
+        environment = {
+            **os.environ,
+            "PATH": f"{folder}:{BIN}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": str(self.number),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_DIR": str(folder),
+            "WORKERS_PER_NODE": "2",
+            "STEPS": str(steps),
+        }
+        for name in ("RAY_ADDRESS", "SHMACC_NAMESPACE"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            ["bash", str(FOLDER / "slurm.sh")],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-    )
-    job = random.randrange(10**6, 10**7)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_CPUS_PER_TASK": "1",
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "WORKERS_PER_NODE": "2",
-        "STEPS": "60",
-        "RAY_raylet_start_wait_time_s": "300",
-    }
-    for name in ("RAY_ADDRESS", "SHMACC_NAMESPACE"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        ["bash", str(FOLDER / "slurm.sh")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
+
+    def names(self) -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if f"job-{self.number}" in name]  # noqa: PTH208, S108
+
+    def end(self, status: int) -> str:
+        """Return its output; it must have left nothing."""
+        output, _ = self.process.communicate(timeout=200)
+        assert self.process.returncode == status, output
+        assert not list(self.folder.glob(".ray-token-*"))
+        assert not self.names(), output
+        assert not Path(f"/tmp/ray-{self.number}").exists()  # noqa: S108
+        return output
+
+
+# Somebody with another token asks for the cluster's state, in the middle of the job.
+_STRANGER = """
+        import os, pathlib, subprocess
+        (token,) = pathlib.Path().glob(".ray-token-*")
+        assert token.stat().st_mode & 0o777 == 0o600
+        done = subprocess.run(
+            ["ray", "status"], env=dict(os.environ, RAY_AUTH_TOKEN="0" * 64), capture_output=True
+        )
+        print("stranger:", done.returncode, done.stderr.decode())
+"""
+
+
+def test_the_script_runs_a_job_behind_a_token_and_tidies_up(tmp_path: Path) -> None:
+    chief = (FOLDER / "chief.py").read_text()
+    asked = chief.replace("\n        error = np", f"{_STRANGER}        error = np")
+    assert asked != chief
+    output = Job(tmp_path, asked, 60).end(0)
     assert "60 rounds of 2 gradients" in output
-    assert "stranger 0" not in output
-    assert "stranger" in output
-    assert not list(tmp_path.glob(".ray-token-*"))
-    assert not [name for name in os.listdir("/dev/shm") if f"job-{job}" in name]  # noqa: PTH208, S108
+    assert "stranger: 1" in output
+    assert "token is missing or incorrect" in output
+
+
+def test_a_job_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, (FOLDER / "chief.py").read_text(), 10**9)
+    wait_for(job.names, 200)
+    job.process.send_signal(signal.SIGTERM)
+    job.end(128 + signal.SIGTERM)

@@ -5,6 +5,7 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00
+#SBATCH --signal=B:TERM@120
 # A job over many hosts: Ray on every node, the chief on the first, workers on all.
 # Submit it from the folder with chief.py and worker.py, with shmacc[ray] installed on all nodes.
 set -euo pipefail
@@ -20,7 +21,7 @@ export OPENBLAS_NUM_THREADS=1
 export RAY_USAGE_STATS_ENABLED=0
 port=$((20000 + SLURM_JOB_ID % 10000))
 head=$(hostname)
-address=$(hostname --ip-address)
+address=$(hostname --all-ip-addresses) # not --ip-address, which may be a loopback one
 address=${address%% *}
 export RAY_ADDRESS=$address:$port
 
@@ -39,7 +40,9 @@ end() {
     [[ -z $pids ]] || kill $pids || true
     wait || true
     # What a chief that was killed could not remove: names of this job that nothing has attached.
-    srun --overlap --ntasks-per-node=1 shmacc-inspect clean --yes || true
+    # shellcheck disable=SC2016  # a node expands it
+    srun --overlap --ntasks-per-node=1 \
+        bash -c 'shmacc-inspect clean --yes; rm -rf "/tmp/ray-$SLURM_JOB_ID"' || true
     rm -f "$token"
 }
 trap end EXIT
@@ -62,4 +65,6 @@ fi
 srun --overlap --ntasks="$workers" --ntasks-per-node="$workers_per_node" --cpus-per-task=1 \
     bash -c 'exec python worker.py "$SLURM_PROCID"' &
 
-python chief.py "$workers" "$steps"
+# In the background, so that the traps run at once.
+python chief.py "$workers" "$steps" &
+wait $!
