@@ -6,6 +6,7 @@ script to shellcheck; and it runs, on one node, with an srun that starts process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -228,6 +229,13 @@ class Job:
     def names(self) -> list[str]:
         return [name for name in os.listdir("/dev/shm") if f"job-{self.number}" in name]  # noqa: PTH208, S108
 
+    def processes(self) -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(path.read_text(errors="replace"))
+        return [line for line in found if f"/ray-{self.number}" in line]
+
     def end(self, status: int) -> str:
         """Return its output; it must have left nothing."""
         output, _ = self.process.communicate(timeout=200)
@@ -235,6 +243,8 @@ class Job:
         assert not list(self.folder.glob(".ray-token-*"))
         assert not self.names(), output
         assert not Path(f"/tmp/ray-{self.number}").exists()  # noqa: S108
+        # Ray's processes have that folder in their commands.
+        wait_for(lambda: not self.processes())
         return output
 
 
