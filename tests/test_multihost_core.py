@@ -635,6 +635,45 @@ def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> N
     assert table.apply("a", 3)
 
 
+def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
+    """Emptied at the same step, of an owner before this one: they wait for the next step."""
+    table = Table("a", step=3)
+    table.settle()
+    table.apply("a", 1)
+    segment = table.hosts["a"][1]
+    table.owner.advance_step(4, table.now)
+    table.owner.set_global_step(3, "set", table.now)  # the host learns of both at once
+    table.settle()
+    assert (segment.step, segment.content) == (3, [])
+    table.ask(1)
+    table.settle()
+    assert segment.step == 4
+
+
+def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
+    """A gradient may have been refused for a reason that its predecessor took to the grave."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    segment = table.hosts["a"][1]
+    segment.dropped = 1
+    table.add("a", segment)
+    table.settle()
+    for _ in range(int(TIMING.expiry * 10) - 5):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 0
+    for _ in range(10):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 1
+    table.settle()
+    for _ in range(int(TIMING.expiry * 10) + 10):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 1, "once: now it is known"
+
+
 def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
     shard: ShardCore[str] = ShardCore()
     key = BatchKey("a", 1, 1)

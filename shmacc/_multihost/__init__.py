@@ -94,8 +94,9 @@ Void steps
     that the grant came to nothing. Those whose gradients were refused wait for the next step, on
     one host as here; but there the round that they were too late for always comes. So if a chief
     waits, the gradients are too few, and some host has refused one for such a grant (or does not
-    know, since its forwarder was started again), the step is void. A block that raises is no such
-    reason: its gradients are all there, and enough.
+    know, since its forwarder was started again), the step is void. A host that does not know also
+    makes a step void in which nothing has come for as long as `expiry`: once, for it knows then.
+    A block that raises is no such reason: its gradients are all there, and enough.
 
 What True means
     An apply that returned True is in the mean of its step, unless its host was lost, its forwarder

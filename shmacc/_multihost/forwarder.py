@@ -122,11 +122,11 @@ class ForwarderCore:
         Args:
             step: Its step.
             count: Its gradients.
-            dropped: How many it has ever refused.
+            dropped: How many it has ever refused, or accepted and then dropped.
             present: Which of the watched contributors it has.
         """
         self._step, self._count, self._dropped, self._present = step, count, dropped, present
-        if dropped == 0:
+        if dropped == 0 and self._refused is None:
             self._refused = frozenset()
         if self._grants and dropped > self._dropped_before and self._refused is not None:
             self._refused |= self._grants

@@ -72,18 +72,19 @@ class Host:
             return self.report.step == step
         return self.fence == fence or (self.fence >= set_at and self.report.step == step)
 
-    def lets_workers_wait(self, grants: set[int], fence: Fence) -> bool:
+    def lets_workers_wait(self, grants: set[int], fence: Fence, *, stalled: bool) -> bool:
         """Whether workers of its may wait for the next step, with nothing in this one.
 
         Args:
             grants: Those that came to nothing: gradients refused for them are in no round.
             fence: The present one.
+            stalled: Whether no gradient has come for long.
         """
         if self.report is None or not self.is_at(fence):
             return False
         refused = self.report.refused
         if refused is None:
-            return bool(grants)
+            return stalled or bool(grants)
         return NO_GRANT in refused or not grants.isdisjoint(refused)
 
     @property

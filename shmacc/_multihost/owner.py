@@ -77,6 +77,7 @@ class OwnerCore:
         # Grants of this fence that came to nothing: those of an owner before this one, too.
         self._withdrawn: set[int] = set() if self._ready else {NO_GRANT}
         self._first_grant = 1  # of this fence
+        self._counted, self._counted_at = 0, 0.0  # how many gradients there were, and since when
 
     @property
     def serial(self) -> int:
@@ -280,6 +281,9 @@ class OwnerCore:
             self._changed()
         if self._grant is not None:
             self._close_grant(self._grant, now)
+        if (count := self.accumulated) != self._counted:
+            self._counted, self._counted_at = count, now
+        stalled = now - self._counted_at >= self._timing.expiry
         head = self._line.head
         if head is None or not self._ready or self._grant is not None or self._block is not None:
             return
@@ -288,7 +292,10 @@ class OwnerCore:
             self._grant = _Grant(self.counters.grants, now)
             self._changed()
             self._close_grant(self._grant, now)
-        elif any(host.lets_workers_wait(self._withdrawn, self._fence) for host in self._hosts):
+        elif any(
+            host.lets_workers_wait(self._withdrawn, self._fence, stalled=stalled)
+            for host in self._hosts
+        ):
             _logger.warning(
                 "Step %d is void: it has too few gradients, and workers wait", self._step
             )

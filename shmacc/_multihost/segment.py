@@ -29,8 +29,9 @@ class LocalSegment:
         self._round = 0
 
     def dropped(self) -> int:
-        """Return how many gradients it has ever refused."""
-        return self.group.stats().dropped
+        """Return how many gradients it has ever refused, or accepted and then dropped."""
+        stats = self.group.stats()
+        return stats.dropped + stats.discarded
 
     def present(self, watched: frozenset[int]) -> frozenset[int]:
         """Return which of these contributors it has."""

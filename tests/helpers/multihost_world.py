@@ -74,6 +74,7 @@ class Segment:
         return Sealed(len(self.content), weight, own, members)
 
     def reset(self, step: int, listed: frozenset[int]) -> None:
+        self.dropped += len(self.content)
         self.step, self.listed, self.content, self.held = step, listed, [], False
 
 

@@ -110,6 +110,8 @@ class Books:
 
     def lost(self) -> list[int]:
         """Gradients of steps that are over that were accepted, and are in no round."""
+        # A host may have been at an older step when its workers started: it follows soon.
+        first = min(self.consumed.values(), default=0)
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()
         # The second gradient of a contributor in a step was accepted as being there already.
@@ -117,7 +119,9 @@ class Books:
         return [
             own
             for own, step in accepted
-            if step <= last and own not in self.consumed and (own // 1_000_000, step) not in of_rank
+            if first <= step <= last
+            and own not in self.consumed
+            and (own // 1_000_000, step) not in of_rank
         ]
 
 
