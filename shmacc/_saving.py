@@ -69,6 +69,14 @@ def from_arrays(
                 parts.append(Member(number, spec).partial(partial, count, weight))
             except ShmaccError as error:
                 raise (error.of_member(name) if name else error) from error.__cause__
+    if weight < count or (count == 0 and weight > 0):
+        raise InvalidArgumentError(
+            f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
+        )
+    if who is not None and len(who) > count:
+        raise InvalidArgumentError(
+            f"The state has {len(who)} contributors, but its count is {count}"
+        )
     return parts, step, (count, weight, who, None)
 
 

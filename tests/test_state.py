@@ -251,6 +251,11 @@ def _without(key: str) -> Callable[[dict[str, Any]], Any]:
     return lambda state: {name: array for name, array in state.items() if name != key}
 
 
+def _empty(state: dict[str, Any]) -> dict[str, Any]:
+    nothing = {"count": np.array(0), "weight": np.array(0), "contributors": np.empty(0, np.int64)}
+    return {name: array for name, array in state.items() if not name[0].isdigit()} | nothing
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -264,6 +269,12 @@ def _without(key: str) -> Callable[[dict[str, Any]], Any]:
         (_changed("count", -1), "count"),
         (_changed("count", 1), "Member 'rows'.*count"),
         (_changed("weight", 3), "Member 'rows'.*weight"),
+        (lambda state: _empty(state) | {"weight": np.array(1)}, "0 gradients.*weight 1"),
+        (lambda state: _empty(state) | {"count": np.array(2)}, "2 gradients.*weight 0"),
+        (
+            lambda state: _empty(state) | {"contributors": np.array([2])},
+            "1 contributors.*count is 0",
+        ),
         (_changed("step", 0.5), "step"),
         (_changed("contributors", [2, 2]), "contributors"),
         (_changed("contributors", [-2]), "contributors"),

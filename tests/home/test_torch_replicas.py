@@ -15,8 +15,8 @@ from torch import nn
 
 import shmacc
 import shmacc.torch
-from shmacc import errors, testing
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model
+from shmacc import errors, inspection, testing
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,7 +235,10 @@ def say_nothing(rank: int) -> None:
 def test_backups_are_not_waited_for(start: Callable[..., Child]) -> None:
     model = Words()
     with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
-        children = [start(compute, 0), start(compute, 1), start(say_nothing, 2)]
+        children = [start(say_nothing, 2)]
+        # It attaches to the parameters last. The others would be done before it has begun.
+        until(lambda: len(inspection.describe(_run.of_params(NAME)).processes) == 2)
+        children += [start(compute, rank) for rank in range(2)]
         train(replicas, optimizer_of(model), model, 10)
     for child in children:
         child.result()
