@@ -18,7 +18,7 @@ import uuid
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -26,12 +26,14 @@ os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machine
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import numpy as np
-from numpy.typing import NDArray
 
 from demo import curve, show
 from shmacc import IndexedSlicesSpec, TensorSpec
 from shmacc_demo.model import TABLES, Arrays, Plan, read, start, update
 from shmacc_demo.training import train
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HOSTS = 3
 WORKER = Path(__file__).with_name("demo_ray_worker.py").resolve()

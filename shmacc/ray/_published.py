@@ -21,8 +21,8 @@ What dies, and what that costs
             which outlive it; it does not know its chief any more, so it asks for everything, and
             has it before `publish` returns. Half of its writes may be there meanwhile: of a step
             that has not begun.
-    node    `publish` goes on without it as soon as Ray knows that it is dead. A node that joins gets
-            everything with the next `publish`; until then it has no arrays of this name, and
+    node    `publish` goes on without it as soon as Ray knows that it is dead. A node that joins
+            gets everything with the next `publish`; until then it has no arrays of this name, and
             ``SharedArrays.attach(name, timeout=...)`` waits there. (If Ray alone was started again
             on a machine, and its workers have survived, they have those from before till then: end
             them with their Ray.)
@@ -142,7 +142,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._here = ray.get_runtime_context().get_node_id()
         self._name, self._chief = shared_name, uuid.uuid4().hex
         self._unlink_on_close, self._closed = unlink_on_close, False
-        self._options = {"mode": mode, "owners": owners}
+        self._options: dict[str, Any] = {"mode": mode, "owners": owners}
         with contextlib.suppress(ValueError, *_GONE):  # of a time when the chief was elsewhere
             ray.kill(ray.get_actor(self._actor(self._here), namespace=NAMESPACE), no_restart=True)
         self._arrays = SharedArrays(contents, shared_name, if_exists=if_exists, **self._options)

@@ -1,4 +1,4 @@
-"""The files for Kubernetes and Slurm in docs/examples/ray, as far as they can be held to anything here.
+"""The files for Kubernetes and Slurm in docs/examples/ray, as far as they can be tried here.
 
 The manifests are held to the fields that KubeRay's v1 reference and the Kubernetes API name, the
 script to shellcheck; and it runs, on one node, with an srun that starts processes here.
@@ -106,16 +106,13 @@ JOB = fields(
     rayClusterSpec=CLUSTER,
 )
 SELECTOR = fields("matchLabels", matchLabels=LABELS)
+RULE = fields(ports=many(fields(protocol={"enum": ["TCP", "UDP", "SCTP"]}, port=NUMBER)))
+RULE["properties"]["from"] = many(fields(podSelector=SELECTOR, namespaceSelector=SELECTOR))
 POLICY = fields(
     "podSelector",
     podSelector=SELECTOR,
     policyTypes=many({"enum": ["Ingress", "Egress"]}),
-    ingress=many(
-        fields(
-            **{"from": many(fields(podSelector=SELECTOR, namespaceSelector=SELECTOR))},
-            ports=many(fields(protocol={"enum": ["TCP", "UDP", "SCTP"]}, port=NUMBER)),
-        )
-    ),
+    ingress=many(RULE),
 )
 KINDS = {
     "RayCluster": ("ray.io/v1", CLUSTER),
