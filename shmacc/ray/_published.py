@@ -53,6 +53,7 @@ from shmacc.ray._parts import LOST, NAMESPACE
 
 _GONE = (*LOST, ray.exceptions.ActorUnschedulableError)
 _AGAIN = 0.2  # until a call that failed is tried again
+_REMOVED = 5.0  # a keeper that Ray does not start again for so long, on a living node, was removed
 
 Arrays = dict[str, npt.NDArray[Any]]
 Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
@@ -230,13 +231,25 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         return pieces
 
     def _get(self, node: str, method: str, value: Any, call: Any) -> Any:
-        """Return the answer of a keeper, "dead" if its node is; a restarted one is asked again."""
+        """Return the answer of a keeper, "dead" if its node is; a restarted one is asked again.
+
+        Raises:
+            FailedPreconditionError: Ray does not start it again: another chief has removed it.
+        """
+        end: float | None = None
         while True:
             try:
                 return ray.get(call)
-            except _GONE:
+            except _GONE as error:
                 if node not in self._alive():
                     return "dead"
+                if isinstance(error, ray.exceptions.ActorDiedError):
+                    end = end or time.monotonic() + _REMOVED
+                    if time.monotonic() > end:
+                        raise FailedPreconditionError(
+                            f"Another chief publishes {self._name!r} now: the keeper of {node} is "
+                            "gone"
+                        ) from error
                 time.sleep(_AGAIN)
                 call = getattr(self._keepers[node], method).remote(self._chief, value)
             except ray.exceptions.RayTaskError as error:

@@ -150,6 +150,42 @@ def test_another_chief_goes_on_and_the_first_one_is_refused(training: Training) 
             training.arrays.publish({"copy 0": [1]})
 
 
+_CHIEF = """
+import os, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray, shmacc.ray
+import numpy as np
+ray.init(address=sys.argv[1], _node_ip_address="127.0.0.3", log_to_driver=False)
+contents = {f"copy {copy}": np.zeros((50, 3)) for copy in (0, 1)} | {"fixed": np.arange(5)}
+with shmacc.ray.PublishedArrays(contents, "values.arrays") as arrays:
+    group = shmacc.ray.AccumulatorGroup.attach("values")
+    for _ in range(3):
+        with group.round(3, timeout=60) as taken:
+            new = taken.step + 1
+            assert taken["seen"].value.tolist() == [3 * taken.step, 3 * taken.step, 30]
+            arrays[f"copy {new % 2}"][new % 50] = new
+            arrays.publish({f"copy {new % 2}": [new % 50]})
+"""
+
+
+def test_a_chief_on_another_node_goes_on(training: Training) -> None:
+    for _ in range(3):
+        training.round()
+    command = [sys.executable, "-P", "-c", _CHIEF, training.nodes.cluster.address]
+    environment = training.nodes.environment(1)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert training.group.global_step == 6
+    with pytest.raises(FailedPreconditionError, match="Another chief"):
+        training.arrays.publish({"copy 0": [1]})
+    training.arrays.close()
+    training.arrays = shmacc.ray.PublishedArrays(CONTENTS, "values.arrays")
+    for _ in range(3):
+        training.round()
+
+
 def test_what_makes_no_sense_is_refused(training: Training) -> None:
     with pytest.raises(InvalidArgumentError, match="no array 'copies'"):
         training.arrays.publish({"copies": None})
