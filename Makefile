@@ -38,7 +38,7 @@ help: ## this list
 demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo.py $(DEMO)
 
-demo-ray: .venv-ray/.installed ## the same on a Ray cluster of three nodes on this machine; same loss as on one host
+demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on this machine
 	.venv-ray/bin/python tools/demo_ray.py $(DEMO_RAY)
 
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel

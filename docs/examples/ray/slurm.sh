@@ -25,7 +25,7 @@ address=$(hostname --all-ip-addresses) # not --ip-address, which may be a loopba
 address=${address%% *}
 export RAY_ADDRESS=$address:$port
 
-# Ray runs what it is sent by whoever has the token. It is in a file that only this user can read,
+# Ray runs all code that comes with the token. It is in a file that only this user can read,
 # in a folder that all nodes see, and not in the environment, which tools may log.
 token=$SLURM_SUBMIT_DIR/.ray-token-$SLURM_JOB_ID
 python -c 'import secrets; print(secrets.token_hex(32), end="")' >"$token"
