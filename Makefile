@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray lint coverage dist docs model litmus \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
 	soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
@@ -93,6 +93,9 @@ litmus: ## hold the protocol's memory order against the memory models (needs her
 
 test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
+
+simulate: $(VENV)/.demo ## simulate rounds over up to 300 hosts, and write tables and plots
+	$(BIN)/python tools/simulate.py $(SIMULATE)
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
 	.venv-ray/bin/python -P tools/ray_bench.py $(BENCH_RAY)

@@ -44,6 +44,8 @@ _SECTIONS: Final = {
         "docs/performance",
         "docs/benchmarks/README",
         "docs/benchmarks/results",
+        "docs/simulation",
+        "docs/simulation/results",
         "docs/hazards",
         "docs/testing",
         "tools/model/README",

@@ -38,6 +38,7 @@ class OwnerActor:
         term = time.time_ns() // 1_000_000
         self._core = OwnerCore(term, None if restarted else 0, config.timing)
         self._changed = asyncio.Event()
+        self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
         self._shards: list[Any] = []
         self._forwarders: dict[str, Any] = {}
@@ -66,11 +67,9 @@ class OwnerActor:
         self._core.report(report, time.monotonic())
         self._wake()
 
-        def order() -> Order:
-            return self._core.order(report.host, report.incarnation)
-
-        await self._park(self._config.timing.heartbeat * 2, lambda: order().serial == serial)
-        return order()
+        timeout = self._config.timing.heartbeat * 2
+        await self._park(timeout, lambda: self._core.serial == serial)
+        return self._core.order(report.host, report.incarnation)
 
     # Chiefs
 
@@ -181,9 +180,15 @@ class OwnerActor:
     # Calls that wait
 
     def _wake(self) -> None:
-        """Let calls look again."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        """Let calls look again, if orders or answers have changed.
+
+        A report that changes nothing wakes nobody: otherwise each one would cost as much as there
+        are hosts, whose calls all wait here.
+        """
+        if self._serial != self._core.serial:
+            self._serial = self._core.serial
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     async def _park(
         self, seconds: float, unchanged: Callable[[], bool], *, once: bool = False

@@ -1,0 +1,124 @@
+"""The simulation of many hosts: the library decides in it, and its figures can be computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Sealed
+from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.shard import ShardCore
+from shmacc_simulate.books import Books, BrokenPromiseError
+from shmacc_simulate.events import Clock, Processor
+from shmacc_simulate.hosts import Gradient
+from shmacc_simulate.job import Job, simulate
+from shmacc_simulate.network import Network
+from shmacc_simulate.popularity import Table
+from shmacc_simulate.scenario import Scenario
+
+SMALL = Scenario("small", 4, 4, 4, Table(1_000_000, 1.0, 1_000), rounds=12, compute=0.1)
+DYING = dataclasses.replace(SMALL, name="dying", need=0.5, deaths=0.3, away=3.0)
+
+
+def test_the_library_decides() -> None:
+    job = Job(SMALL)
+    job.run()
+    assert type(job.owner.core) is OwnerCore
+    assert {type(host.core) for host in job.hosts} == {ForwarderCore}
+    assert {type(shard._core) for shard in job.shards} == {ShardCore}
+    assert job.owner.core.counters.gradients == sum(entry.count for entry in job.chief.rounds)
+
+
+@pytest.mark.parametrize("scenario", [SMALL, DYING], ids=lambda scenario: scenario.name)
+def test_a_seed_gives_the_same_job_again(scenario: Scenario) -> None:
+    logging.getLogger("shmacc").setLevel(logging.ERROR)
+    one = simulate(scenario)
+    assert one == simulate(scenario)
+    assert one.rounds != simulate(dataclasses.replace(scenario, seed=2)).rounds
+    assert len(one.rounds) == scenario.rounds
+    assert all(entry.count >= scenario.required for entry in one.rounds)
+
+
+def test_without_deaths_every_gradient_that_was_accepted_is_in_a_round() -> None:
+    result = simulate(SMALL)
+    assert (result.lost, result.regrants, result.voided, result.lost_hosts) == (0, 0, 0, 0)
+
+
+def test_deaths_are_survived_by_rounds() -> None:
+    result = simulate(DYING)
+    assert result.died > 0
+    assert result.lost_hosts > 0
+    assert result.worst > simulate(SMALL).worst
+
+
+def test_bytes_of_dense_rounds_are_those_computed_by_hand() -> None:
+    # Of 1,000 x 64 float32 each host sends the other one half, and gets the other half.
+    dense = Scenario("dense", 2, 1, 2, Table(1_000, None), need=1.0, rounds=3)
+    assert simulate(dense).gigabytes * 1e9 == pytest.approx(2 * 1_000 * 64 * 4 / 2)
+    # With the mean for the chief, which is on the first host: half of it is on the other one.
+    whole = dataclasses.replace(dense, whole=True)
+    assert simulate(whole).gigabytes * 1e9 == pytest.approx(3 * 1_000 * 64 * 4 / 2)
+
+
+def test_bytes_of_sparse_rounds_are_those_computed_by_hand() -> None:
+    # One gradient at each of three hosts, 500 rows of 64 float32, an index and a count; one shard.
+    sparse = Scenario("sparse", 3, 1, 1, Table(10_000, 0.0, 500), need=1.0, rounds=3)
+    assert simulate(sparse).gigabytes * 1e9 == pytest.approx(2 * 500 * (64 * 4 + 16))
+
+
+def test_messages_are_those_computed_by_hand() -> None:
+    # 100 MB at 1 GB/s and a latency of 1 ms: two to one host come one after the other.
+    clock = Clock()
+    network = Network(clock, 3, 1e9, 1e-3)
+    arrived: list[float] = []
+    for sender in (1, 2):
+        network.large(sender, 0, 1e8, 0.0, lambda: arrived.append(clock.now))
+    network.large(0, 1, 1e8, 0.0, lambda: arrived.append(clock.now))  # the other way: at once
+    network.large(0, 0, 1e8, 0.0, lambda: arrived.append(clock.now))  # to itself: none
+    clock.run(10, lambda: False)
+    assert arrived == pytest.approx([0.0, 0.101, 0.101, 0.201])
+    assert (network.messages, network.large_bytes) == (3, 3e8)
+
+
+def test_a_processor_does_one_thing_at_a_time() -> None:
+    clock = Clock()
+    processor = Processor(clock)
+    done: list[float] = []
+    for _ in range(2):
+        processor.run(0.5, lambda: done.append(clock.now))
+    clock.run(10, lambda: False)
+    assert done == [0.5, 1.0]
+
+
+def test_unions_are_those_of_draws() -> None:
+    uniform = Table(1_000_000, 0.0, 50_000)
+    assert uniform.union(1) == pytest.approx(50_000)
+    assert uniform.union(4) == pytest.approx(1_000_000 * (1 - 0.95**4))
+    zipf = Table(1_000_000, 1.0, 50_000)
+    assert zipf.union(1) == pytest.approx(50_000)
+    # Rows one by one instead of in bins, with the number of draws that gives 50,000 different ones.
+    assert 50_000 < zipf.union(32) < uniform.union(32)
+    assert Table(7, None).union(32) == 7
+
+
+@pytest.mark.parametrize(
+    ("gradients", "required"),
+    [
+        ([Gradient(1, 1, 5)], 2),
+        ([Gradient(1, 1, 5), Gradient(2, 2, 4)], 1),
+        ([Gradient(1, 1, 5), Gradient(1, 1, 5)], 1),
+        ([Gradient(1, 1, 5), Gradient(2, 1, 5)], 1),
+    ],
+    ids=["too few", "stale", "doubled", "a worker twice"],
+)
+def test_a_round_that_breaks_a_promise_is_found(gradients: list[Gradient], required: int) -> None:
+    books = Books(required)
+    key = BatchKey("host", 1, 1)
+    books.shipped(key, tuple(gradients))
+    sealed = Sealed(len(gradients), len(gradients))
+    opened = Opened(Fence(1, 0), 5, (Member(key, Batch(1, sealed)),))
+    with pytest.raises(BrokenPromiseError):
+        books.consumed(opened, 5)

@@ -1,0 +1,221 @@
+"""The owner and the shards: drivers of the library's OwnerCore and ShardCore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from shmacc._multihost.messages import Waiting
+from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.shard import ShardCore
+from shmacc_simulate.events import Processor
+from shmacc_simulate.scenario import SMALL_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmacc._multihost.messages import Answer, BatchKey, Fence, Opened, Report
+    from shmacc_simulate.hosts import Host
+    from shmacc_simulate.job import Job
+
+_PARKED = 1.0  # seconds that a chief's call waits at the owner
+
+
+class _Call(NamedTuple):
+    """A forwarder's call that waits for another order than that of `serial`."""
+
+    host: Host
+    incarnation: int
+    serial: int
+
+
+@dataclass
+class _Ask:
+    """A chief's call that waits for a round."""
+
+    ticket: str
+    answer: Callable[[Answer], None]
+
+
+class Owner:
+    """The owner, at the first host: a process with one thread, which no death meets here."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.at = 0
+        self.core = OwnerCore(1, 0, job.scenario.timing)
+        self._processor = Processor(job.clock)
+        self._half = job.scenario.machine.owner_call / 2  # a call comes; it is answered
+        self._calls: list[_Call] = []
+        self._asks: list[_Ask] = []
+        self._serial = -1
+        self._fence = self.core.fence
+        self._tick_at = 0.0
+
+    def enrol(self, host: str) -> int:
+        """See `OwnerCore.enrol`."""
+        incarnation = self.core.enrol(host, self._job.clock.now)
+        self._look()
+        return incarnation
+
+    def report(self, host: Host, report: Report, serial: int) -> None:
+        """Take a forwarder's call in."""
+
+        def handle() -> None:
+            self.core.report(report, self._job.clock.now)
+            call = _Call(host, report.incarnation, serial)
+            self._calls.append(call)
+            self._look()
+            if serial != self.core.serial:
+                self._answer(call)
+            else:
+                timeout = self._job.scenario.timing.heartbeat * 2
+                self._job.clock.after(timeout, lambda: self._answer(call))
+
+        self._processor.run(self._half, handle)
+
+    def ask(self, ticket: str, required: int, answer: Callable[[Answer], None]) -> None:
+        """Take a chief's call in."""
+
+        def handle() -> None:
+            found = self.core.ask(ticket, required, self._job.clock.now)
+            ask = _Ask(ticket, answer)
+            self._asks.append(ask)
+            self._look()
+            if isinstance(found, Waiting):
+                self._job.clock.after(_PARKED, lambda: self._answer_chief(ask))
+            else:
+                self._answer_chief(ask)
+
+        self._processor.run(self._half, handle)
+
+    def missing(self, ticket: str, keys: tuple[BatchKey, ...], then: Callable[[], None]) -> None:
+        """See `OwnerCore.missing`."""
+
+        def handle() -> None:
+            self.core.missing(ticket, keys, self._job.clock.now)
+            self._look()
+            then()
+
+        self._processor.run(2 * self._half, handle)
+
+    def leave(self, ticket: str, then: Callable[[], None]) -> None:
+        """End the chief's block, in order."""
+
+        def handle() -> None:
+            opened, step = self.core.open_round, self.core.step
+            if self.core.leave(ticket, self._job.clock.now, consume=True) and opened is not None:
+                self._job.books.consumed(opened, step)
+            self._look()
+            then()
+
+        self._processor.run(2 * self._half, handle)
+
+    def _look(self) -> None:
+        """Answer calls that wait, if there is something new; see to time."""
+        core, job = self.core, self._job
+        if core.serial != self._serial:
+            self._serial = core.serial
+            for call in [call for call in self._calls if call.serial != core.serial]:
+                self._answer(call)
+        for ask in list(self._asks):
+            if not isinstance(core.answer(ask.ticket), Waiting):
+                self._answer_chief(ask)
+        if core.fence != self._fence:
+            self._fence = core.fence
+            for shard in job.shards:
+                forget = partial(shard.forget, self._fence)
+                job.network.small(self.at, shard.at, SMALL_BYTES, forget)
+        due = core.next_time(job.clock.now)
+        if not job.clock.now < self._tick_at <= due:
+            self._tick_at = due
+            job.clock.at(due, self._tick)
+
+    def _tick(self) -> None:
+        if self._job.clock.now >= self._tick_at:
+            self.core.tick(self._job.clock.now)
+            self._look()
+
+    def _answer(self, call: _Call) -> None:
+        if call not in self._calls:
+            return
+        self._calls.remove(call)
+        host, job = call.host, self._job
+        order = self.core.order(host.name, call.incarnation)
+
+        def send() -> None:
+            job.network.small(self.at, host.number, SMALL_BYTES, arrive)
+
+        def arrive() -> None:
+            if host.alive and host.incarnation == call.incarnation:
+                host.receive(order)
+
+        self._processor.run(self._half, send)
+
+    def _answer_chief(self, ask: _Ask) -> None:
+        if ask not in self._asks:
+            return
+        self._asks.remove(ask)
+        self._processor.run(self._half, lambda: ask.answer(self.core.answer(ask.ticket)))
+
+
+class Shard:
+    """A shard: one call at a time, pieces are their sizes."""
+
+    def __init__(self, job: Job, at: int) -> None:
+        self._job = job
+        self.at = at
+        self.alive = True
+        self._start()
+
+    def _start(self) -> None:
+        self._core: ShardCore[float] = ShardCore()
+        self._processor = Processor(self._job.clock)
+
+    def move(self, to: int) -> None:
+        """Die with its host, and start elsewhere, empty."""
+        self.alive = False
+
+        def start() -> None:
+            self.at, self.alive = to, True
+            self._start()
+
+        self._job.clock.after(self._job.scenario.machine.respawn, start)
+
+    def stage(self, fence: Fence, key: BatchKey, size: float, then: Callable[[bool], None]) -> None:
+        """See `ShardCore.stage`; says whether the call came to its end."""
+        core = self._core
+
+        def handle() -> None:
+            core.stage(fence, key, size)
+            then(self._lives_on(core))
+
+        self._processor.run(self._job.scenario.machine.call, handle)
+
+    def forget(self, before: Fence) -> None:
+        """See `ShardCore.forget`."""
+        self._core.forget(before)
+
+    def reduced(
+        self, opened: Opened, number: int, then: Callable[[tuple[BatchKey, ...]], None]
+    ) -> None:
+        """Add the pieces of a round up; or say which are missing."""
+        keys = opened.of_shard(number)
+        machine = self._job.scenario.machine
+        if not self.alive:
+            self._job.clock.after(machine.retry, lambda: then(keys))
+            return
+        core = self._core
+        if missing := core.missing(opened.fence, keys):
+            self._processor.run(machine.call, lambda: then(missing))
+            return
+
+        def done() -> None:
+            then(() if self._lives_on(core) else keys)
+
+        size = sum(core.pieces(keys))
+        self._processor.run(machine.call + size / self._job.rates.reduce, done)
+
+    def _lives_on(self, core: ShardCore[float]) -> bool:
+        return self.alive and core is self._core

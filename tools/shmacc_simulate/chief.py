@@ -1,0 +1,137 @@
+"""The chief: asks for rounds, one after the other, and has the shards add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shmacc._multihost.messages import Ended, Opened, Waiting
+from shmacc_simulate.events import Processor
+from shmacc_simulate.scenario import ROW_BYTES, SMALL_BYTES, WIDTH, Round
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmacc._multihost.messages import Answer, BatchKey
+    from shmacc_simulate.job import Job
+
+_AT = 0  # its host: the first one
+
+
+class Chief:
+    """Leads: asks, fetches the mean, or leaves it at the shards; and again."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._processor = Processor(job.clock)
+        self._ticket = ""
+        self._asked = 0.0
+        self._in_block = ""  # the ticket for which it goes on asking
+        self.rounds: list[Round] = []
+        self.cancelled = 0
+
+    def next_round(self) -> None:
+        """Ask for a round."""
+        self._ticket = f"ticket {self._job.new_number()}"
+        self._asked = self._job.clock.now
+        self._ask()
+
+    def _ask(self) -> None:
+        self._job.owner.ask(self._ticket, self._job.scenario.required, self._answered)
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, Opened):
+            if self._in_block != self._ticket:
+                self._in_block = self._ticket
+                self._keep_alive(self._ticket)
+            _Fetch(self._job, answer, lambda lost: self._fetched(answer, lost)).start()
+        elif isinstance(answer, Waiting):
+            self._ask()
+        elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
+            self.cancelled += 1
+            self.next_round()
+        else:
+            raise TypeError(f"The owner's answer to the chief is {answer}")
+
+    def _keep_alive(self, ticket: str) -> None:
+        """Go on asking while it is in the block."""
+
+        def again() -> None:
+            if ticket == self._ticket:
+                self._job.owner.ask(ticket, self._job.scenario.required, lambda _: None)
+                self._keep_alive(ticket)
+
+        self._job.clock.after(self._job.scenario.timing.chief_lease / 4, again)
+
+    def _fetched(self, opened: Opened, lost: set[BatchKey]) -> None:
+        job = self._job
+        if lost:
+            job.owner.missing(self._ticket, tuple(sorted(lost)), self._ask)
+            return
+
+        def begun() -> None:
+            began = job.clock.now
+
+            def over() -> None:
+                self.rounds.append(Round(self._asked, began, job.clock.now, opened.count))
+                self._ticket = ""
+                job.clock.after(job.scenario.pause, self.next_round)
+
+            job.owner.leave(self._ticket, over)
+
+        self._processor.run(_mean(job, opened) / job.rates.join, begun)
+
+
+class _Fetch:
+    """Calls of all shards that have something of a round.
+
+    Args:
+        job: The job.
+        opened: The round.
+        then: Called with the batches that shards have lost.
+    """
+
+    def __init__(self, job: Job, opened: Opened, then: Callable[[set[BatchKey]], None]) -> None:
+        self._job, self._opened, self._then = job, opened, then
+        self._numbers = [n for n in range(len(job.shards)) if opened.of_shard(n)]
+        self._waiting = set(self._numbers)
+        self._lost: set[BatchKey] = set()
+
+    def start(self) -> None:
+        """Make the calls."""
+        for number in self._numbers:
+            self._call(number)
+
+    def _call(self, number: int) -> None:
+        shard, opened = self._job.shards[number], self._opened
+        at = shard.at
+
+        def answer(missing: tuple[BatchKey, ...]) -> None:
+            self._answer(number, at, missing)
+
+        def arrive() -> None:
+            shard.reduced(opened, number, answer)
+
+        self._job.network.small(_AT, at, SMALL_BYTES, arrive)
+
+    def _answer(self, number: int, at: int, missing: tuple[BatchKey, ...]) -> None:
+        network = self._job.network
+        mean = _mean(self._job, self._opened)
+
+        def arrive() -> None:
+            self._waiting.discard(number)
+            self._lost.update(missing)
+            if not self._waiting:
+                self._then(self._lost)
+
+        if mean and not missing:
+            network.large(at, _AT, mean / len(self._numbers), self._job.clock.now, arrive)
+        else:
+            network.small(at, _AT, SMALL_BYTES, arrive)
+
+
+def _mean(job: Job, opened: Opened) -> float:
+    """Return the bytes of the mean, if the chief fetches it."""
+    scenario = job.scenario
+    if not scenario.whole:
+        return 0.0
+    return scenario.table.union(opened.count) * (WIDTH * 4 if scenario.table.dense else ROW_BYTES)

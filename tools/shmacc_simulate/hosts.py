@@ -1,0 +1,304 @@
+"""Hosts: a segment, workers that follow its step, and the driver of the library's ForwarderCore."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import BatchKey, Order, Sealed
+from shmacc_simulate.events import Processor
+from shmacc_simulate.scenario import SMALL_BYTES
+
+if TYPE_CHECKING:
+    from shmacc._multihost.messages import Fence
+    from shmacc_simulate.job import Job
+
+
+class Gradient(NamedTuple):
+    """A gradient: who computed it, and at which step; `number` is its identity."""
+
+    number: int
+    worker: int
+    step: int
+
+
+class Segment:
+    """What a host's group does, with gradients instead of their sums."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.step = 0
+        self.held = False
+        self.dropped = 0
+        self.content: list[Gradient] = []
+
+    def apply(self, gradient: Gradient) -> bool:
+        """Take a gradient, unless it is late: its step is over, or sealed for a round."""
+        if self.held or gradient.step < self.step:
+            self.dropped += 1
+            return False
+        self.content.append(gradient)
+        return True
+
+    def seal(self) -> Sealed:
+        """Refuse gradients from here on; return what is there."""
+        self.held = True
+        count = len(self.content)
+        who = frozenset(gradient.worker for gradient in self.content)
+        return Sealed(count, count, who, {"table": (count, count)} if count else {})
+
+    def reset(self, step: int) -> None:
+        """Empty it, at a step."""
+        self.step, self.held, self.content = step, False, []
+
+
+class Host:
+    """A host.
+
+    Its forwarder is driven as `shmacc.ray` does it: one thread for the segment and the core, calls
+    of the owner that wait there until there is another order.
+    """
+
+    def __init__(self, job: Job, number: int) -> None:
+        self._job = job
+        self.number = number
+        self.name = f"host {number:04}"
+        self.alive = False
+        self.segment = Segment(0)
+        self.core: ForwarderCore | None = None
+        self.incarnation = 0
+        self.calls = 0  # of the owner, not answered
+        self.sealing = False
+        self._shipping: _Shipping | None = None
+        self._processor = Processor(job.clock)
+        self._wake_at = 0.0
+        self._waiting: list[int] = []  # workers that wait for a step after that of _waiting_at
+        self._waiting_at = -1
+        self._life = 0
+        self._serial = -1  # of the last order
+
+    def start(self) -> None:
+        """Boot: a new segment, a forwarder, workers."""
+        job = self._job
+        self.alive = True
+        self._life += 1
+        self._processor = Processor(job.clock)
+        self.segment = Segment(job.new_number())
+        self.sealing = False
+        self._shipping = None
+        self.calls, self._serial = 0, -1
+        self.incarnation = job.owner.enrol(self.name)
+        self.core = ForwarderCore(
+            self.name, self.incarnation, job.scenario.timing, self.segment.token
+        )
+        workers = job.scenario.workers
+        self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
+        self._waiting_at = -1
+        self._follow()
+        self._drive()
+
+    def die(self) -> None:
+        """Everything on the host is gone."""
+        self.alive = False
+        self.core = None
+        self._life += 1
+
+    # Workers
+
+    def _follow(self) -> None:
+        """Have the workers that wait for another step go on, if it has come."""
+        if self.segment.step > self._waiting_at:
+            waiting, self._waiting = self._waiting, []
+            self._waiting_at = self.segment.step
+            for worker in waiting:
+                self._compute(worker)
+
+    def _compute(self, worker: int) -> None:
+        """Have a worker compute its gradient of the segment's step."""
+        job, life = self._job, self._life
+        gradient = Gradient(job.new_number(), worker, self.segment.step)
+        job.clock.after(job.compute_time(), lambda: self._apply(gradient, life))
+
+    def _apply(self, gradient: Gradient, life: int) -> None:
+        if life != self._life:
+            return
+        accepted = self.segment.apply(gradient)
+        self._job.books.applied(accepted=accepted)
+        if gradient.step < self.segment.step:
+            self._compute(gradient.worker)
+        else:
+            self._waiting.append(gradient.worker)
+        self._drive()
+
+    # The forwarder
+
+    def receive(self, order: Order) -> None:
+        """Take an answer of the owner in; the thread sees to it when it is free."""
+        core = self.core
+
+        def handle() -> None:
+            if core is not None and core is self.core:
+                self.calls -= 1
+                core.receive(order)
+                self._serial = order.serial
+                self._drive()
+
+        self._processor.run(self._job.scenario.machine.call, handle)
+
+    def _drive(self) -> None:
+        """Do what the core asks for, and report."""
+        core, job = self.core, self._job
+        if core is None or self.sealing:
+            return
+        self._act(core)
+        if self.sealing or core is not self.core:
+            return
+        due = core.report_due(job.clock.now)
+        if due <= job.clock.now or not self.calls:
+            self.calls += 1
+            report = core.report(job.clock.now)
+            who = len(report.batch.sealed.contributors) if report.batch is not None else 0
+            serial = self._serial
+            job.network.small(
+                self.number,
+                job.owner.at,
+                SMALL_BYTES + 8 * who,
+                lambda: job.owner.report(self, report, serial),
+            )
+            due = core.report_due(job.clock.now)
+        if not job.clock.now < self._wake_at <= due:
+            self._wake_at = due
+            job.clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        if self.core is not None and self._job.clock.now >= self._wake_at:
+            self._drive()
+
+    def _act(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
+        segment = self.segment
+        while True:
+            core.observe(segment.step, len(segment.content), segment.dropped)
+            match core.next_action():
+                case None:
+                    return
+                case act.Seal():
+                    self._seal(core)
+                    return
+                case act.Ship(seq):
+                    if self._shipping is None or self._shipping.seq != seq:
+                        self._ship(core, seq)
+                    return
+                case act.Release():
+                    segment.held = False
+                    core.released()
+                case act.Consume():
+                    self._job.books.emptied(segment.content)
+                    segment.reset(segment.step + 1)
+                    core.moved()
+                    self._follow()
+                case act.Reset(step, listed):
+                    assert not listed  # noqa: S101  no worker is ever on two hosts here
+                    self._job.books.emptied(segment.content)
+                    segment.reset(step)
+                    core.moved()
+                    self._follow()
+                case act.SetStep(step):
+                    segment.step, segment.held = step, False
+                    core.step_set()
+                    self._follow()
+                case act.Stop():
+                    raise RuntimeError("A forwarder that is alive was told to end")
+
+    def _seal(self, core: ForwarderCore) -> None:
+        """Copy the segment's content, which takes the thread its time."""
+        content = self.segment.seal()
+        self.sealing = True
+        scenario = self._job.scenario
+
+        def done() -> None:
+            if core is self.core:
+                self.sealing = False
+                core.sealed(content)
+                self._drive()
+
+        self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)
+
+    def _ship(self, core: ForwarderCore, seq: int) -> None:
+        """Divide the content among the shards, and send the pieces until each has answered."""
+        job = self._job
+        fence = core.fence
+        if fence is None:
+            raise RuntimeError("A segment of no fence was to be shipped")
+        key = BatchKey(self.name, self.incarnation, seq)
+        content = tuple(self.segment.content)
+        job.books.shipped(key, content)
+        total = job.scenario.shipped(len(content))
+        self._processor.reserve(total / job.rates.split)
+        self._shipping = _Shipping(job, self, key, fence, total / len(job.shards))
+        self._shipping.start()
+
+    def ready_to_send(self) -> float:
+        """Return when the forwarder has made one more call."""
+        return self._processor.reserve(self._job.scenario.machine.call)
+
+    def is_shipping(self, shipping: _Shipping) -> bool:
+        """Whether these pieces are still wanted."""
+        return self.alive and self._shipping is shipping
+
+    def shipped(self, shipping: _Shipping) -> None:
+        """See that the pieces are all there."""
+        if self.core is not None and self.is_shipping(shipping):
+            self._shipping = None
+            self.core.shipped(shipping.seq, frozenset(range(len(self._job.shards))))
+            self._drive()
+
+
+class _Shipping:
+    """Pieces on their way to the shards."""
+
+    def __init__(self, job: Job, host: Host, key: BatchKey, fence: Fence, size: float) -> None:
+        self.seq = key.seq
+        self._job, self._host, self._key, self._fence, self._size = job, host, key, fence, size
+        self._wanted = set(range(len(job.shards)))
+
+    def start(self) -> None:
+        """Send: each host to another shard first, as streams that share a NIC would come out."""
+        shards = len(self._job.shards)
+        for number in range(shards):
+            self._send((self._host.number + number) % shards)
+
+    def _send(self, number: int) -> None:
+        host = self._host
+        if not host.is_shipping(self):
+            return
+        at = self._job.shards[number].at
+        self._job.network.large(
+            host.number, at, self._size, host.ready_to_send(), lambda: self._arrive(number, at)
+        )
+
+    def _arrive(self, number: int, at: int) -> None:
+        shard = self._job.shards[number]
+        if at != shard.at or not shard.alive:
+            self._staged(number, at, staged=False)
+        else:
+            shard.stage(
+                self._fence,
+                self._key,
+                self._size,
+                lambda staged: self._staged(number, at, staged=staged),
+            )
+
+    def _staged(self, number: int, at: int, *, staged: bool) -> None:
+        job = self._job
+        if staged:
+            answered = partial(self._answered, number)
+            job.network.small(at, self._host.number, SMALL_BYTES, answered)
+        else:  # the shard is gone: the call fails
+            job.clock.after(job.scenario.machine.retry, lambda: self._send(number))
+
+    def _answered(self, number: int) -> None:
+        self._wanted.discard(number)
+        if not self._wanted:
+            self._host.shipped(self)

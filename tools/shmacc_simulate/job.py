@@ -1,0 +1,112 @@
+"""A job: everything put together, and what comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+
+from shmacc_simulate.books import Books
+from shmacc_simulate.center import Owner, Shard
+from shmacc_simulate.chief import Chief
+from shmacc_simulate.events import Clock
+from shmacc_simulate.hosts import Host
+from shmacc_simulate.network import Network
+from shmacc_simulate.scenario import Result, Scenario
+
+
+class Job:
+    """A job that is simulated."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        machine = scenario.machine
+        self.scenario = scenario
+        self.rates = machine.dense if scenario.table.dense else machine.sparse
+        self.clock = Clock()
+        self.network = Network(self.clock, scenario.hosts, machine.bandwidth, machine.latency)
+        self.books = Books(scenario.required)
+        self.died = 0
+        self._random = random.Random(scenario.seed)
+        self._numbers = itertools.count(1)
+        self.shards: list[Shard] = [
+            Shard(self, number % scenario.hosts) for number in range(scenario.shards)
+        ]
+        self.owner = Owner(self)
+        self.hosts = [Host(self, number) for number in range(scenario.hosts)]
+        self.chief = Chief(self)
+
+    def new_number(self) -> int:
+        """Return a number that nothing else has."""
+        return next(self._numbers)
+
+    def compute_time(self) -> float:
+        """Return how long a gradient takes."""
+        return self.scenario.compute * self._random.lognormvariate(0.0, self.scenario.spread)
+
+    def run(self) -> Result:
+        """Let the job run its rounds; return what came of it."""
+        scenario = self.scenario
+        for host in self.hosts:
+            host.start()
+        self.chief.next_round()
+        if scenario.deaths:
+            self._next_death()
+        rounds = self.chief.rounds
+        self.clock.run(scenario.limit, lambda: len(rounds) > 0)
+        started = self._state()
+        self.clock.run(scenario.limit, lambda: len(rounds) > scenario.rounds)
+        return self._result(started)
+
+    def _state(self) -> tuple[float, int]:
+        return self.network.large_bytes, self.network.messages
+
+    def _next_death(self) -> None:
+        """Have a host die at some time, and come back; the first one has owner and chief."""
+
+        def strike() -> None:
+            living = [host for host in self.hosts[1:] if host.alive]
+            if living:
+                self._kill(self._random.choice(living))
+            self._next_death()
+
+        self.clock.after(self._random.expovariate(self.scenario.deaths), strike)
+
+    def _kill(self, host: Host) -> None:
+        self.died += 1
+        host.die()
+        for shard in self.shards:
+            if shard.at == host.number and shard.alive:
+                shard.move(
+                    self._random.choice([other.number for other in self.hosts if other.alive])
+                )
+        self.clock.after(self.scenario.away, host.start)
+
+    def _result(self, started: tuple[float, int]) -> Result:
+        rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.books
+        counted = rounds[1:]
+        number = max(1, len(counted))
+        ended = [entry.ended for entry in rounds]
+        seconds = [after - before for before, after in itertools.pairwise(ended)]
+        none = float("inf")
+        return Result(
+            scenario=self.scenario,
+            rounds=counted,
+            seconds=statistics.fmean(seconds) if seconds else none,
+            worst=max(seconds, default=none),
+            latency=statistics.median(r.began - r.asked for r in counted) if counted else none,
+            gigabytes=(self.network.large_bytes - started[0]) / number / 1e9,
+            messages=(self.network.messages - started[1]) / number,
+            gradients=statistics.fmean(r.count for r in counted) if counted else 0.0,
+            late=books.refused / max(1, books.refused + books.accepted),
+            lost=books.lost / max(1, books.accepted),
+            died=self.died,
+            regrants=counters.withdrawn + counters.lost_batches,
+            voided=counters.voided,
+            lost_hosts=counters.lost_hosts,
+            cancelled=self.chief.cancelled,
+        )
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Return what comes of a job."""
+    return Job(scenario).run()

@@ -1,0 +1,88 @@
+"""How fast this machine does a round's work on rows, apart from the network: with the real code."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import shmacc
+from shmacc._group import AccumulatorGroup
+from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
+from shmacc._multihost.pieces import Plan, reduce
+from shmacc._multihost.segment import LocalSegment, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Return bytes a second of each operation, for sparse and dense members: medians."""
+    random = np.random.default_rng(1)
+    values = np.ones((_ROWS, _WIDTH), np.float32)
+    sparse = [
+        (np.sort(random.choice(_TABLE, _ROWS, replace=False)), values) for _ in range(_GRADIENTS)
+    ]
+    dense = [np.ones((4 * _ROWS, _WIDTH), np.float32)]
+    return {
+        "sparse": _rates(shmacc.IndexedSlicesSpec((_TABLE, _WIDTH), "float32"), sparse),
+        "dense": _rates(shmacc.TensorSpec((4 * _ROWS, _WIDTH), "float32"), dense),
+    }
+
+
+def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
+    members = {"table": spec}
+    plan = Plan(members, _SHARDS)
+    watch = _Watch()
+    with AccumulatorGroup(members) as group, AccumulatorGroup(plan.at_shard(0)) as shard:
+        segment = LocalSegment(group)
+        for _ in range(_REPEATS):
+            for gradient in gradients:
+                group.apply({"table": gradient}, group.global_step)
+            sums = watch.time("seal", segment.seal)
+            watch.bytes("seal", _size(sums["table"]))
+            pieces = watch.time("split", partial(plan.split, sums))
+            watch.bytes("split", _size(sums["table"]))
+            # Two hosts with the same rows: of what comes in, half goes out.
+            batch = Batch(1, describe(sums), frozenset(pieces))
+            hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
+            opened = Opened(Fence(1, 0), sums.step, hosts)
+            part = watch.time("reduce", partial(reduce, shard, [pieces[0]] * 2, opened))
+            watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
+            watch.time("join", partial(plan.join, [part] * _SHARDS, opened))
+            watch.bytes("join", _SHARDS * _size(part["table"]))
+            segment.consume()
+    return watch.rates()
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def time(self, name: str, do: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = do()
+        self._seconds.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    def bytes(self, name: str, size: int) -> None:
+        self._bytes[name] = size
+
+    def rates(self) -> dict[str, float]:
+        return {
+            name: self._bytes[name] / statistics.median(seconds)
+            for name, seconds in self._seconds.items()
+        }
+
+
+def _size(sums: Any) -> int:
+    arrays = (
+        (sums.indices, sums.values, sums.row_counts) if hasattr(sums, "indices") else (sums.value,)
+    )
+    return sum(array.nbytes for array in arrays)
