@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_
 	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray simulate lint coverage dist docs model litmus \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
 	soak asan tsan aarch64 bench \
 	instructions pictures reference pins clean
 
@@ -37,6 +37,9 @@ help: ## this list
 
 demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo.py $(DEMO)
+
+demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on this machine
+	.venv-ray/bin/python tools/demo_ray.py $(DEMO_RAY)
 
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest $(TESTS)

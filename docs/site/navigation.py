@@ -21,6 +21,8 @@ _SECTIONS: Final = {
         "docs/from-tensorflow",
         "docs/sizing",
         "docs/containers",
+        "docs/many-hosts",
+        "docs/kubernetes-and-slurm",
         "docs/operating",
         "docs/inspect",
     ),

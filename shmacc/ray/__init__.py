@@ -14,6 +14,9 @@ decides what a round consists of; shards, which are spread over the nodes, add u
 protocol, and what the death of each part costs, is argued in the package ``shmacc._multihost``. All
 of them are detached actors, which Ray starts again if they die: they live until `unlink`.
 
+Parameters are handed on to all nodes by `PublishedArrays`: its header says why a worker that sees a
+new step sees that step's parameters.
+
 A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and
 use Ray's token authentication.
 """
@@ -21,5 +24,14 @@ use Ray's token authentication.
 from shmacc._multihost.messages import Timing
 from shmacc.ray._chief import AccumulatorGroup, Round
 from shmacc.ray._parts import HostState, Shard, ShardedTaken
+from shmacc.ray._published import PublishedArrays
 
-__all__ = ["AccumulatorGroup", "HostState", "Round", "Shard", "ShardedTaken", "Timing"]
+__all__ = [
+    "AccumulatorGroup",
+    "HostState",
+    "PublishedArrays",
+    "Round",
+    "Shard",
+    "ShardedTaken",
+    "Timing",
+]

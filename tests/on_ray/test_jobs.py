@@ -1,0 +1,274 @@
+"""The files for Kubernetes and Slurm in docs/examples/ray, as far as they can be tried here.
+
+The manifests are held to the fields that KubeRay's v1 reference and the Kubernetes API name, the
+script to shellcheck; and it runs, on one node, with an srun that starts processes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+import yaml
+from on_ray.books import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "examples" / "ray"
+MANIFESTS = ("raycluster.yaml", "rayjob.yaml", "networkpolicy.yaml")
+BIN = Path(sys.executable).parent
+
+
+def fields(required: str = "", **properties: Any) -> dict[str, Any]:
+    """An object with these fields, and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+def many(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+LABELS = {"type": "object", "additionalProperties": TEXT}
+QUANTITIES = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "pattern": "^[0-9]+(m|[KMGT]i)?$"},
+}
+CONTAINER = fields(
+    "name image",
+    name=TEXT,
+    image=TEXT,
+    workingDir=TEXT,
+    command=many(TEXT),
+    args=many(TEXT),
+    env=many(
+        fields(
+            "name",
+            name=TEXT,
+            value=TEXT,
+            valueFrom=fields("fieldRef", fieldRef=fields("fieldPath", fieldPath=TEXT)),
+        )
+    ),
+    ports=many(fields("containerPort", containerPort=NUMBER, name={"maxLength": 15, **TEXT})),
+    resources=fields(requests=QUANTITIES, limits=QUANTITIES),
+    volumeMounts=many(fields("name mountPath", name=TEXT, mountPath=TEXT)),
+)
+MEMORY = fields("medium sizeLimit", medium={"const": "Memory"}, sizeLimit=TEXT)
+PODS = fields(
+    "spec",
+    metadata=fields(labels=LABELS),
+    spec=fields(
+        "containers",
+        automountServiceAccountToken=FLAG,
+        shareProcessNamespace=FLAG,
+        containers=many(CONTAINER),
+        volumes=many(fields("name emptyDir", name=TEXT, emptyDir=MEMORY)),
+    ),
+)
+CLUSTER = fields(
+    "headGroupSpec authOptions rayVersion",
+    rayVersion=TEXT,
+    authOptions=fields("mode", mode={"enum": ["disabled", "token"]}),
+    headGroupSpec=fields("template", rayStartParams=LABELS, template=PODS),
+    workerGroupSpecs=many(
+        fields(
+            "groupName template",
+            groupName=TEXT,
+            replicas=NUMBER,
+            minReplicas=NUMBER,
+            maxReplicas=NUMBER,
+            rayStartParams=LABELS,
+            template=PODS,
+        )
+    ),
+)
+JOB = fields(
+    "entrypoint rayClusterSpec",
+    submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+    entrypoint=TEXT,
+    shutdownAfterJobFinishes=FLAG,
+    activeDeadlineSeconds=NUMBER,
+    rayClusterSpec=CLUSTER,
+)
+SELECTOR = fields("matchLabels", matchLabels=LABELS)
+RULE = fields(ports=many(fields(protocol={"enum": ["TCP", "UDP", "SCTP"]}, port=NUMBER)))
+RULE["properties"]["from"] = many(fields(podSelector=SELECTOR, namespaceSelector=SELECTOR))
+POLICY = fields(
+    "podSelector",
+    podSelector=SELECTOR,
+    policyTypes=many({"enum": ["Ingress", "Egress"]}),
+    ingress=many(RULE),
+)
+KINDS = {
+    "RayCluster": ("ray.io/v1", CLUSTER),
+    "RayJob": ("ray.io/v1", JOB),
+    "NetworkPolicy": ("networking.k8s.io/v1", POLICY),
+}
+
+
+def manifest(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_has_only_fields_that_there_are(name: str) -> None:
+    found = manifest(name)
+    version, spec = KINDS[found["kind"]]
+    whole = fields(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": version},
+        kind=TEXT,
+        metadata=fields("name", name=TEXT),
+        spec=spec,
+    )
+    jsonschema.validate(found, whole)
+
+
+def test_the_job_has_the_cluster_that_the_cluster_s_file_has() -> None:
+    assert manifest("rayjob.yaml")["spec"]["rayClusterSpec"] == manifest("raycluster.yaml")["spec"]
+
+
+def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token() -> None:
+    spec = manifest("raycluster.yaml")["spec"]
+    assert spec["authOptions"] == {"mode": "token"}
+    policy = manifest("networkpolicy.yaml")["spec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for group in groups:
+        template = group["template"]
+        assert template["metadata"]["labels"] == policy["podSelector"]["matchLabels"]
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        for container in template["spec"]["containers"]:
+            (mount,) = container["volumeMounts"]
+            assert mount == {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
+            assert mount["name"] in volumes
+            environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+            assert environment["SHMACC_NAMESPACE"] == "line"
+            assert not [name for name in environment if name.startswith("RAY_AUTH")]
+    asked = [int(word) for word in manifest("rayjob.yaml")["spec"]["entrypoint"].split()[2:]]
+    (workers,) = spec["workerGroupSpecs"]
+    loop = workers["template"]["spec"]["containers"][1]["args"][0]
+    numbers = loop.partition("for number in ")[2].partition(";")[0].split()
+    assert asked[0] == workers["replicas"] * len(numbers)
+    assert f"* {len(numbers)} + number" in loop, "contributors of pods must not overlap"
+
+
+def test_the_script_is_clean() -> None:
+    for command in (["bash", "-n"], [BIN / "shellcheck", "--enable=quote-safe-variables"]):
+        subprocess.run([*command, FOLDER / "slurm.sh"], check=True)
+
+
+@pytest.mark.parametrize("name", [*MANIFESTS, "slurm.sh", "chief.py", "worker.py"])
+def test_the_page_has_the_file(name: str) -> None:
+    page = (ROOT / "docs" / "kubernetes-and-slurm.md").read_text()
+    assert (FOLDER / name).read_text() in page
+    assert f"(examples/ray/{name})" in page
+
+
+# What srun does on an allocation of one node: tasks that are told apart by their number.
+_SRUN = """#!/bin/bash
+tasks=1
+while [[ $1 == --* ]]; do
+    case $1 in --ntasks=*) tasks=${1#*=} ;; esac
+    shift
+done
+trap 'kill $(jobs -pr) 2>/dev/null; wait' TERM
+for ((task = 0; task < tasks; task++)); do SLURM_PROCID=$task "$@" & done
+wait
+"""
+
+
+class Job:
+    """The script, in a folder of its own and on an allocation of one node: this machine."""
+
+    def __init__(self, folder: Path, chief: str, steps: int) -> None:
+        self.folder, self.number = folder, random.randrange(10**6, 10**7)
+        srun = folder / "srun"
+        srun.write_text(_SRUN)
+        srun.chmod(0o755)
+        (folder / "worker.py").write_text((FOLDER / "worker.py").read_text())
+        (folder / "chief.py").write_text(chief)
+        environment = {
+            **os.environ,
+            "PATH": f"{folder}:{BIN}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": str(self.number),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_DIR": str(folder),
+            "WORKERS_PER_NODE": "2",
+            "STEPS": str(steps),
+        }
+        for name in ("RAY_ADDRESS", "SHMACC_NAMESPACE"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            ["bash", str(FOLDER / "slurm.sh")],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def names(self) -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if f"job-{self.number}" in name]  # noqa: PTH208, S108
+
+    def processes(self) -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(path.read_text(errors="replace"))
+        return [line for line in found if f"/ray-{self.number}" in line]
+
+    def end(self, status: int) -> str:
+        """Return its output; it must have left nothing."""
+        output, _ = self.process.communicate(timeout=200)
+        assert self.process.returncode == status, output
+        assert not list(self.folder.glob(".ray-token-*"))
+        assert not self.names(), output
+        assert not Path(f"/tmp/ray-{self.number}").exists()  # noqa: S108
+        # Ray's processes have that folder in their commands.
+        wait_for(lambda: not self.processes())
+        return output
+
+
+# Somebody with another token asks for the cluster's state, in the middle of the job.
+_STRANGER = """
+        import os, pathlib, subprocess
+        (token,) = pathlib.Path().glob(".ray-token-*")
+        assert token.stat().st_mode & 0o777 == 0o600
+        done = subprocess.run(
+            ["ray", "status"], env=dict(os.environ, RAY_AUTH_TOKEN="0" * 64), capture_output=True
+        )
+        print("stranger:", done.returncode, done.stderr.decode())
+"""
+
+
+def test_the_script_runs_a_job_behind_a_token_and_tidies_up(tmp_path: Path) -> None:
+    chief = (FOLDER / "chief.py").read_text()
+    asked = chief.replace("\n        error = np", f"{_STRANGER}        error = np")
+    assert asked != chief
+    output = Job(tmp_path, asked, 60).end(0)
+    assert "60 rounds of 2 gradients" in output
+    assert "stranger: 1" in output
+    assert "token is missing or incorrect" in output
+
+
+def test_a_job_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, (FOLDER / "chief.py").read_text(), 10**9)
+    wait_for(job.names, 200)
+    job.process.send_signal(signal.SIGTERM)
+    job.end(128 + signal.SIGTERM)

@@ -1,0 +1,198 @@
+"""Published arrays: a worker that sees a step sees the parameters of that step, on every node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import ray
+from on_ray.books import wait_for
+
+import shmacc
+import shmacc.ray
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.ray._parts import NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from on_ray.nodes import Nodes
+
+ROWS = 50
+CONTENTS = {f"copy {copy}": np.zeros((ROWS, 3)) for copy in (0, 1)} | {"fixed": np.arange(5)}
+
+# The row `step % ROWS` of a copy is the last one that was written, and has the step's number.
+_WORKER = """
+import sys
+import shmacc
+arrays = shmacc.SharedArrays.attach("values.arrays", timeout=60)
+group = shmacc.attach("values", timeout=60)
+assert "ray" not in sys.modules
+step = group.global_step
+while True:
+    copy = arrays[f"copy {step % 2}"]
+    seen = float(copy.max()), float(copy[step % 50].min()), int(arrays["fixed"].sum())
+    if group.apply({"seen": seen}, step, contributor=int(sys.argv[1])):
+        step = group.wait_step(step, timeout=600)
+    else:
+        step = group.global_step
+"""
+
+
+class Training:
+    """A chief that publishes in each round, and holds what workers saw against the step."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.arrays = shmacc.ray.PublishedArrays(CONTENTS, "values.arrays")
+        self.group = shmacc.ray.AccumulatorGroup(
+            {"seen": shmacc.TensorSpec((3,), "float64", reduction_type="SUM")}, "values", shards=1
+        )
+
+    def work(self, node: int) -> None:
+        self.workers.append(
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", _WORKER, str(len(self.workers))],
+                env=self.nodes.environment(node),
+            )
+        )
+
+    def round(self, *, before_publish: Any = None) -> None:
+        with self.group.round(len(self.workers), timeout=60) as taken:
+            part: Any = taken["seen"]
+            wanted = np.array([taken.step, taken.step, 10]) * len(self.workers)
+            assert part.value.tolist() == wanted.tolist(), "parameters of another step"
+            new = taken.step + 1
+            copy = f"copy {new % 2}"
+            self.arrays[copy][new % ROWS] = new
+            if before_publish is not None:
+                before_publish()
+            self.arrays.publish({copy: [new % ROWS]})
+
+    def keeper(self, node: int) -> Any:
+        return ray.get_actor(f"values.arrays/keeper {self.nodes.id(node)}", namespace=NAMESPACE)
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        self.group.unlink()
+        self.arrays.unlink()
+        self.arrays.close()
+
+
+@pytest.fixture
+def training(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(0))
+    made = Training(nodes)
+    try:
+        for node in range(3):
+            made.work(node)
+        yield made
+    finally:
+        made.end()
+
+
+def test_workers_on_all_nodes_see_the_parameters_of_their_step(training: Training) -> None:
+    for _ in range(60):
+        training.round()
+
+
+def test_a_keeper_that_dies_before_or_while_it_writes_costs_nothing(training: Training) -> None:
+    training.round()
+
+    def kill() -> None:
+        os.kill(ray.get(training.keeper(1).pid.remote()), signal.SIGKILL)
+
+    for _ in range(3):
+        training.round(before_publish=kill)
+        training.round()
+
+
+def test_a_node_that_joins_has_everything(training: Training) -> None:
+    for _ in range(3):
+        training.round()
+    late = training.nodes.add()
+    wait_for(lambda: training.nodes.id(late) in training.group.hosts())
+    training.round()  # publishes to the new one, too
+    training.work(late)
+    for _ in range(3):
+        training.round()
+    worker = training.workers.pop()
+    worker.kill()
+    worker.wait()
+    training.nodes.remove(late)
+    training.group.advance_step(training.group.global_step + 2 * ROWS)
+    step = training.group.global_step
+    for copy in (0, 1):
+        training.arrays[f"copy {copy}"][...] = step + (step + copy) % 2
+    training.arrays.publish()  # without the node that is dead
+    left = [name for name in training.nodes.left() if f"n{late}:" in name]
+    for name in left:
+        os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  of a machine that is gone
+
+
+def test_another_chief_goes_on_and_the_first_one_is_refused(training: Training) -> None:
+    for _ in range(3):
+        training.round()
+    values = {name: array.copy() for name, array in training.arrays.items()}
+    with shmacc.ray.PublishedArrays(CONTENTS, "values.arrays") as other:
+        for name, array in values.items():
+            assert np.array_equal(other[name], array)
+        other.publish()
+        with pytest.raises(FailedPreconditionError, match="Another chief"):
+            training.arrays.publish({"copy 0": [1]})
+
+
+_CHIEF = """
+import os, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray, shmacc.ray
+import numpy as np
+ray.init(address=sys.argv[1], _node_ip_address="127.0.0.3", log_to_driver=False)
+contents = {f"copy {copy}": np.zeros((50, 3)) for copy in (0, 1)} | {"fixed": np.arange(5)}
+with shmacc.ray.PublishedArrays(contents, "values.arrays") as arrays:
+    group = shmacc.ray.AccumulatorGroup.attach("values")
+    for _ in range(3):
+        with group.round(3, timeout=60) as taken:
+            new = taken.step + 1
+            assert taken["seen"].value.tolist() == [3 * taken.step, 3 * taken.step, 30]
+            arrays[f"copy {new % 2}"][new % 50] = new
+            arrays.publish({f"copy {new % 2}": [new % 50]})
+"""
+
+
+def test_a_chief_on_another_node_goes_on(training: Training) -> None:
+    for _ in range(3):
+        training.round()
+    command = [sys.executable, "-P", "-c", _CHIEF, training.nodes.cluster.address]
+    environment = training.nodes.environment(1)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert training.group.global_step == 6
+    with pytest.raises(FailedPreconditionError, match="Another chief"):
+        training.arrays.publish({"copy 0": [1]})
+    training.arrays.close()
+    training.arrays = shmacc.ray.PublishedArrays(CONTENTS, "values.arrays")
+    for _ in range(3):
+        training.round()
+
+
+def test_what_makes_no_sense_is_refused(training: Training) -> None:
+    with pytest.raises(InvalidArgumentError, match="no array 'copies'"):
+        training.arrays.publish({"copies": None})
+    with pytest.raises(IndexError):
+        training.arrays.publish({"copy 0": [ROWS]})
+    with pytest.raises(InvalidArgumentError, match="'fixed'"):
+        shmacc.ray.PublishedArrays({**CONTENTS, "fixed": np.arange(6)}, "values.arrays")
+    with pytest.raises(InvalidArgumentError, match="shared_name"):
+        shmacc.ray.PublishedArrays(CONTENTS, "")
+    training.arrays.publish({"copy 0": []})
