@@ -99,7 +99,6 @@ def test_unions_are_those_of_draws() -> None:
     assert uniform.union(4) == pytest.approx(1_000_000 * (1 - 0.95**4))
     zipf = Table(1_000_000, 1.0, 50_000)
     assert zipf.union(1) == pytest.approx(50_000)
-    # Rows one by one instead of in bins, with the number of draws that gives 50,000 different ones.
     assert 50_000 < zipf.union(32) < uniform.union(32)
     assert Table(7, None).union(32) == 7
 
