@@ -227,6 +227,14 @@ class Table:
     def ask(self, required: int, ticket: str = "t") -> object:
         return self.owner.ask(ticket, required, self.now)
 
+    def opened(self, required: int) -> Opened:
+        """Ask, have the hosts ship, and get the round."""
+        self.ask(required)
+        self.settle()
+        opened = self.ask(required)
+        assert isinstance(opened, Opened)
+        return opened
+
 
 def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     table = Table("a", "b")
@@ -282,9 +290,7 @@ def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
     table = Table("a", "b")
     table.settle()
     table.apply("a", 1)
-    table.ask(1)
-    table.settle()
-    assert isinstance(table.ask(1), Opened)
+    table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
     table.settle("a")  # b hears nothing
     table.apply("a", 1)
@@ -333,10 +339,7 @@ def test_a_block_that_raises_consumes_nothing() -> None:
     table.settle()
     table.apply("a", 1)
     table.apply("b", 2)
-    table.ask(2)
-    table.settle()
-    first = table.ask(2)
-    assert isinstance(first, Opened)
+    first = table.opened(2)
     assert table.owner.leave("t", table.now, consume=False) is False
     table.settle()
     assert [segment.held for _, segment in table.hosts.values()] == [False, False]
@@ -357,9 +360,7 @@ def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
     table = Table("a")
     table.settle()
     table.apply("a", 1)
-    table.ask(1)
-    table.settle()
-    assert isinstance(table.ask(1), Opened)
+    table.opened(1)
     table.ask(1, "next")
     for _ in range(30):
         table.pass_time(0.1, "a")
@@ -376,9 +377,7 @@ def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
     table = Table("a")
     table.settle()
     table.apply("a", 1)
-    table.ask(1)
-    table.settle()
-    assert isinstance(table.ask(1), Opened)
+    table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
     assert table.owner.leave("t", table.now, consume=True)
     assert table.owner.leave("t", table.now, consume=False), "a late message of its changes nothing"
@@ -390,10 +389,7 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     table = Table("a")
     table.settle()
     table.apply("a", 1)
-    table.ask(1)
-    table.settle()
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
+    opened = table.opened(1)
     table.owner.missing("t", tuple(member.key for member in opened.members), table.now)
     assert isinstance(table.ask(1), Waiting)
     table.settle()
@@ -413,10 +409,7 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
     table.owner.report(old.report(table.now), table.now)
     assert table.owner.counters.refused_reports == 1
     assert table.owner.order("a", 1 << 32 | 1).refused
-    table.ask(1)
-    table.settle()
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
+    opened = table.opened(1)
     assert opened.contributors.tolist() == [1]
 
 
@@ -425,9 +418,7 @@ def test_a_segment_that_was_left_behind_is_emptied() -> None:
     table = Table("a")
     table.settle()
     table.apply("a", 1)
-    table.ask(1)
-    table.settle()
-    assert isinstance(table.ask(1), Opened)
+    table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
     _, segment = table.hosts["a"]
     segment.held = False  # the forwarder is dead
@@ -441,9 +432,7 @@ def test_what_a_machine_had_shipped_before_it_was_started_again_counts_beside_th
     table.settle()
     table.apply("a", 1)
     table.apply("b", 2)
-    table.ask(2)
-    table.settle()
-    assert isinstance(table.ask(2), Opened)
+    table.opened(2)
     table.owner.leave("t", table.now, consume=False)
     table.add("b", Segment())
     table.settle()
@@ -493,10 +482,7 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     table.apply("b", 2)
     table.owner.set_global_step(0, "set", table.now)
     table.settle()
-    table.ask(1)
-    table.settle()
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
+    opened = table.opened(1)
     assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
 
 
@@ -602,9 +588,7 @@ def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
     table.settle()
     table.apply("a", 1)
     table.apply("b", 2)
-    table.ask(2)
-    table.settle()
-    assert isinstance(table.ask(2), Opened)
+    table.opened(2)
     table.owner.leave("t", table.now, consume=False)  # the batches count all the same
     table.pass_time(TIMING.lease + 0.2, "b")
     table.settle("b")
