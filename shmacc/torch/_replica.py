@@ -168,6 +168,7 @@ class Replica:
             FailedPreconditionError: The model is not in shared memory any more.
             ResourceExhaustedError: Shared memory is full.
         """
+        before = self._global_step
         if self._handed is None:
             self._handed = self._hand_over(weight)
         for parameter in self._trained.values():
@@ -177,7 +178,8 @@ class Replica:
         elif self.running:
             self._follow(self._group.wait_step(self._step, timeout=self._timeout))
         counts, self._handed = self._handed, None
-        return counts
+        # One that a checkpoint or the end has dropped was in a round, but is in no update.
+        return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 
     def _hand_over(self, weight: int) -> bool:
         on_model.check_in_place(self._parameters, self._places)

@@ -153,6 +153,20 @@ def test_a_step_that_is_tried_again_says_whether_the_gradient_counted() -> None:
         assert replicas._group.num_accumulated() == 0
 
 
+@pytest.mark.parametrize("drop", ["checkpoint", "end"])
+def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
+    other = one_layer()
+    with chief_of(one_layer()) as replicas:
+        replica = Replica(other, NAME, 0, timeout=0.01)
+        hand_over(replica, other)
+        if drop == "checkpoint":
+            replicas.load_state_dict(replicas.state_dict())
+        else:
+            replicas.close()
+        assert replica.step() is False
+        replica.close()
+
+
 def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:
