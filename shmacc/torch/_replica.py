@@ -63,6 +63,11 @@ class Replica:
             on_failure.callback(self._group.close)
             self._shared = SharedArrays.attach(run.of_params(shared_name), owners=owners)
             on_failure.callback(self._shared.close)
+            if not {run.RUN, run.LEFT} <= self._shared.keys():
+                raise InvalidArgumentError(
+                    f"{shared_name!r} is not the name of SyncReplicas or AsyncReplicas: the shared "
+                    f"arrays {run.of_params(shared_name)!r} are no model's"
+                )
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._total = len(self._left)
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])

@@ -12,6 +12,7 @@ import torch
 from helpers.support import LONG, Crew, until
 from torch import nn
 
+import shmacc
 from shmacc import errors, testing
 from shmacc.torch import Replica, SyncReplicas, _run
 
@@ -220,6 +221,16 @@ def test_refusals_of_models_name_the_parameter(namespace: str) -> None:
         with pytest.raises(errors.InvalidArgumentError, match="shared_name"):
             SyncReplicas(one_layer(), name, total_num_replicas=1)  # type: ignore[arg-type]
     assert not testing.leaked_names(namespace)
+
+
+def test_names_of_something_else_are_refused() -> None:
+    members = {"weight": shmacc.TensorSpec((1, 2), "float32")}
+    with (
+        shmacc.AccumulatorGroup(members, NAME, unlink_on_close=True),
+        shmacc.SharedArrays(members, _run.of_params(NAME), unlink_on_close=True),
+        pytest.raises(errors.InvalidArgumentError, match="no model's"),
+    ):
+        Replica(one_layer(), NAME, 0)
 
 
 class Scaled(nn.Module):
