@@ -9,146 +9,38 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import forks
-from helpers.killing_deeds import (
-    CREATING,
-    DEEDS,
-    SCENE,
-    Deed,
-    Leftovers,
-    Watcher,
-    clean_up,
-    create,
-    judge,
-)
-from helpers.stepping_calls import NAMES, Calling, needs_calls, needs_failures
-from helpers.stepping_tracer import on_one_core
+from helpers.killing_calls import deaths
+from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
+from helpers.stepping_calls import NAMES, needs_calls, needs_failures
 
 from shmacc import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+    from helpers.killing_calls import Fails
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
-    from helpers.stepping_tracer import Mark
 
 pytestmark = [forks, needs_calls]
-
-
-Failure = Callable[["Call"], int | None]
-Fails = Callable[[], Failure]
-
-# Beside the stops at which something has changed, a process is killed for real at each n-th one;
-# with SHMACC_EVERY_INSTANT=1 at all.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 8
-
-
-@contextmanager
-def stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
-    """Let a process do the deed, which stops before and after each of its calls; kill it at last.
-
-    Args:
-        deed: What it does.
-        fails: Makes what says with which error a call is to fail, or None. Then the stops are
-            those from that call on.
-
-    Yields:
-        The stops. The process stands at the last one that was asked for, or has done its deed.
-    """
-    kept = deed.before()
-
-    def act(mark: Mark) -> None:
-        begun = deed.begin(kept)
-        mark()
-        done = deed.act(begun)
-        mark()
-        del done
-
-    with Calling(act) as child:
-        child.run_to_mark()
-        yield _stops(child, None if fails is None else fails())
-    if kept is not None:
-        kept.close()
-
-
-def _stops(child: Calling, fail: Failure | None) -> Iterator[Call]:
-    for call in child.calls_to_mark():
-        if call.before and fail is not None and (code := fail(call)) is not None:
-            child.fail(code)
-            fail = None
-        if fail is None:
-            yield call
-    assert fail is None
-
-
-def instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """See what a death would leave at each stop, of one process that does all of the deed.
-
-    Returns:
-        By stop, what there is where it is something else than at the stop before; and how many
-        stops there are, the end of the deed included.
-    """
-    seen, stop = {}, 0
-    with Watcher() as watcher, stopping(deed, fails) as stops:
-        for stop, _ in enumerate(chain(stops, [None]), start=1):
-            now = watcher.change()
-            if now is not None:
-                seen[stop] = now
-    clean_up()
-    return seen, stop
-
-
-def killed_at(deed: Deed, stop: int, fails: Fails | None) -> Testimony | None:
-    """Kill a process at that stop of the deed; what is found."""
-    with stopping(deed, fails) as stops:
-        for _ in islice(stops, stop):
-            pass
-    return judge()
-
-
-def found_in(leftovers: Leftovers) -> Testimony | None:
-    """What is found where this is left."""
-    leftovers.write()
-    return judge()
 
 
 def at_every_call(
     deed: Deed, expected: tuple[Any, Any], record: Record, fails: Fails | None = None
 ) -> None:
-    """Hold each stop to: what is found is what was before, and from some call on after.
-
-    What a death leaves at a stop are the bytes that are in shared memory there, and no lock. So a
-    stop at which they are as at the one before needs no judgement of its own, and they can be
-    judged without a death. For real, with all that the kernel takes back of a dead process, there
-    is a death wherever they have changed, and at some more stops.
-    """
-    with on_one_core():
-        seen, last = instants(deed, fails)
-        hold(expected, ((stop, found_in(leftovers)) for stop, leftovers in seen.items()))
-        kills = sorted({*seen, *range(1, last, _ONE_IN), last})
-        hold(expected, ((stop, killed_at(deed, stop, fails)) for stop in kills))
-    record("stops", last)
-    record("instants", len(seen))
-    record("kills", len(kills))
-
-
-def hold(expected: tuple[Any, Any], found: Iterable[tuple[int, Any]]) -> None:
-    """Hold what is found at these stops to being what was before, and from one on after."""
+    """Hold what is found to being what was before, and from some stop on after."""
     before, after = expected
-    done = False
-    for stop, one in found:
-        done = done or one == after
-        assert one == (after if done else before), f"torn at stop {stop}"
+    done, stops = False, []
+    for stop in deaths(deed, fails):
+        found = judge()
+        done = done or found == after
+        assert found == (after if done else before), f"torn at stop {stop}"
+        stops.append(stop)
     assert done
+    record("stops", stops)
 
 
 def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
