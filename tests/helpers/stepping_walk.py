@@ -164,7 +164,7 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
     return judged
 
 
-def at_every_instruction(scene: Scene, record: Record, *, kills: int = 3) -> None:
+def at_every_instruction(scene: Scene, record: Record, *, kills: int = 2) -> None:
     """Judge each instant of the operation, and kill a process for real at some of them.
 
     Args:
