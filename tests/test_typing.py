@@ -44,19 +44,18 @@ def _mypy(*files: Path, how: str = "--strict") -> set[tuple[str, int]]:
 
 
 @cache
-def _has_pyright() -> bool:
-    return (
-        PYRIGHT is not None and subprocess.run([PYRIGHT, "--version"], check=False).returncode == 0
-    )
+def _pyright_command() -> str:
+    """Its path; skips where it does not run."""
+    if PYRIGHT is None or subprocess.run([PYRIGHT, "--version"], check=False).returncode != 0:
+        pytest.skip("pyright is not installed, or cannot be fetched")
+    return PYRIGHT
 
 
 def _pyright(*files: Path, how: str = "") -> set[tuple[str, int]]:
     """Files and lines that pyright has errors in, or warnings; it is as strict with all."""
     del how
-    if not _has_pyright():
-        pytest.skip("pyright is not installed, or cannot be fetched")
     done = subprocess.run(
-        [PYRIGHT, "--outputjson", "--pythonpath", sys.executable, *files],
+        [_pyright_command(), "--outputjson", "--pythonpath", sys.executable, *files],
         capture_output=True,
         text=True,
         check=False,
