@@ -82,6 +82,7 @@ class Chief:
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_kind(shared_name)
+            self._run[run.STOPPED] = 0
             self._group = AccumulatorGroup(
                 members,
                 shared_name,
@@ -99,7 +100,6 @@ class Chief:
         # one that died in `close` has left parameters without their group: this one is new.
         if self._run[run.DONE] > self._group.global_step:
             self._group.advance_step(int(self._run[run.DONE]))
-        self._run[run.STOPPED] = 0
         self._own = own
         self._places = on_model.place(own, self._shared)
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
