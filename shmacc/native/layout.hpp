@@ -282,11 +282,8 @@ struct Fairness {
 // What happened that somebody may ask about later. The last kEvents are kept.
 enum EventKind : uint32_t { kNoEvent, kDied, kCancelled, kSealed, kRecovered, kEventKinds };
 constexpr Named kEventNames[] = {
-    {kNoEvent, ""},
-    {kDied, "died"},
-    {kCancelled, "cancelled"},
-    {kSealed, "sealed"},
-    {kRecovered, "recovered"},
+    {kNoEvent, ""},      {kDied, "died"},           {kCancelled, "cancelled"},
+    {kSealed, "sealed"}, {kRecovered, "recovered"},
 };
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
 struct Event {
