@@ -153,7 +153,16 @@ class Committed {
         store(generation_, record.generation);
     }
 
-    uint64_t generation() const { return load(generation_); }
+    // That of the record which `snapshot` returns, if no other one is committed meanwhile: a restore that is between
+    // its two commits, for as long as its process is stopped there, has not moved it on.
+    uint64_t generation() const {
+        for (int attempt = 0;; ++attempt) {
+            const uint64_t latest = load(generation_);
+            const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
+            load_barrier();
+            if (load(generation_) == latest || attempt == kSnapshotAttempts) return generation;
+        }
+    }
 
     // After this, no size that is derived from the record overflows.
     static void verify(const Record& record, uint64_t generation) {

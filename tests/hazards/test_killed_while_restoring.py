@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import forks
+from helpers.apart import Apart, forks
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, leave_new, path, rows
+from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import at_every_instruction, under_the_lock, walk
 
@@ -24,6 +25,8 @@ from shmacc import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from helpers.apart import Pipe
 
 pytestmark = [forks, needs_ptrace]
 
@@ -88,6 +91,37 @@ SCENES: Final = [
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
     at_every_instruction(scene, record_property)
+
+
+def _ask_for_numbers(*, pipe: Pipe) -> None:
+    """Attach, then say what the numbers are; once more when told."""
+    with SparseConditionalAccumulator("float64", None, NAME) as acc:
+        acc.set_global_step(3)
+        acc.apply_grad(*rows(1, 2), local_step=3)
+        for _ in range(2):
+            pipe.say((acc.global_step, acc.num_accumulated(), acc.stats().rows))
+            pipe.hear()
+        acc.unlink()
+
+
+def test_numbers_are_read_while_a_restore_is_between_its_two_commits() -> None:
+    """Its process may be stopped there for long. They are those of before."""
+    with Apart(_ask_for_numbers) as process:
+        before = process.hear()
+        assert before == (3, 1, 2)
+        with SegmentFile(path()) as file:
+            after = file.committed("round")
+            after.generation += 1
+            after.step, after.round = 9, after.round + 1
+            after.needs = file.committed("lane").generation + 1
+            file.put("round", after, after.generation & 1)
+            word = file.record("generation")
+            word.word = after.generation
+            file.put("generation", word)
+        process.say(None)
+        assert process.hear() == before
+        process.say(None)
+        process.result()
 
 
 def _inspected() -> Any:
