@@ -176,7 +176,7 @@ def announces() -> None:
     """Print how many reports one owner takes in a second."""
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "announces", shards=1, unlink_on_close=True) as group:
-        owner = group._owner  # noqa: SLF001
+        owner = group._link.owner  # noqa: SLF001
         reports = [Report(f"host {i}", 1, i, None, 0, 0) for i in range(2000)]
         start = time.perf_counter()
         ray.get([owner.report.remote(report, -1) for report in reports])
