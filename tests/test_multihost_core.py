@@ -48,6 +48,7 @@ KINDS = {
     "moves": Faults(moves=1),
     "zombies": Faults(zombies=0.2),
     "steps": Faults(steps=2, forwarders=1),
+    "advances": Faults(advances=2, drop=0.1, double=0.1, late=0.05),
     "everything": Faults(
         drop=0.1,
         double=0.1,
@@ -94,12 +95,17 @@ def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
         live_through(World(seed, faults=Faults(**vars(KINDS[kind]))))
 
 
-@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs"])
+@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs", "advances"])
 def test_what_loses_no_segment_loses_no_gradient(kind: str) -> None:
-    """Messages, shards and chiefs may all get lost: what was accepted is in a round."""
-    world = World(3, faults=Faults(**vars(KINDS[kind])))
-    live_through(world)
-    assert world.lost() == []
+    """Messages, shards and chiefs may all get lost: what was accepted is in a round.
+
+    Or `advance_step` has dropped it, and nothing else has.
+    """
+    for seed in range(3, 6):
+        world = World(seed, faults=Faults(**vars(KINDS[kind])))
+        live_through(world)
+        assert world.lost() == []
+        assert (world.happened["advances"] > 0) == (kind == "advances")
 
 
 @given(
@@ -632,6 +638,39 @@ def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
     table.ask(1)
     table.settle()
     assert segment.step == 4
+
+
+def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
+    """It was accepted, and is in no round: as on one host an apply right before `advance_step`."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.owner.advance_step(5, table.now) == 0
+    _, segment = table.hosts["a"]
+    assert table.apply("a", 1), "the segment is at step 0 until its forwarder hears of step 5"
+    assert table.apply("b", 2)
+    table.settle()
+    assert (segment.step, segment.content, segment.dropped) == (5, [], 1)
+    assert table.owner.accumulated == 0
+    assert table.apply("a", 1)
+    assert table.apply("b", 2)
+    opened = table.opened(2)
+    assert (opened.step, opened.count) == (5, 2)
+    assert table.owner.counters.voided == 0
+
+
+def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_was_made_with() -> (
+    None
+):
+    """A host that joins: its segment begins at step 0, and follows with the first order."""
+    table = Table("a", step=7)
+    table.settle()
+    table.add("late", Segment())
+    assert table.apply("late", 2)
+    assert table.hosts["late"][1].step == 0
+    table.settle()
+    assert (table.hosts["late"][1].step, table.hosts["late"][1].content) == (7, [])
+    assert table.apply("late", 2)
+    assert table.opened(1).contributors.tolist() == [2]
 
 
 def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
