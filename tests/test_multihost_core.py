@@ -18,9 +18,10 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import (
     Batch,
     BatchKey,
+    Died,
     Ended,
     Fence,
-    HostsDied,
+    Loss,
     Member,
     NotReady,
     Opened,
@@ -539,9 +540,61 @@ def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
     for _ in range(15):
         table.pass_time(0.1, "a")
         table.owner.ask("t", 1, table.now, tell=True)
-    assert table.owner.answer("t") == HostsDied(("b",))
+    assert table.owner.answer("t") == Died((Loss("b"),))
     table.owner.leave("t", table.now, consume=False)
     assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
+
+
+def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.owner.ask("t", 3, table.now, tell=True)
+    forwarder, _ = table.hosts["b"]
+    forwarder.died((17, 18), (2,))
+    assert forwarder.report_due(table.now) == table.now, "worth a report at once"
+    table.settle()
+    table.settle()  # reports go on saying it
+    assert table.owner.answer("t") == Died((Loss("b", (17, 18), (2,)),))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
+    assert table.owner.counters.died_workers == 2
+
+
+def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_next_step() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    forwarder, _ = table.hosts["b"]
+    assert isinstance(table.owner.ask("t", 2, table.now, tell=True), Waiting)  # the grant is made
+    forwarder.died((17,), (2,))
+    table.hear()
+    assert isinstance(table.owner.answer("t"), Waiting)
+    table.settle()
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
+
+
+def test_cancel_ends_waits_and_no_block() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    assert table.opened(1).count == 1
+    table.ask(1, "u")
+    table.owner.cancel(table.now)
+    assert isinstance(table.owner.answer("u"), Ended)
+    assert isinstance(table.ask(1, "u"), Ended), "its next call does not put it in the line again"
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1, "v")
+    table.settle()
+    assert isinstance(table.ask(1, "v"), Opened), "the line goes on"
 
 
 def test_a_contributor_at_two_hosts_makes_the_step_void(

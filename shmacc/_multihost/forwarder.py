@@ -7,7 +7,7 @@ what has been shipped, and it counts only if the segment is still sealed with th
 
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
+from shmacc._multihost.messages import NO_GRANT, Batch, Death, Fence, Order, Report, Sealed, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class ForwarderCore:
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
         self._refused: frozenset[int] | None = None  # unknown: an earlier forwarder may have
+        self._deaths: tuple[Death, ...] = ()  # of this fence
+        self._death_number = 0
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
@@ -132,6 +134,14 @@ class ForwarderCore:
             self._refused |= self._grants
         if not self._held:
             self._grants = frozenset()
+
+    def died(self, pids: tuple[int, ...], contributors: tuple[int, ...]) -> None:
+        """Say that processes which had applied gradients have died.
+
+        If this forwarder dies before it reports them, no chief is told: a segment says it once.
+        """
+        self._death_number += 1
+        self._deaths += (Death(self._death_number, pids, contributors),)
 
     # Actions, and that they have been done
 
@@ -223,6 +233,7 @@ class ForwarderCore:
             self._listed = self._order.listed
         self._count = 0
         self._present = frozenset()
+        self._deaths = ()  # those before the last take are nobody's concern
         self._batch = None
         self.released()
 
@@ -247,7 +258,8 @@ class ForwarderCore:
         others = (report.fence, report.step, report.sealed_for, report.batch)
         if others != (last.fence, last.step, last.sealed_for, last.batch):
             return now
-        if (report.refused, report.present) != (last.refused, last.present):
+        marks = (report.refused, report.present, report.deaths)
+        if marks != (last.refused, last.present, last.deaths):
             return now
         if grown >= slack:
             return self._reported_at + self._timing.announce
@@ -273,4 +285,5 @@ class ForwarderCore:
             batch=self._batch if self._sealed_for is not None else None,
             refused=self._refused,
             present=self._present,
+            deaths=self._deaths,
         )

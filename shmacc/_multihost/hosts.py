@@ -1,9 +1,9 @@
 """The hosts as the owner knows them: by their last reports."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, BatchKey, Fence, Member, Report
+from shmacc._multihost.messages import NO_GRANT, Batch, BatchKey, Death, Fence, Member, Report
 
 _INCARNATION_BITS = 32
 
@@ -22,6 +22,7 @@ class Host:
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         member: Its batch that counts, if it has one: of the owner's present fence.
         consumed: The batch that the round before this fence consumed.
+        deaths: The number of the last death that was heard of, of this incarnation.
     """
 
     name: str
@@ -33,6 +34,13 @@ class Host:
     fence: Fence | None = None
     member: Member | None = None
     consumed: int | None = None
+    deaths: int = 0
+
+    def news(self, deaths: tuple[Death, ...]) -> list[Death]:
+        """Return those that were not heard of before: reports repeat them."""
+        new = [death for death in deaths if death.number > self.deaths]
+        self.deaths = max([self.deaths, *(death.number for death in new)])
+        return new
 
     def is_at(self, fence: Fence) -> bool:
         """Whether it lives, and its gradients are of this fence."""
@@ -43,6 +51,10 @@ class Host:
         if self.is_at(fence) and self.report is not None:
             return self.report.count
         return self.member.batch.sealed.count if self.member is not None else 0
+
+    def has_come(self, contributor: int, fence: Fence) -> bool:
+        """Whether a contributor that the owner asks about is in its segment."""
+        return self.is_at(fence) and self.report is not None and contributor in self.report.present
 
     def has_answered(self, grant: int, fence: Fence) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
@@ -141,6 +153,10 @@ class Hosts:
         found = [host.member for host in self if host.member is not None]
         return sorted(found, key=lambda member: member.key)
 
+    def with_batches(self, keys: Collection[BatchKey]) -> list[Host]:
+        """Return the hosts whose batch that counts is one of these."""
+        return [host for host in self if host.member is not None and host.member.key in keys]
+
     def _bury(self, host: Host) -> None:
         """Keep a batch of a segment that is no more, beside what the host's new segment gets."""
         host.fence = None
@@ -160,6 +176,7 @@ class Hosts:
     def _start(host: Host, incarnation: int) -> None:
         host.incarnation = incarnation
         host.report = None
+        host.deaths = 0
 
 
 def two_with_one_contributor(members: list[Member]) -> tuple[int, BatchKey, BatchKey] | None:

@@ -85,6 +85,20 @@ class Batch:
     shards: frozenset[int] = frozenset()
 
 
+class Death(NamedTuple):
+    """Processes of a host that had applied gradients of this fence, or of an earlier one, and died.
+
+    Attributes:
+        number: Of this message, in the incarnation of the forwarder.
+        pids: The processes, as their own pid namespace knows them.
+        contributors: Those of their last gradients, of gradients that had one.
+    """
+
+    number: int
+    pids: tuple[int, ...]
+    contributors: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All that the owner must know of a host; also the heartbeat.
@@ -102,6 +116,7 @@ class Report:
         refused: Grants for which the segment was sealed when it refused gradients of this fence;
             NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
         present: Which of the contributors that the owner asked about are in the segment.
+        deaths: All that were noticed since the fence moved on.
     """
 
     host: str
@@ -115,6 +130,7 @@ class Report:
     batch: Batch | None = None
     refused: frozenset[int] | None = frozenset()
     present: frozenset[int] = frozenset()
+    deaths: tuple[Death, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +234,25 @@ class Waiting:
     voided: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostsDied:
-    """A chief that wanted to be told: these hosts were lost while it waited."""
+class Loss(NamedTuple):
+    """A host that was lost; or, if there are pids, processes of its that had applied, and died.
 
-    hosts: tuple[str, ...]
+    Attributes:
+        host: The host.
+        pids: As of a `Death`.
+        contributors: As of a `Death`.
+    """
+
+    host: str
+    pids: tuple[int, ...] = ()
+    contributors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A chief that wanted to be told: these were lost while it waited."""
+
+    losses: tuple[Loss, ...]
 
 
 class NotReady(NamedTuple):
@@ -233,4 +263,4 @@ class Ended(NamedTuple):
     """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
 
 
-Answer = Opened | Waiting | HostsDied | NotReady | Ended
+Answer = Opened | Waiting | Died | NotReady | Ended

@@ -171,6 +171,16 @@ class Plan:
         return DenseTaken(value, count, step, weight, who)
 
 
+def bytes_of(partial: GroupPartial) -> int:
+    """Return how many bytes the arrays of a partial have."""
+    return sum(
+        sums.values.nbytes + sums.indices.nbytes + sums.row_counts.nbytes
+        if isinstance(sums, SparsePartial)
+        else sums.value.nbytes
+        for sums in partial.values()
+    )
+
+
 def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.uint16]:
     """Return which shard each row is at; of 16 bits, since such are sorted in linear time."""
     mixed = (rows.view(np.uint64) * _GOLDEN) >> np.uint64(32)

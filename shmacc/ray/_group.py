@@ -14,16 +14,18 @@ from shmacc import _names as names
 from shmacc._group import AccumulatorGroup as LocalGroup
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
-from shmacc._records import GroupTaken
+from shmacc._records import GroupTaken, IndexArray
 from shmacc._segment import Owners
 from shmacc._spec import TensorSpec
+from shmacc._stats import Stats
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
 )
-from shmacc.ray._link import Link, end, find_owner
+from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
+from shmacc.ray._link import PARKED, Link, end, find_owner
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import NAMESPACE, Config, HostState, ShardedTaken
 from shmacc.ray._round import Round
@@ -31,6 +33,7 @@ from shmacc.ray._round import Round
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0
+_LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
 class AccumulatorGroup:
@@ -134,17 +137,26 @@ class AccumulatorGroup:
         self._wait_for_hosts({node["NodeID"] for node in wanted})
 
     @classmethod
-    def attach(cls, shared_name: str) -> Self:
+    def attach(cls, shared_name: str, *, timeout: float | None = None) -> Self:
         """Return the cluster's group of that name, for another chief.
+
+        Args:
+            shared_name: The name.
+            timeout: How many seconds to wait until there is one; None: not at all.
 
         Raises:
             NotFoundError: There is none.
+            DeadlineExceededError: There was none for so long.
         """
-        owner = find_owner(shared_name)
-        if owner is None:
-            raise NotFoundError(f"The cluster has no group {shared_name!r}").with_fields(
-                shared_name=shared_name
-            )
+        seconds = arguments.timeout(timeout)
+        until = None if seconds is None else time.monotonic() + seconds
+        while (owner := find_owner(shared_name)) is None:
+            missing = f"The cluster has no group {shared_name!r}"
+            if until is None:
+                raise NotFoundError(missing).with_fields(shared_name=shared_name)
+            if time.monotonic() >= until:
+                raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
+            time.sleep(_LOOK)
         self = cls.__new__(cls)
         self._adopt(owner, None)
         self._unlink_on_close = False
@@ -172,10 +184,14 @@ class AccumulatorGroup:
                     f"After {_START:g} seconds these nodes have no segment of "
                     f"{self.shared_name!r}: {', '.join(sorted(missing))}"
                 )
-            time.sleep(0.05)
+            time.sleep(_LOOK)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shared_name!r} over Ray>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the name; unpickling attaches, in a process of the cluster."""
+        return type(self).attach, (self.shared_name,)
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +218,17 @@ class AccumulatorGroup:
     def reduction_type(self) -> str:
         """MEAN, SUM or CMEAN: that of members without their own."""
         return self._link.config.reduction
+
+    @property
+    def lanes(self) -> int:
+        """How many applies go on at the same time, on each host."""
+        return self._link.config.options["lanes"] or 1
+
+    @property
+    def capacity(self) -> int | None:
+        """How many gradients may be pending on each host; None: any number."""
+        capacity: int | None = self._link.config.options["capacity"]
+        return capacity
 
     @property
     def global_step(self) -> int:
@@ -256,7 +283,8 @@ class AccumulatorGroup:
         Args:
             num_required: How many gradients, of all hosts together.
             timeout: Seconds to wait for them; None: for ever.
-            on_death: "raise": a host that is lost ends the wait with WorkerDiedError.
+            on_death: "raise": a host that is lost ends the wait with WorkerDiedError, as does a
+                process on any host that had applied and has died since the last take: once.
         """
         return Round(self._link, num_required, timeout, on_death, sharded=False)
 
@@ -284,6 +312,49 @@ class AccumulatorGroup:
         """Move the step forward and drop the gradients of older steps; return how many."""
         dropped: int = self._link.call("advance_step", arguments.int64(step, "step"))
         return dropped
+
+    def wait_step(self, after: int, *, timeout: float | None = None) -> int:
+        """Wait until the owner's step is past `after`, and return it.
+
+        Raises:
+            DeadlineExceededError: The timeout (seconds) passed.
+            InvalidArgumentError: A bad argument.
+        """
+        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = PARKED if until is None else max(0.0, min(PARKED, until - time.monotonic()))
+            step: int | None = self._link.call("wait_step", past, left)
+            if step is not None:
+                return step
+            if until is not None and time.monotonic() >= until:
+                step, accumulated, *_ = self._state()
+                raise DeadlineExceededError(
+                    f"The global step is {step}, not past {past}, after {seconds:g} seconds"
+                ).with_fields(step=step, accumulated=accumulated)
+
+    def cancel(self) -> None:
+        """End every take and round that waits now, of all chiefs, with CancelledError."""
+        self._link.call("cancel")
+
+    def snapshot(self) -> GroupTaken:
+        """Return what a take would give now; consumes nothing, seals nothing, waits for no number.
+
+        What each living host has at an instant of its own, during this call.
+
+        Raises:
+            AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
+            OutOfRangeError: An integer result does not fit its dtype.
+        """
+        return parts_of_hosts(self._link).taken()
+
+    def contributors(self) -> IndexArray:
+        """Return who is in the open round, of all living hosts: int64, ascending."""
+        return parts_of_hosts(self._link).contributors()
+
+    def stats(self) -> dict[str, Stats]:
+        """Return the counters of each living host's segment, by the id of its node."""
+        return stats_of_hosts(self._link)
 
     def close(self) -> None:
         """Let go of the group. It stays in the cluster, unless `unlink_on_close`."""

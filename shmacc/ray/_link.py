@@ -10,6 +10,9 @@ from shmacc._multihost.pieces import Plan
 from shmacc.errors import FailedPreconditionError
 from shmacc.ray._parts import LOST, NAMESPACE, Config
 
+PARKED = 1.0
+"""Seconds that a call waits at the owner: also the chief's heartbeat."""
+
 
 class Link:
     """A chief's way to the owner.

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmacc._multihost.messages import (
     Answer,
     BatchKey,
+    Fence,
     Order,
     Report,
     Waiting,
@@ -93,6 +94,26 @@ class OwnerActor:
         self._core.missing(ticket, keys, time.monotonic())
         self._wake()
 
+    async def cancel(self) -> None:
+        """See `OwnerCore.cancel`."""
+        self._core.cancel(time.monotonic())
+        self._wake()
+
+    async def wait_step(self, after: int, wait: float) -> int | None:
+        """Return the step if it is past `after`, or is so within `wait` seconds; else None."""
+        self._start()
+        await self._park(wait, lambda: not self._is_past(after))
+        return self._core.step if self._is_past(after) else None
+
+    def _is_past(self, after: int) -> bool:
+        return self._core.is_ready and self._core.step > after
+
+    async def forwarders(self) -> tuple[Fence, dict[str, Any]]:
+        """Return the fence, and the forwarders of the hosts that are alive."""
+        self._core.tick(time.monotonic())
+        alive = {name for name, (lives, _) in self._core.hosts().items() if lives}
+        return self._core.fence, {n: f for n, f in self._forwarders.items() if n in alive}
+
     async def set_global_step(self, step: int, request: str) -> int:
         """See `OwnerCore.set_global_step`."""
         self._start()
@@ -162,7 +183,7 @@ class OwnerActor:
     def _make_forwarder(self, node: str) -> Any:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         made = self._options(
-            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=2
+            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=4
         )
         return made.remote(self._config, node)
 

@@ -46,6 +46,11 @@ class Config:
         return f"{self.name}/{part}"
 
 
+def counters_of(name: str) -> str:
+    """Return the shared_name of what a group's forwarder counts on its node."""
+    return f"{name}.forwarder"
+
+
 def was_restarted() -> bool:
     """Whether Ray has started this actor again."""
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 import ray
 
 from shmacc import _arguments as arguments
-from shmacc._multihost.messages import BatchKey, HostsDied, NotReady, Opened, Waiting
+from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
 from shmacc._records import GroupTaken
 from shmacc.errors import (
     CancelledError,
@@ -19,10 +19,8 @@ from shmacc.errors import (
     InvalidArgumentError,
     WorkerDiedError,
 )
-from shmacc.ray._link import Link
+from shmacc.ray._link import PARKED, Link
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken, find
-
-_PARKED = 1.0  # seconds that a call waits at the owner: also the chief's heartbeat
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -56,10 +54,12 @@ class Round(Generic[_Result]):
 
         Raises:
             DeadlineExceededError: The timeout passed.
-            WorkerDiedError: A host was lost, and ``on_death`` is "raise".
+            WorkerDiedError: A host was lost, or a process that had applied has died, and
+                ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`; or it is gone.
-            CancelledError: The owner has not heard of this process for ``timing.chief_lease``.
+            CancelledError: ``cancel()``; or the owner has not heard of this process for
+                ``timing.chief_lease``.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         if self._ticket:
@@ -75,7 +75,7 @@ class Round(Generic[_Result]):
         link = self._link
         end = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
-            left = _PARKED if end is None else max(0.0, min(_PARKED, end - time.monotonic()))
+            left = PARKED if end is None else max(0.0, min(PARKED, end - time.monotonic()))
             answer = link.call("ask", self._ticket, self._required, left, tell=self._tell)
             match answer:
                 case Opened():
@@ -88,10 +88,8 @@ class Round(Generic[_Result]):
                 case Waiting():
                     if end is not None and time.monotonic() >= end:
                         raise self._deadline_exceeded(answer)
-                case HostsDied(hosts):
-                    raise WorkerDiedError(
-                        f"Hosts were lost: {', '.join(hosts)}; nothing was consumed"
-                    ).with_fields(pids=(), contributors=())
+                case Died(losses):
+                    raise _worker_died(losses)
                 case NotReady():
                     raise FailedPreconditionError(
                         f"The owner of {link.config.name!r} was started again and does not know "
@@ -99,8 +97,8 @@ class Round(Generic[_Result]):
                     )
                 case _:
                     raise CancelledError(
-                        f"The wait for a round of {link.config.name!r} was ended: this process "
-                        "was silent for too long"
+                        f"The wait for a round of {link.config.name!r} was ended: by cancel(), or "
+                        "because this process was silent for too long"
                     )
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
@@ -190,6 +188,19 @@ class _Heartbeat:
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
+    hosts = [loss.host for loss in losses if not loss.pids]
+    workers = [f"pid {pid} of {loss.host}" for loss in losses for pid in loss.pids]
+    what = [f"hosts were lost: {', '.join(hosts)}"] if hosts else []
+    if workers:
+        what += [f"processes that had applied gradients have died: {', '.join(workers)}"]
+    text = "; ".join(what)
+    return WorkerDiedError(f"{text[0].upper()}{text[1:]}; nothing was consumed").with_fields(
+        pids=tuple(pid for loss in losses for pid in loss.pids),
+        contributors=tuple(who for loss in losses for who in loss.contributors),
+    )
 
 
 def _nothing(_: GroupTaken) -> None:

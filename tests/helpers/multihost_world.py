@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, Fence, HostsDied, NotReady, Opened, Sealed, Timing
+from shmacc._multihost.messages import BatchKey, Died, Fence, NotReady, Opened, Sealed, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 
@@ -309,7 +309,7 @@ class Chief:
                 self.set_step(self.world.chief_step)
         elif isinstance(answer, Opened):
             self.fetch(ticket, answer)
-        elif not isinstance(answer, HostsDied) and answer.__class__.__name__ == "Ended":
+        elif not isinstance(answer, Died) and answer.__class__.__name__ == "Ended":
             self.next_round()
 
     def fetch(self, ticket: str, opened: Opened) -> None:

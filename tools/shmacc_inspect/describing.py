@@ -43,6 +43,7 @@ _ARRAY_COLUMNS: Final = (
     Column("DTYPE"),
     Column("SHAPE"),
     Column("BYTES", right=True),
+    Column("VALUE", right=True),
 )
 _MEMBER_COLUMNS: Final = (
     Column("NAME", least=12),
@@ -220,6 +221,7 @@ def _array_row(member: details.Member) -> list[Cell]:
         Cell(member.dtype),
         Cell(formatting.shape(member.shape)),
         page.size(member.bytes_used),
+        Cell("" if member.value is None else str(member.value)),
     ]
 
 
