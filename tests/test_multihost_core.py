@@ -30,9 +30,10 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.pieces import Plan, reduce
+from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
+from shmacc._multihost.sums import Sums
 from shmacc.errors import InvalidArgumentError
 
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/test_multihost_core.py
@@ -798,9 +799,10 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
     plan = Plan(flat.members, shards)
-    tables = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
-    for group in flat, *hosts, *tables:
+    at_shards = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
+    for group in flat, *hosts, *at_shards:
         request.addfinalizer(group.close)
+    tables = [Sums(group) for group in at_shards]
     for step in range(2):
         for i in range(7):
             gradient: dict[str, object] = {}
@@ -818,17 +820,19 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             for group in flat, hosts[i % 3]:
                 assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
         segments = [LocalSegment(host) for host in hosts]
-        staged: list[list[shmacc.GroupPartial]] = [[] for _ in range(shards)]
+        staged: list[dict[BatchKey, shmacc.GroupPartial]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
             partial = segment.seal()
-            pieces = plan.split(partial)
+            pieces = dict(plan.split(partial, first=number))
             key = BatchKey(f"host{number}", 1, 1)
             members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
             for shard, piece in pieces.items():
-                staged[shard].append(piece)
+                staged[shard][key] = piece
+                if number != 1:
+                    tables[shard].add(key, piece)  # as it comes; host 1's when the round is there
         opened = Opened(Fence(1, step), step, tuple(members))
-        parts = [reduce(table, staged[n], opened) for n, table in enumerate(tables)]
+        parts = [table.reduced(staged[n], opened) for n, table in enumerate(tables)]
         got, expected = plan.join(parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
@@ -853,7 +857,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
         partial = group.take_partial()
-        pieces = Plan(group.members, 8).split(partial)
+        pieces = dict(Plan(group.members, 8).split(partial))
     shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
     assert set(pieces) == set(range(8))
     assert shipped <= 1.05 * len(pickle.dumps(partial))
@@ -880,17 +884,58 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     parts = []
     for shard in range(2):
         with shmacc.AccumulatorGroup(plan.at_shard(shard)) as group:
-            pieces = [plan_of(plan, row)[shard] for row in rows if shard in plan_of(plan, row)]
+            pieces = {
+                BatchKey(str(row), 1, 1): plan_of(plan, row)[shard]
+                for row in rows
+                if shard in plan_of(plan, row)
+            }
             assert len(pieces) == 1
-            parts.append(reduce(group, pieces, opened))
+            parts.append(Sums(group).reduced(pieces, opened))
     assert plan.join(parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+def test_what_was_added_and_is_no_member_is_not_in_the_sums() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((None,), "int64", reduction_type="SUM")}
+    a, again, b, c = (
+        BatchKey(host, 1, seq) for host, seq in (("a", 1), ("a", 2), ("b", 1), ("c", 1))
+    )
+    with shmacc.AccumulatorGroup(members) as source, shmacc.AccumulatorGroup(members) as group:
+
+        def piece(row: int, value: int) -> shmacc.GroupPartial:
+            assert source.apply({"m": ([row], [value])}, 0)
+            return source.take_partial()
+
+        def opened(*keys: BatchKey) -> Opened:
+            batches = (Batch(key.seq, Sealed(1, 1), frozenset({0})) for key in keys)
+            return Opened(Fence(1, 0), 0, tuple(map(Member, keys, batches)))
+
+        pieces = {a: piece(1, 1), again: piece(1, 10), b: piece(2, 100), c: piece(3, 1000)}
+        sums = Sums(group)
+
+        def reduced(*keys: BatchKey) -> list[int]:
+            taken = sums.reduced({key: pieces[key] for key in keys}, opened(*keys))
+            assert taken.count == len(keys)
+            return list(taken["m"].values.tolist())
+
+        for key in a, again, b:  # a host ships again, and its first piece was added already
+            sums.add(key, pieces[key])
+        assert reduced(again, b) == [10, 100]
+        for key in a, b, c:  # a host is lost
+            sums.add(key, pieces[key])
+        assert reduced(a, c) == [1, 1000]
+        assert reduced(a, b, c) == [1, 100, 1000], "nothing is left of the round before"
+        sums.add(a, pieces[a])
+        wrong = shmacc.GroupPartial({"x": pieces[a]["m"]}, 1, 0)
+        with pytest.raises(InvalidArgumentError, match="'x'"):
+            sums.reduced({a: pieces[a], b: wrong}, opened(a, b))
+        assert reduced(a, b) == [1, 100]
 
 
 def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
     """The pieces of a gradient that has 6.0 in one row."""
     with shmacc.AccumulatorGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
-        return plan.split(group.take_partial())
+        return dict(plan.split(group.take_partial()))
 
 
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:

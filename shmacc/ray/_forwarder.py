@@ -13,6 +13,8 @@ import os
 import queue
 import threading
 import time
+import zlib
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -245,9 +247,10 @@ class _Loop:
         if self._sealed is None or fence is None:
             return
         key = BatchKey(self._host, self._incarnation, seq)
-        pieces = self._plan.split(self._sealed)
-        self._sealed = None
+        first = zlib.crc32(self._host.encode()) % len(self._shards)
+        pieces = self._plan.split(self._sealed, first)
         self._shipping = _Shipping(seq, fence, key, pieces, self._shards)
+        self._sealed = None
         self._shipped()
 
     def _shipped(self) -> None:
@@ -299,20 +302,21 @@ class _Shipping:
         seq: int,
         fence: Fence,
         key: BatchKey,
-        pieces: dict[int, GroupPartial],
+        pieces: Iterable[tuple[int, GroupPartial]],
         actors: list[Any],
     ) -> None:
         self.seq = seq
-        self.shards = frozenset(pieces)
-        self.gradients = next((piece.count for piece in pieces.values()), 0)
-        self.bytes = sum(bytes_of(piece) for piece in pieces.values())
-        self.resent = 0
+        self.gradients = self.bytes = self.resent = 0
         self._fence, self._key, self._actors = fence, key, actors
-        self._pieces = pieces
+        self._pieces: dict[int, GroupPartial] = {}
         self._calls: dict[Any, int] = {}
         self._again: list[tuple[float, int]] = []
-        for shard in pieces:
+        for shard, piece in pieces:
+            self.gradients = piece.count
+            self.bytes += bytes_of(piece)
+            self._pieces[shard] = piece
             self._send(shard)
+        self.shards = frozenset(self._pieces)
 
     @property
     def calls(self) -> list[Any]:

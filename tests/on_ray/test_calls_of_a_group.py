@@ -204,7 +204,7 @@ def test_what_a_forwarder_has_done_is_shown_on_its_host(
 ) -> None:
     def shown(node: int) -> dict[str, int]:
         inspect = Path(sys.executable).parent / "shmacc-inspect"
-        command = [inspect, "show", "--json", "asked.forwarder"]
+        command = [str(inspect), "show", "--json", "asked.forwarder"]
         made = subprocess.run(
             command, env=nodes.environment(node), capture_output=True, check=True, text=True
         )
