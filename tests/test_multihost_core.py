@@ -751,6 +751,29 @@ def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
     assert table.owner.step == 1, "once: now it is known"
 
 
+def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
+    """All of them together send no more heartbeats than the owner can take."""
+    names = [f"host{number}" for number in range(60)]
+    pace = len(names) / (TIMING.heartbeats * TIMING.heartbeat)
+    assert pace == 3
+    table = Table(*names)
+    table.settle()
+    table.hear()
+    core, _ = table.hosts["host0"]
+    assert core.report_due(table.now) == pytest.approx(table.now + 3 * TIMING.heartbeat)
+    patience = 4 * 3 * TIMING.heartbeat
+    assert patience > TIMING.lease
+    heard, table.now = table.now, table.now + (TIMING.lease + patience) / 2
+    table.owner.tick(table.now)
+    assert table.owner.counters.lost_hosts == 0
+    table.now = heard + patience + 0.01
+    table.hear("host0")
+    assert table.owner.counters.lost_hosts == len(names) - 1
+    assert core.report_due(table.now) == table.now, "a new pace is worth a report at once"
+    table.hear("host0")
+    assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
+
+
 def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
     shard: ShardCore[str] = ShardCore()
     key = BatchKey("a", 1, 1)

@@ -104,6 +104,10 @@ class ForwarderCore:
         return self._listed
 
     @property
+    def _pace(self) -> float:
+        return 1.0 if self._order is None else self._order.pace
+
+    @property
     def watched(self) -> frozenset[int]:
         """The contributors that the owner asks about; `observe` takes which of them are there."""
         return frozenset() if self._order is None else self._order.watched
@@ -251,19 +255,23 @@ class ForwarderCore:
         if last is None:
             return now
         report = self._make(last.number)
+        heartbeat, announce = (
+            self._timing.heartbeat * self._pace,
+            self._timing.announce * self._pace,
+        )
         if report == last:
-            return self._reported_at + self._timing.heartbeat
+            return self._reported_at + heartbeat
         grown = report.count - last.count
         slack = 1 if self._order is None else self._order.slack
         others = (report.fence, report.step, report.sealed_for, report.batch)
         if others != (last.fence, last.step, last.sealed_for, last.batch):
             return now
-        marks = (report.refused, report.present, report.deaths)
-        if marks != (last.refused, last.present, last.deaths):
+        marks = (report.refused, report.present, report.deaths, report.pace)
+        if marks != (last.refused, last.present, last.deaths, last.pace):
             return now
         if grown >= slack:
-            return self._reported_at + self._timing.announce
-        return self._reported_at + min(4 * self._timing.announce, self._timing.heartbeat)
+            return self._reported_at + announce
+        return self._reported_at + min(4 * announce, heartbeat)
 
     def report(self, now: float) -> Report:
         """Return the report to send now."""
@@ -286,4 +294,5 @@ class ForwarderCore:
             refused=self._refused,
             present=self._present,
             deaths=self._deaths,
+            pace=self._pace,
         )

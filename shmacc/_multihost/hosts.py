@@ -3,7 +3,16 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, BatchKey, Death, Fence, Member, Report
+from shmacc._multihost.messages import (
+    NO_GRANT,
+    Batch,
+    BatchKey,
+    Death,
+    Fence,
+    Member,
+    Report,
+    Timing,
+)
 
 _INCARNATION_BITS = 32
 
@@ -111,9 +120,24 @@ class Hosts:
     def __init__(self, term: int) -> None:
         self._term = term
         self._hosts: dict[str, Host] = {}
+        self._counted: tuple[Fence, int, int] | None = None
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts.values())
+
+    def changed(self) -> None:
+        """Count again: a host's report, its batch, or whether it lives may have changed."""
+        self._counted = None
+
+    def counted(self, fence: Fence) -> tuple[int, int]:
+        """Return how many gradients a round could have now, and how many hosts live.
+
+        They are asked for several times for each report, and change once.
+        """
+        if self._counted is None or self._counted[0] != fence:
+            pending = sum(host.pending(fence) for host in self)
+            self._counted = fence, pending, sum(not host.lost for host in self)
+        return self._counted[1:]
 
     def find(self, name: str) -> Host | None:
         """Return the host of that name."""
@@ -144,9 +168,16 @@ class Hosts:
             host.fence = report.fence
         return host
 
-    def silent(self, since: float) -> list[Host]:
-        """Return the hosts that were last heard of before then, and are not known as lost."""
-        return [host for host in self if not host.lost and host.heard < since]
+    def silent(self, now: float, timing: Timing) -> list[Host]:
+        """Return the hosts that were not heard of for too long, and are not known as lost."""
+        lease = timing.patience(1.0)  # the least: most hosts need no closer look
+        return [
+            host
+            for host in self
+            if host.heard < now - lease
+            and not host.lost
+            and (host.report is None or host.heard < now - timing.patience(host.report.pace))
+        ]
 
     def members(self) -> list[Member]:
         """Return the batches that count, by host."""

@@ -87,7 +87,7 @@ class OwnerCore:
     @property
     def accumulated(self) -> int:
         """How many gradients the next round could have now."""
-        return sum(host.pending(self._fence) for host in self._hosts)
+        return self._hosts.counted(self._fence)[0]
 
     @property
     def open_round(self) -> Opened | None:
@@ -113,6 +113,7 @@ class OwnerCore:
     def report(self, report: Report, now: float) -> None:
         """Take a report in."""
         host = self._hosts.heard(report, now)
+        self._hosts.changed()
         if host is None:
             self.counters.refused_reports += 1
             return
@@ -129,6 +130,7 @@ class OwnerCore:
         at_fence = report.fence == self._fence
         if grant and batch and at_fence and report.sealed_for == grant.number:
             host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
+            self._hosts.changed()
         self._settle(now)
 
     def order(self, name: str, incarnation: int) -> Order:
@@ -159,13 +161,19 @@ class OwnerCore:
             listed=self._contested.listed(name) if back is None else frozenset(),
             watched=self._contested.watched(name),
             slack=self._slack(),
+            pace=self.pace,
         )
+
+    @property
+    def pace(self) -> float:
+        """By how much slower than at best hosts report: all of them together not too often."""
+        return self._timing.pace(self._hosts.counted(self._fence)[1])
 
     def _slack(self) -> int:
         """Return how much more a host must have for a report at once: O(hosts x log) a round."""
         head = self._line.head
-        living = sum(not host.lost for host in self._hosts)
-        missing = 0 if head is None else head.required - self.accumulated
+        accumulated, living = self._hosts.counted(self._fence)
+        missing = 0 if head is None else head.required - accumulated
         return max(1, missing // (2 * max(1, living)))
 
     # Chiefs
@@ -345,6 +353,7 @@ class OwnerCore:
     def _lose_batch(self, host: Host) -> None:
         """Drop a batch; so the grants until now have not got enough for a round after all."""
         host.member = None
+        self._hosts.changed()
         self.counters.lost_batches += 1
         self._withdrawn.add_all(self.counters.grants)
 
@@ -380,7 +389,7 @@ class OwnerCore:
         self._changed()
 
     def _lose_hosts(self, now: float) -> None:
-        for host in self._hosts.silent(now - self._timing.lease):
+        for host in self._hosts.silent(now, self._timing):
             host.lost = True
             self.counters.lost_hosts += 1
             self._contested.forget(host.name)
@@ -400,4 +409,5 @@ class OwnerCore:
         return host is not None and host.has_come(contributor, self._fence)
 
     def _changed(self) -> None:
+        self._hosts.changed()
         self._serial += 1

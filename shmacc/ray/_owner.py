@@ -68,7 +68,7 @@ class OwnerActor:
         self._core.report(report, time.monotonic())
         self._wake()
 
-        timeout = self._config.timing.heartbeat * 2
+        timeout = self._config.timing.heartbeat * self._core.pace * 2
         await self._park(timeout, lambda: self._core.serial == serial)
         return self._core.order(report.host, report.incarnation)
 

@@ -448,6 +448,8 @@ class World:
 
     def orders(self) -> None:
         """Answer the polls that are parked."""
+        pending = sum(host.pending(self.owner.fence) for host in self.owner._hosts)
+        assert self.owner.accumulated == pending, "what is counted once is true all the time"
         if self._seen != (self.term, self.owner.serial):
             self._seen = (self.term, self.owner.serial)
             for host in self.hosts:
