@@ -1,5 +1,6 @@
 """The chief's side: a group over many hosts, with the calls of a group on one."""
 
+import contextlib
 import logging
 import time
 import uuid
@@ -27,12 +28,13 @@ from shmacc.errors import (
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
 from shmacc.ray._link import PARKED, Link, end, find_owner
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import NAMESPACE, Config, HostState, ShardedTaken
+from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, ShardedTaken
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0
+_HOMING = 10.0  # seconds that Ray has to put the owner where it belongs
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
@@ -109,6 +111,7 @@ class AccumulatorGroup:
             shards=arguments.limit(shards, "shards", 1 << 16) or max(1, len(wanted)),
             hosts=chosen,
             timing=timing or Timing(),
+            home=ray.get_runtime_context().get_node_id(),
         )
         Plan(specs, config.shards)
         existing = find_owner(shared_name)
@@ -116,22 +119,7 @@ class AccumulatorGroup:
             raise FailedPreconditionError(f"The cluster has a group {shared_name!r} already")
         if existing is not None and if_exists == "replace":
             end(existing)
-        here = ray.get_runtime_context().get_node_id()
-        owner = (
-            ray.remote(OwnerActor)
-            .options(
-                name=config.actor("owner"),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=-1,
-                max_concurrency=10_000,
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
-            )
-            .remote(config)
-        )
-        self._adopt(owner, name)
+        self._adopt(_make_owner(config), name)
         self._unlink_on_close = unlink_on_close
         self._check_agreement(specs)
         self._wait_for_hosts({node["NodeID"] for node in wanted})
@@ -368,3 +356,38 @@ class AccumulatorGroup:
         if not self._link.closed:
             end(self._link.owner)
             self._link.closed = True
+
+
+def _make_owner(config: Config) -> Any:
+    """Make the owner, on this process's node, or return the one that there is.
+
+    Ray may put it elsewhere while the node to which it turns does not know this one yet: a link
+    between chief and owner that is cut would then cost a round that all others could have. It is
+    made again in that case, as long as it has done nothing.
+    """
+    existed = find_owner(config.name) is not None
+    there = NodeAffinitySchedulingStrategy(config.home, soft=True)  # a restart may be elsewhere
+    end_at = time.monotonic() + _HOMING
+    while True:
+        owner = (
+            ray.remote(OwnerActor)
+            .options(
+                name=config.actor("owner"),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_concurrency=10_000,
+                num_cpus=0,
+                scheduling_strategy=there,
+            )
+            .remote(config)
+        )
+        with contextlib.suppress(*LOST):  # another chief makes it again at the same time
+            if existed or ray.get(owner.is_at_home.remote()):
+                return owner
+            if time.monotonic() > end_at:
+                _logger.warning("The owner of %r is not on this node: %s", config.name, config.home)
+                return owner
+            ray.kill(owner, no_restart=True)
+        time.sleep(_LOOK)

@@ -49,6 +49,10 @@ class OwnerActor:
         self._start()
         return self._config
 
+    async def is_at_home(self) -> bool:
+        """Whether it is on the node where it belongs."""
+        return bool(ray.get_runtime_context().get_node_id() == self._config.home)
+
     async def pid(self) -> int:
         """Return the process that the owner is."""
         return os.getpid()
@@ -170,7 +174,10 @@ class OwnerActor:
             alive = {node["NodeID"] for node in nodes if node["Alive"]}
             if self._config.hosts is not None:
                 alive &= self._config.hosts
-            for node in alive - self._forwarders.keys():
+            heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
+            # Again, if it is silent: Ray gives up an actor whose node some other node has not heard
+            # of yet, and then there is none; else this finds the one that there is.
+            for node in alive - (self._forwarders.keys() & heard):
                 self._forwarders[node] = self._make_forwarder(node)
             for node in self._forwarders.keys() - alive:
                 del self._forwarders[node]

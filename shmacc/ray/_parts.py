@@ -31,6 +31,7 @@ class Config:
         shards: How many there are.
         hosts: The ids of the nodes that take part; None: all.
         timing: How long the parts wait for each other.
+        home: The id of the first chief's node, where the owner belongs.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Config:
     shards: int
     hosts: frozenset[str] | None
     timing: Timing
+    home: str
 
     def actor(self, part: str) -> str:
         """Return the name of an actor."""

@@ -2,7 +2,7 @@
 
 A program, run by test_lossy_network.py: Ray connects a process once, and here from a namespace. It
 kills workers, forwarders and shards in mid-round, cuts a node off for a while, and kills a node.
-Prints a line of JSON.
+Writes a line of JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
                 books.enter(taken, required)
             seconds.append(time.monotonic() - began)
 
+    owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
+    assert ray.get(owner.is_at_home.remote()), "on the chief's node: no link between them"
     for rank in range(RANKS):
         books.start(rank, rank % 3)
     rounds(5)
@@ -111,7 +113,8 @@ def main() -> None:
             finally:
                 books.end()
                 group.unlink()
-        print(json.dumps(figures), flush=True)
+        sys.stdout.write(f"\n{json.dumps(figures)}\n")
+        sys.stdout.flush()
     finally:
         left = nodes.left()
         nodes.end()

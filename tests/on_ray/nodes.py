@@ -35,7 +35,9 @@ class Nodes:
         self.cluster = Cluster()
         for _ in range(3):
             self.add()
-        ray.init(address=self.cluster.address, _node_ip_address=self.address(0), log_to_driver=False)
+        ray.init(
+            address=self.cluster.address, _node_ip_address=self.address(0), log_to_driver=False
+        )
 
     def address(self, number: int) -> str:
         """The address of a node."""

@@ -263,7 +263,7 @@ def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner(
     """Else each of n hosts' reports costs n calls another look."""
     monkeypatch.setattr("shmacc.ray._owner.was_restarted", lambda: False)
     timing = Timing(heartbeat=30.0, lease=120.0)
-    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing)
+    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, "home")
     hosts = 200
 
     async def run() -> tuple[int, int]:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from on_ray.books import MEMBERS  # noqa: F401  the program's
 from on_ray.wires import as_root, why_not
 
 PROGRAM = Path(__file__).with_name("lossy_cluster.py")
@@ -25,14 +24,14 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
         check=False,
     )
     assert made.returncode == 0, made.stdout[-5000:] + made.stderr[-5000:]
-    figures = json.loads(made.stdout.splitlines()[-1])
+    [line] = [line for line in made.stdout.splitlines() if line.startswith('{"rounds"')]
+    figures = json.loads(line)
     carried, lost = figures["packets, lost"]
     assert carried > 1000
     assert lost > 0
     assert figures["counters"]["lost_hosts"] >= 2
-    # Of the moment between a forwarder's death and the next one's first order (see test above).
+    # A forwarder's death in the moment after its batch became a member may cost what came then.
     assert figures["lost to forwarders"] <= 6
-    # The hosts' last gradients: as if never applied.
+    # The hosts' last gradients: as if never applied; and those of a step that was void for it.
     assert figures["lost to links"] <= 6
     assert figures["lost to nodes"] <= 4
-    print(figures)

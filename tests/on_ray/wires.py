@@ -76,9 +76,8 @@ class Wires:
         self._enter(0)
         fork = multiprocessing.get_context("fork")
         self._control, theirs = fork.Pipe()
-        self._process = fork.Process(
-            target=_carry, args=(devices, theirs, delay, loss), daemon=True
-        )
+        carrier = _Carrier(devices, theirs, delay, loss)
+        self._process = fork.Process(target=carrier.run, daemon=True)
         self._process.start()
         for device in devices:
             os.close(device)
@@ -127,46 +126,62 @@ def _device() -> int:
     return device
 
 
-def _carry(devices: list[int], control: Any, delay: tuple[float, float], loss: float) -> None:
-    """Carry packets, for ever."""
-    by_address = {
-        bytes(map(int, Wires.address(number).split("."))): number for number in range(len(devices))
-    }
-    numbers = {device: number for number, device in enumerate(devices)}
-    on_the_way: list[tuple[float, int, int, bytes]] = []
-    order = itertools.count()
-    cut: set[int] = set()
-    carried = lost = 0
-    while True:
-        now = time.monotonic()
-        while on_the_way and on_the_way[0][0] <= now:
-            _, _, to, packet = heapq.heappop(on_the_way)
+class _Carrier:
+    """Carries packets, until its control is closed."""
+
+    def __init__(
+        self, devices: list[int], control: Any, delay: tuple[float, float], loss: float
+    ) -> None:
+        self._devices, self._control, self._delay, self._loss = devices, control, delay, loss
+        self._numbers = {
+            bytes(map(int, Wires.address(number).split("."))): number
+            for number in range(len(devices))
+        }
+        self._on_the_way: list[tuple[float, int, int, bytes]] = []
+        self._order = itertools.count()
+        self._cut: set[int] = set()
+        self._carried = self._lost = 0
+
+    def run(self) -> None:
+        waiting = [*self._devices, self._control]
+        with contextlib.suppress(EOFError):
+            while True:
+                ready, _, _ = select.select(waiting, [], [], self._deliver())
+                for source in ready:
+                    if source is self._control:
+                        self._obey(*self._control.recv())
+                    else:
+                        self._take_from(source)
+
+    def _deliver(self) -> float:
+        """Deliver what is due; return how long nothing else is."""
+        queue = self._on_the_way
+        while queue and (left := queue[0][0] - time.monotonic()) <= 0:
+            _, _, to, packet = heapq.heappop(queue)
             with contextlib.suppress(OSError):  # the device's queue is full: one more is lost
-                os.write(devices[to], packet)
-        left = max(0.0, on_the_way[0][0] - now) if on_the_way else 1.0
-        ready, _, _ = select.select([*devices, control], [], [], left)
-        for source in ready:
-            if source is control:
-                try:
-                    what, number = control.recv()
-                except EOFError:
-                    return
-                if what == "figures":
-                    control.send((carried, lost))
-                else:
-                    (cut.add if what == "cut" else cut.discard)(number)
+                os.write(self._devices[to], packet)
+        return left if queue else 1.0
+
+    def _obey(self, what: str, number: int) -> None:
+        if what == "figures":
+            self._control.send((self._carried, self._lost))
+        else:
+            (self._cut.add if what == "cut" else self._cut.discard)(number)
+
+    def _take_from(self, source: int) -> None:
+        for _ in range(64):
+            try:
+                packet = os.read(source, _MTU + 100)
+            except BlockingIOError:
+                return
+            to = self._numbers.get(packet[_DESTINATION])
+            if to is None or packet[0] >> 4 != 4:  # noqa: PLR2004
                 continue
-            for _ in range(64):
-                try:
-                    packet = os.read(source, _MTU + 100)
-                except BlockingIOError:
-                    break
-                to = by_address.get(packet[_DESTINATION])
-                if to is None or packet[0] >> 4 != 4:
-                    continue
-                carried += 1
-                if to in cut or numbers[source] in cut or random.random() < loss:
-                    lost += 1
-                    continue
-                due = time.monotonic() + max(0.0, random.gauss(*delay))
-                heapq.heappush(on_the_way, (due, next(order), to, packet))
+            self._carried += 1
+            if not self._cut.isdisjoint((to, self._devices.index(source))) or (
+                random.random() < self._loss
+            ):
+                self._lost += 1
+                continue
+            due = time.monotonic() + max(0.0, random.gauss(*self._delay))
+            heapq.heappush(self._on_the_way, (due, next(self._order), to, packet))
