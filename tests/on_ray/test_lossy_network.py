@@ -24,12 +24,12 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
         check=False,
     )
     assert made.returncode == 0, made.stdout[-5000:] + made.stderr[-5000:]
-    [line] = [line for line in made.stdout.splitlines() if line.startswith('{"rounds"')]
+    [line] = [line for line in made.stdout.splitlines() if line.startswith('{"seconds"')]
     figures = json.loads(line)
     carried, lost = figures["packets, lost"]
     assert carried > 1000
     assert lost > 0
-    assert figures["counters"]["lost_hosts"] >= 2
+    assert figures["counters"]["lost_hosts"] >= 1
     # A forwarder's death in the moment after its batch became a member may cost what came then.
     assert figures["lost to forwarders"] <= 6
     # The hosts' last gradients: as if never applied; and those of a step that was void for it.

@@ -175,7 +175,7 @@ class _Carrier:
             except BlockingIOError:
                 return
             to = self._numbers.get(packet[_DESTINATION])
-            if to is None or packet[0] >> 4 != 4:  # noqa: PLR2004
+            if to is None or packet[0] >> 4 != 4:
                 continue
             self._carried += 1
             if not self._cut.isdisjoint((to, self._devices.index(source))) or (
