@@ -201,7 +201,7 @@ class OwnerCore:
             return Ended()
         if self._block is not None and self._block_ticket == ticket:
             return self._block
-        if found.lost and self._grant is None:  # what is there is served, whoever has died
+        if found.lost and self._grant is None:  # a number that is reached is served
             return Died(tuple(found.lost))
         living = tuple(sorted(host.name for host in self._hosts if not host.lost))
         return Waiting(self.accumulated, self._step, living, self.counters.voided)

@@ -109,7 +109,7 @@ class Take : public Operation {
                          {0, kForever, partial, false, false, false, OnDeath::kWait, 0}, false);
     }
 
-    // Throws as a take with OnDeath::kRaise that has to wait would throw now; each death once, whoever asks.
+    // Throws as a take with OnDeath::kRaise that has to wait would throw now: each death is thrown once.
     void check_deaths() {
         if (!may_raise(totals(segment_).round)) return;
         ActivityScope activity(segment_, kWaitsForLock);
