@@ -56,8 +56,14 @@ class TreeSpec:
 
         Raises:
             InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse one
-                has no rows, a name is longer than 200 characters, or the tree has no leaf.
+                has no rows, a name is longer than 200 characters, the tree has no leaf, or
+                ``sparse`` is no function.
         """
+        if sparse is not None and not callable(sparse):
+            raise InvalidArgumentError(
+                "sparse must be a function from the name of a leaf to a bool, such as "
+                f"lambda name: 'embedding' in name, but was {sparse!r}"
+            )
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
         if not leaves:
             raise InvalidArgumentError(f"The tree has no leaves: {self._treedef}")
@@ -101,7 +107,11 @@ class TreeSpec:
                 f"The tree does not have the structure of this spec: {error}"
             ) from error
         named = zip(self._members, leaves, strict=True)
-        return {name: _on_host(name, leaf) for name, leaf in named if leaf is not None}
+        return {
+            name: _on_host(name, self._members[name], leaf)
+            for name, leaf in named
+            if leaf is not None
+        }
 
     def unflatten(self, named: GroupTaken | Mapping[str, Any]) -> Any:
         """Return the tree of what a group's take handed out, or of shared arrays.
@@ -118,13 +128,21 @@ class TreeSpec:
                 rows that there are, use ``named[name].indices`` and ``.values`` instead.
 
         Raises:
-            InvalidArgumentError: An array does not have the shape of its leaf, or is missing.
+            InvalidArgumentError: An array does not have the shape of its leaf, or is missing; or
+                the call is inside of ``jax.jit``.
         """
         if not isinstance(named, GroupTaken):
             missing = [name for name in self._members if name not in named]
             if missing:
                 raise InvalidArgumentError(f"There is no array of leaf {missing[0]!r}")
         leaves = [_on_device(name, spec, named.get(name)) for name, spec in self._members.items()]
+        # Inside of jax.jit an array that is made is a constant of the trace: each later call of the
+        # traced function would have the values of the first one, whatever others have written.
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise InvalidArgumentError(
+                "unflatten was called inside of jax.jit or another tracing function, which would "
+                "keep these values for ever: call it outside, and pass the tree as an argument"
+            )
         return jax.tree_util.tree_unflatten(self._treedef, leaves)
 
     def store(self, tree: Any, arrays: SharedArrays) -> None:
@@ -158,6 +176,11 @@ def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
         shaped = jax.eval_shape(lambda array: array, leaf)
     except TypeError as error:
         raise InvalidArgumentError(f"This is no array: {leaf!r}") from error
+    if jax.dtypes.issubdtype(shaped.dtype, jax.dtypes.prng_key):
+        raise InvalidArgumentError(
+            f"Random keys, {shaped.dtype}, cannot be shared: jax.random.key_data makes integers of "
+            "them, and jax.random.wrap_key_data keys again"
+        )
     dtype = dtypes.resolve(shaped.dtype).numpy
     if not sparse:
         return TensorSpec(shaped.shape, dtype, reduction_type=reduction_type)
@@ -166,14 +189,19 @@ def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
     return IndexedSlicesSpec(shaped.shape, dtype, reduction_type=reduction_type)
 
 
-def _on_host(name: str, leaf: Any) -> Any:
+def _on_host(name: str, spec: TensorSpec, leaf: Any) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         raise InvalidArgumentError(
             f"Leaf {name!r} is traced and has no values: use the results of a function under "
             "jax.jit or jax.grad, outside of it"
         )
     if type(leaf) is tuple:  # rows of a sparse member
-        return tuple(_on_host(name, part) for part in leaf)
+        if not isinstance(spec, IndexedSlicesSpec):
+            raise InvalidArgumentError(
+                f"Leaf {name!r} is a tuple, as rows of a sparse leaf are, but is not one that "
+                "`sparse` chose; it is called with this name"
+            )
+        return tuple(_on_host(name, spec, part) for part in leaf)
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
 

@@ -150,12 +150,23 @@ def test_watch_in_a_pipe_tells_what_happened_meanwhile(crew: Crew) -> None:
             assert json.loads(watching.stdout.readline())["events"] == []
         acc.cancel()
         acc.apply_grad([1], np.ones((1, 16), np.float32))  # which undoes what was interrupted
-        seen: dict[str, int | None] = {}
+        seen: dict[str, int] = {}
         while not seen.keys() >= {"cancelled", "recovered"}:
             for event in json.loads(watching.stdout.readline())["events"]:
                 assert event["kind"] not in seen
                 seen[event["kind"]] = event["pid"]
-        assert (seen["cancelled"], seen["recovered"]) == (os.getpid(), None)
+        assert seen["cancelled"] == seen["recovered"] == os.getpid()
         watching.kill()
         watching.communicate()
+        remembered = ask("show", "acc")["events"]
+        assert [event["kind"] for event in remembered].count("recovered") == 1
+        acc.unlink()
+
+
+def test_a_segment_remembers_the_last_64_events() -> None:
+    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
+        for step in range(70):
+            acc.set_global_step(step)
+            acc.cancel()
+        assert [event["step"] for event in ask("show", "acc")["events"]] == list(range(6, 70))
         acc.unlink()

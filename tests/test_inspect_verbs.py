@@ -101,7 +101,13 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert "pytest" in processes[os.getpid()]["command"]
     assert processes[taker.process.pid]["activity"] == "waits in line"
     assert not said["lock"]["held"]
-    assert {region["name"] for region in said["regions"]} >= {"slots", "rows 0", "undo log"}
+    regions = {region["name"]: region for region in said["regions"]}
+    assert regions.keys() >= {"slots", "rows 0", "undo log"}
+    for always in ("header", "directory", "states"):
+        assert 0 < regions[always]["used"] <= regions[always]["reserved"]
+    assert (
+        sum(region["reserved"] for region in regions.values()) == said["segment"]["bytes_reserved"]
+    )
 
     text = run("show", "embeddings", "--rows", "2", "--values").stdout
     assert "3 of the 7 gradients" in text

@@ -33,8 +33,10 @@ def test_the_library_decides() -> None:
 
 
 @pytest.mark.parametrize("scenario", [SMALL, DYING], ids=lambda scenario: scenario.name)
-def test_a_seed_gives_the_same_job_again(scenario: Scenario) -> None:
-    logging.getLogger("shmacc").setLevel(logging.ERROR)
+def test_a_seed_gives_the_same_job_again(
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "shmacc")
     one = simulate(scenario)
     assert one == simulate(scenario)
     assert one.rounds != simulate(dataclasses.replace(scenario, seed=2)).rounds

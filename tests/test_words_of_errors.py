@@ -198,6 +198,20 @@ def test_a_take_that_waits_for_the_end_of_a_round_says_the_same() -> None:
                 waiting.result(LONG)
         error = caught.value
         assert (error.accumulated, error.required, error.dropped, error.step) == (1, 1, 1, 0)
+        assert f"had arrived, but pid {os.getpid()} has a round open;" in str(error)
+
+
+def test_a_take_that_was_not_first_in_line_says_so() -> None:
+    """It would read as nonsense without: 1 of 1 had arrived, and yet nothing was taken."""
+    with ConditionalAccumulator("f4") as acc, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(acc.take, 2)
+        until(lambda: acc.stats().waiting == 1)
+        acc.apply_grad(1.0)
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(1, timeout=0)
+        acc.apply_grad(1.0)
+        assert first.result(LONG).count == 2
+        assert "1 of the 1 required gradients had arrived, but other takes" in str(caught.value)
 
 
 def test_in_use_names_who_uses_it() -> None:

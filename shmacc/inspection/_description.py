@@ -47,9 +47,10 @@ class Event:
     """Something that happened.
 
     Attributes:
-        kind: "died", "cancelled" or "sealed".
+        kind: "died" (and its place was given to others), "cancelled", "sealed", or "recovered"
+            (what a process had left half done when it died was undone).
         at: Seconds since the epoch.
-        pid: The process, as its own pid namespace knows it.
+        pid: The process that died, cancelled, sealed, or undid, as its own pid namespace knows it.
         pid_is_here: Whether that is this pid namespace.
         step: The global step then.
         contributor: Of a process that died: of its last gradient; None: it named none.
@@ -81,7 +82,7 @@ class Description:
         members: What it accumulates, and what the round has of it.
         lanes: The locks of its lanes.
         contributors: How many named contributors are in the round.
-        events: What happened lately, oldest first.
+        events: What happened lately, the last 64, oldest first.
         index_load: Filled part of the index, 0 to 1; None without one.
     """
 

@@ -315,10 +315,13 @@ def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += _bytes_of(seen.config, member, state)
     reserved["header"] = used["header"] = layout.HEADER_BYTES
+    used["directory"] = seen.config["directory_bytes"]
+    used["states"] = seen.config["states_bytes"]
     for table, size in (("participants", "attached"), ("waiters", "waiting")):
         used[table] = seen.state[size] * layout.ENTRY_BYTES[table]
-        pages = -(-max(used[table], 1) // layout.PAGE_BYTES)
-        reserved[table] = pages * layout.PAGE_BYTES
+    for region in ("directory", "states", "participants", "waiters"):
+        pages = -(-max(used[region], 1) // layout.PAGE_BYTES)
+        reserved[region] = pages * layout.PAGE_BYTES
     return tuple(
         Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
         for name, number in layout.REGIONS.items()

@@ -161,7 +161,7 @@ class Apply : public Operation {
         const auto count = static_cast<uint32_t>(request.contributors.size());
         for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
             if (!everywhere && i != session.lane_number()) continue;
-            LaneState state = i == session.lane_number() ? session.state : segment_.lanes()[i]->recovered();
+            LaneState state = i == session.lane_number() ? session.state : segment_.recovered(i);
             Member member(*segment_.lanes()[i], set, state);
             if (member.state.round != session.round.round) continue;
             if (!Rows<float>(member).has_any(request.contributors.data(), count)) continue;
@@ -256,7 +256,7 @@ class Apply : public Operation {
     void check_other_lanes(const ApplySession& session, const Part& part) {
         for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
             if (i == session.lane_number()) continue;
-            LaneState state = segment_.lanes()[i]->recovered();
+            LaneState state = segment_.recovered(i);
             Member other(*segment_.lanes()[i], part.member(), state);
             if (other.state.round == session.round.round) check_shape(other, part.dims());
         }

@@ -34,6 +34,8 @@ inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
     out["kind"] = config.kind;
     out["reduction"] = config.reduction;
     out["lanes"] = config.lanes;
+    out["directory_bytes"] = config.directory_bytes;
+    out["states_bytes"] = bytes_of_states(config);
     out["capacity"] = config.capacity == kUnbounded ? nb::none() : nb::cast(config.capacity);
     out["is_private"] = config.is_private != 0;
     out["token"] = config.token;

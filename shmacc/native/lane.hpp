@@ -61,11 +61,10 @@ class Lane {
     bool interrupted(const LaneState& state) const {
         return load(header_.journal.generation) == state.generation + 1;
     }
-    // With the lock: the current state, without what an operation left that did not commit.
-    LaneState recovered() {
-        LaneState state = committed_.current();
+    // With the lock: the current state, which may be `interrupted`.
+    LaneState current() {
+        const LaneState state = committed_.current();
         limit(state);
-        if (interrupted(state)) recover(state, 1);
         return state;
     }
 

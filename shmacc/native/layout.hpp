@@ -280,12 +280,10 @@ struct Fairness {
 };
 
 // What happened that somebody may ask about later. The last kEvents are kept.
-enum EventKind : uint32_t { kNoEvent, kDied, kCancelled, kSealed, kEventKinds };
+enum EventKind : uint32_t { kNoEvent, kDied, kCancelled, kSealed, kRecovered, kEventKinds };
 constexpr Named kEventNames[] = {
-    {kNoEvent, ""},
-    {kDied, "died"},
-    {kCancelled, "cancelled"},
-    {kSealed, "sealed"},
+    {kNoEvent, ""},      {kDied, "died"},           {kCancelled, "cancelled"},
+    {kSealed, "sealed"}, {kRecovered, "recovered"},
 };
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
 struct Event {
@@ -300,7 +298,7 @@ struct Event {
     uint32_t concerns;  // kDied, and it had applied: 1 until a wait has ended with it
     uint32_t pid_namespace;  // that of the pid; the kernel's numbers of these have 32 bits
 };
-constexpr uint32_t kEvents = 32;
+constexpr uint32_t kEvents = 64;
 
 struct Header {
     alignas(64) Config config;
@@ -313,7 +311,7 @@ struct Header {
     Event events[kEvents];
 };
 
-constexpr uint64_t kHeaderBytes = 4096;
+constexpr uint64_t kHeaderBytes = 8192;
 static_assert(sizeof(Header) <= kHeaderBytes, "the header outgrew its reservation");
 
 // At the start of a lane's part of the States region.

@@ -189,6 +189,16 @@ class OpenSegment {
     Presence& presence() { return presence_; }
     WaitQueue& wait_queue() { return wait_queue_; }
     LoopRound& loop_round() { return loop_round_; }
+    // With the lane's lock: its current state, without what an operation left that did not commit. A process that
+    // dies before it has written the event leaves LaneState::recoveries to tell of it.
+    LaneState recovered(uint32_t lane) {
+        LaneState state = lanes_[lane]->current();
+        if (lanes_[lane]->interrupted(state)) {
+            lanes_[lane]->recover(state, 1);
+            events_.add(kRecovered, presence_.own(), round_.snapshot().step);
+        }
+        return state;
+    }
     // With that lane's lock.
     uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
     // Where this process's applies go first.

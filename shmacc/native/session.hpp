@@ -128,7 +128,7 @@ class ApplySession {
             segment.round().settle();  // before the lane's generation may move on
             round = segment.round().current();
             committed_round_ = round.round;
-            state = before = lane().recovered();
+            state = before = segment.recovered(lane_);
         } catch (...) {
             locks_.give_up();
             throw;
@@ -234,7 +234,7 @@ class RoundSession {
             segment.round().settle();
             state = segment.round().current();
             lanes_.reserve(segment.lanes().size());
-            for (const auto& lane : segment.lanes()) lanes_.push_back(lane->recovered());
+            for (uint32_t i = 0; i < segment.lanes().size(); ++i) lanes_.push_back(segment.recovered(i));
         } catch (...) {
             locks_.give_up();
             throw;

@@ -124,9 +124,19 @@ class Take : public Operation {
     [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before) {
         const Totals now = totals(segment_);
         deadline_exceeded(std::to_string(now.count) + " of the " + std::to_string(request.num_required) +
-                              " required gradients had arrived; the global step is " +
-                              std::to_string(now.round.step),
+                              " required gradients had arrived" + obstacle(request, now) +
+                              "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
+    }
+    // What the wait was for, if not for gradients. Read without the lock: of use to a person only.
+    std::string obstacle(const TakeRequest& request, const Totals& now) {
+        if (round_is_open(now.round)) {
+            const auto at = static_cast<uint32_t>(now.round.holder.participant);
+            const uint32_t pid = load_relaxed(segment_.presence().table()[at].pid);
+            return ", but pid " + std::to_string(pid) + " has a round open";
+        }
+        if (now.count < request.num_required) return "";
+        return ", but other takes were before it in line, or the lock was held all the time";
     }
     bool may_raise(const RoundState& round) {
         const auto applied = [](const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; };

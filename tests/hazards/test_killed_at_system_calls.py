@@ -9,81 +9,38 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import forks
+from helpers.killing_calls import deaths
 from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
-from helpers.stepping_calls import NAMES, Calling, needs_calls, needs_failures
-from helpers.stepping_tracer import on_one_core
+from helpers.stepping_calls import NAMES, needs_calls, needs_failures
 
 from shmacc import errors
 
 if TYPE_CHECKING:
+    from helpers.killing_calls import Fails
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
-    from helpers.stepping_tracer import Mark
 
 pytestmark = [forks, needs_calls]
 
 
-Failure = Callable[["Call"], int | None]
-
-
-def cut_short(
-    deed: Deed, stop: int, fails: Callable[[], Failure] | None = None
-) -> tuple[bool, Testimony | None]:
-    """Kill a process at that stop of the deed; whether it came so far, and what is found.
-
-    Args:
-        deed: What it does.
-        stop: At which of the stops before and after its calls.
-        fails: Makes what says with which error a call is to fail, or None. Then the stops are
-            counted from that call on.
-    """
-    kept = deed.before()
-    fail = None if fails is None else fails()
-
-    def act(mark: Mark) -> None:
-        begun = deed.begin(kept)
-        mark()
-        done = deed.act(begun)
-        mark()
-        del done
-
-    came, failed = 0, fail is None
-    with Calling(act) as child:
-        child.run_to_mark()
-        for call in child.calls_to_mark():
-            if call.before and fail is not None and (code := fail(call)) is not None:
-                child.fail(code)
-                failed, fail = True, None
-            came += failed
-            if came == stop:
-                break
-        child.kill()
-    assert failed
-    if kept is not None:
-        kept.close()
-    return came == stop, judge()
-
-
-def at_every_call(deed: Deed, expected: tuple[Any, Any], record: Record, **how: Any) -> None:
-    """Kill process after process; what is found is what was before, and from some call on after."""
+def at_every_call(
+    deed: Deed, expected: tuple[Any, Any], record: Record, fails: Fails | None = None
+) -> None:
+    """Hold what is found to being what was before, and from some stop on after."""
     before, after = expected
-    done = False
-    with on_one_core():
-        for stop in count(1):
-            came, found = cut_short(deed, stop, **how)
-            done = done or found == after
-            assert found == (after if done else before), f"torn at stop {stop}"
-            if not came:
-                break
+    done, stops = False, []
+    for stop in deaths(deed, fails):
+        found = judge()
+        done = done or found == after
+        assert found == (after if done else before), f"torn at stop {stop}"
+        stops.append(stop)
     assert done
-    record("stops", stop - 1)
+    record("stops", stops)
 
 
 def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:

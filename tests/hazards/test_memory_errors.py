@@ -137,7 +137,11 @@ def test_no_allocation_of_pythons_loses_a_round(sort: str, in_a_row: int) -> Non
 
 
 class _Heap:
-    """The C library's memory, all of it taken, but for so many bytes."""
+    """The C library's memory, all of it taken, but for so many bytes.
+
+    What is taken stays so: there are thousands of pieces at first, and later only those that were
+    free again since. In between there is new memory, without a limit.
+    """
 
     # Small ones go to lists by size when they are freed, where only their like finds them.
     _LARGEST, _SMALLEST, _SPLIT = 1 << 22, 16, 1 << 14
@@ -147,8 +151,6 @@ class _Heap:
         self._malloc, self._free = libc.malloc, libc.free
         self._malloc.restype, self._malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
-        self._taken = np.zeros(1 << 20, np.uintp)
-        self._count = 0
 
     def exhaust(self, left: int) -> None:
         """Take it."""
@@ -158,24 +160,14 @@ class _Heap:
         resource.setrlimit(resource.RLIMIT_AS, (mapped, resource.RLIM_INFINITY))
         size = self._LARGEST
         while size >= self._SMALLEST:
-            if not self._keep(size):
+            if not self._malloc(size):
                 size //= 2
         self._free(spare)
-        self._keep(self._SPLIT - left)
+        self._malloc(self._SPLIT - left)
 
-    def give_back(self) -> None:
-        """Let go of it."""
+    def let_grow(self) -> None:
+        """Let there be new memory."""
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-        for at in range(self._count):
-            self._free(int(self._taken[at]))
-        self._count = 0
-
-    def _keep(self, size: int) -> bool:
-        got = self._malloc(size)
-        if got:
-            self._taken[self._count] = got
-            self._count += 1
-        return bool(got)
 
 
 def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
@@ -189,7 +181,7 @@ def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
         except MemoryError:
             return None
         finally:
-            heap.give_back()
+            heap.let_grow()
 
     for left in range(32, 2048, 16):
         yield lambda call, left=left: failing(call, left)  # type: ignore[misc]

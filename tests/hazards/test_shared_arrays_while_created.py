@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers import killing_calls, killing_lines
 from helpers.apart import Apart, Pipe, forks
-from helpers.killing_lines import deaths
+from helpers.killing_deeds import Deed, nothing
 from helpers.killing_scenes import NAME
-from helpers.stepping_calls import Calling, needs_calls
-from helpers.stepping_tracer import on_one_core
+from helpers.stepping_calls import needs_calls
 from helpers.support import until
 
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from helpers.killing_scenes import Record
-    from helpers.stepping_tracer import Mark
 
 pytestmark = forks
 
@@ -64,7 +62,7 @@ def judge() -> bool:
 
 def test_killed_at_every_line(record_property: Record) -> None:
     made, line = False, 0
-    for line in deaths(lambda: None, lambda _: create()):
+    for line in killing_lines.deaths(lambda: None, lambda _: create()):
         there = judge()
         assert there >= made, f"gone again before line {line}"
         made = there
@@ -72,33 +70,15 @@ def test_killed_at_every_line(record_property: Record) -> None:
     record_property("lines", line)
 
 
-def _create_between_marks(mark: Mark) -> None:
-    mark()
-    made = create()
-    mark()
-    made.close()
-
-
 @needs_calls
 def test_killed_at_every_system_call(record_property: Record) -> None:
-    made = False
-    with on_one_core():
-        for stop in count(1):
-            with Calling(_create_between_marks) as child:
-                child.run_to_mark()
-                came = 0
-                for _ in child.calls_to_mark():
-                    came += 1
-                    if came == stop:
-                        break
-                child.kill()
-            there = judge()
-            assert there >= made, f"gone again at stop {stop}"
-            made = there
-            if came < stop:
-                break
+    made, stop = False, 0
+    for stop in killing_calls.deaths(Deed("creating", nothing, nothing, lambda _: create())):
+        there = judge()
+        assert there >= made, f"gone again at stop {stop}"
+        made = there
     assert made
-    record_property("stops", stop - 1)
+    record_property("stops", stop)
 
 
 def nameless_bytes() -> int:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image
@@ -189,19 +189,29 @@ def left() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is in shared memory, so that it can be judged in more than one way."""
+    """What is in shared memory, so that it can be judged in more than one way.
 
-    segments: dict[str, Image]
+    Attributes:
+        segments: Mode and content, by name.
+        semaphores: Likewise.
+    """
+
+    segments: dict[str, tuple[int, Image]]
     semaphores: dict[str, tuple[int, bytes]]
 
     @classmethod
     def now(cls) -> Leftovers:
         """What is there."""
         files = {name: Path(names.SHM_DIRECTORY, name) for name in left()}
+        modes = {name: stat.S_IMODE(file.stat().st_mode) for name, file in files.items()}
         return cls(
-            {name: Image.of(str(file)) for name, file in files.items() if name[:4] != "sem."},
             {
-                name: (stat.S_IMODE(file.stat().st_mode), file.read_bytes())
+                name: (modes[name], Image.of(str(file)))
+                for name, file in files.items()
+                if name[:4] != "sem."
+            },
+            {
+                name: (modes[name], file.read_bytes())
                 for name, file in files.items()
                 if name[:4] == "sem."
             },
@@ -209,13 +219,48 @@ class Leftovers:
 
     def write(self) -> None:
         """Put it back."""
-        for name, image in self.segments.items():
+        for name, (mode, image) in self.segments.items():
             image.write(f"{names.SHM_DIRECTORY}/{name}")
-            os.chmod(f"{names.SHM_DIRECTORY}/{name}", MODE)  # noqa: PTH101
+            os.chmod(f"{names.SHM_DIRECTORY}/{name}", mode)  # noqa: PTH101
         for name, (mode, content) in self.semaphores.items():
             file = Path(names.SHM_DIRECTORY, name)
             file.write_bytes(content)
             file.chmod(mode)
+
+
+class Watcher:
+    """Sees what is in shared memory, whenever it is asked.
+
+    It is a process of its own: a process that has a segment attached must not open and close its
+    file, or it loses its record locks there.
+    """
+
+    def __init__(self) -> None:
+        """Start it, before anything is attached that it would inherit."""
+        self._process = Apart(_tell_changes)
+
+    def change(self) -> Leftovers | None:
+        """What is there; None: the same as last time."""
+        self._process.say()
+        now: Leftovers | None = self._process.hear()
+        return now
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._process.__exit__()
+
+
+def _tell_changes(pipe: Pipe) -> None:
+    last = None
+    while True:
+        pipe.hear()
+        now = Leftovers.now()
+        pipe.say(now if now != last else None)
+        last = now
 
 
 def clean_up() -> None:

@@ -20,7 +20,7 @@ FIXED_REGIONS: Final = ("header", "directory", "participants", "waiters", "state
 LANE_REGIONS: Final = ("undo log", "undo rows", "shapes")
 MEMBER_REGIONS: Final = ("index 0", "index 1", "slots", "rows 0", "rows 1")
 REGIONS: Final = FIXED_REGIONS + LANE_REGIONS + MEMBER_REGIONS
-HEADER_BYTES: Final = 4096
+HEADER_BYTES: Final = 8192
 NAME_BYTE: Final = 1 << 60
 MAX_ROWS: Final = 0xFFFFFFF0
 DECLARED_SHAPE: Final = 2
@@ -244,7 +244,7 @@ QUEUE: Final = _cache_line(ROUNDS + 2 * ctypes.sizeof(RoundState))
 PARTICIPANTS_TOP: Final = _cache_line(QUEUE + ctypes.sizeof(QueueHead))
 NEXT_EVENT: Final = PARTICIPANTS_TOP + 64
 EVENTS: Final = NEXT_EVENT + 64
-HEADER_USED: Final = EVENTS + 32 * ctypes.sizeof(Event)
+HEADER_USED: Final = EVENTS + 64 * ctypes.sizeof(Event)
 
 # In a lane's part of the states.
 _LANES: Final = 64

@@ -81,7 +81,7 @@ def test_some_leaves_are_rows() -> None:
     [
         ({}, {}, "no leaves"),
         ({"a": "text"}, {}, r"\['a'\].*no array"),
-        ({"a": jax.random.key(0)}, {}, r"\['a'\].*key<fry>"),
+        ({"a": jax.random.key(0)}, {}, r"\['a'\].*key<fry>.*jax.random.key_data"),
         ({"a": jnp.ones(2) > 0}, {}, r"\['a'\].*bool"),
         ({"a": 1.0}, {"sparse": lambda _: True}, r"\['a'\].*no rows"),
         ({"a" * 200: 1.0}, {}, "200"),
@@ -153,6 +153,31 @@ def test_a_traced_tree_has_no_values() -> None:
     spec = TreeSpec({"a": jnp.ones(2)})
     with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\].* is traced.*outside of it"):
         jax.jit(lambda tree: spec.flatten(tree)["['a']"])({"a": jnp.ones(2)})
+
+
+def test_a_traced_function_cannot_read_what_others_write() -> None:
+    """It would have the values of the trace for ever: a worker would train with old parameters."""
+    tree = {"a": jnp.zeros(2)}
+    spec = TreeSpec(tree)
+    with SharedArrays(spec.flatten(tree)) as shared:
+        for trace in (jax.jit, jax.make_jaxpr):
+            with pytest.raises(errors.InvalidArgumentError, match=r"inside of jax.jit.*outside"):
+                trace(lambda: spec.unflatten(shared)["a"] + 1)()
+        assert jax.grad(lambda x: x * spec.unflatten(shared)["a"].sum())(1.0) == 0
+
+
+@pytest.mark.parametrize("wrong", ["['a']", ["['a']"]])
+def test_sparse_is_a_function(wrong: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="sparse must be a function"):
+        TreeSpec({"a": jnp.ones((2, 2))}, sparse=wrong)
+
+
+def test_rows_for_a_leaf_that_is_not_sparse_are_refused_by_name() -> None:
+    """The choice is by key path, "['a']": one by "a" chooses nothing."""
+    spec = TreeSpec({"a": jnp.ones((4, 2))}, sparse="a".__eq__)
+    rows = (jnp.array([1]), jnp.ones((1, 2)))
+    with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\].*not one that `sparse` chose"):
+        spec.flatten({"a": rows})
 
 
 def test_a_gradient_that_does_not_fit_names_its_leaf() -> None:

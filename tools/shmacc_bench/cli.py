@@ -13,7 +13,6 @@ from shmacc_bench import machine, results
 from shmacc_bench.cases import all_cases, is_like, quick_cases
 from shmacc_bench.fleet import Fleet, known_peers
 from shmacc_bench.instructions import instructions
-from shmacc_bench.plots import draw
 from shmacc_bench.report import print_report, write_markdown
 from shmacc_bench.runner import FULL, QUICK, run_cases
 from shmacc_bench.scenarios import PLANS
@@ -79,6 +78,8 @@ def report(output: Output = DEFAULT_OUTPUT) -> None:
         raise typer.BadParameter(
             f"there is no {results.FILE_NAME} yet: `run` writes it", param_hint="--output"
         ) from error
+    from shmacc_bench.plots import draw  # matplotlib is slow to import, and large
+
     wide = None if sys.stdout.isatty() else FILE_COLUMNS
     print_report(everything, Console(width=wide))
     write_markdown(everything, output)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shmacc_inspect.output import details
-    from shmacc_inspect.output.intervals import Happening
     from shmacc_inspect.output.segments import Segment
 
 _BAR_WIDTH: Final = 20
@@ -237,13 +236,13 @@ def _member_row(member: details.Member) -> list[Cell]:
     ]
 
 
-def event_row(event: details.Event | Happening, now: float) -> list[Cell]:
+def event_row(event: details.Event, now: float) -> list[Cell]:
     """Return the cells of something that happened, as `EVENT_COLUMNS`."""
     who = "" if event.contributor is None else str(event.contributor)
     return [
         Cell(formatting.ago(event.at, now)),
         Cell(event.kind, "yellow"),
-        Cell("" if event.pid is None else formatting.pid(event.pid, is_here=event.pid_is_here)),
+        Cell(formatting.pid(event.pid, is_here=event.pid_is_here)),
         Cell(str(event.step)),
         Cell(who),
     ]

@@ -11,8 +11,8 @@ from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
 from shmacc_inspect import naming
 from shmacc_inspect.naming import typed_name
-from shmacc_inspect.output.details import applied_this_round
-from shmacc_inspect.output.intervals import Happening, Interval, Straggler
+from shmacc_inspect.output.details import Event, applied_this_round
+from shmacc_inspect.output.intervals import Interval, Straggler
 from shmacc_inspect.output.segments import Stall
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shmacc.inspection import AttachedProcess, Description, SegmentName, Stats
 
 REMEMBERED: Final = 240  # intervals: what the widest sparkline shows
-_EVENTS: Final = 32  # as many as a segment remembers
 GONE: Final = "gone"
 
 
@@ -65,17 +64,12 @@ class Course:
         name: Its name.
         seen: The last description; None if it could not be read.
         intervals: The remembered intervals, the latest last.
-        events: What happened lately, the latest last: what the segment remembers, and what was seen
-            to have happened between two looks.
     """
 
     name: SegmentName
     seen: Description | None = None
     intervals: collections.deque[Interval] = field(
         default_factory=lambda: collections.deque(maxlen=REMEMBERED)
-    )
-    events: collections.deque[Happening] = field(
-        default_factory=lambda: collections.deque(maxlen=_EVENTS)
     )
     _moment: float = 0.0
 
@@ -117,10 +111,7 @@ class Course:
         old = before.stats if before is not None and before.token == seen.token else None
         rated = old if seen.summary.kind != "arrays" else None
         head = next((take for take in seen.line if take.alive), None)
-        events = _happenings(seen, before if old is not None else None, now)
-        if old is None:
-            self.events.clear()
-        self.events.extend(events)
+        known = before.events if before is not None and old is not None else seen.events
         return Interval(
             time=now,
             name=typed_name(self.name),
@@ -139,29 +130,12 @@ class Course:
             waited_seconds=_since(head.since, now) if head else None,
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
-            events=events if old is not None else [],
+            events=[Event.of(event) for event in seen.events if event not in known],
             steps_per_second=_rate(rated, stats, "global_step", passed),
             gradients_per_second=_rate(rated, stats, "applied", passed),
             bytes_per_second=_rate(rated, stats, "applied_bytes", passed),
             drops_per_second=_rate(rated, stats, "dropped", passed),
         )
-
-
-def _happenings(seen: Description, before: Description | None, now: float) -> list[Happening]:
-    """Return what happened since an earlier look at the same segment; None: all that is known."""
-    known = set() if before is None else set(before.events)
-    found = [
-        Happening(event.kind, event.at, event.pid, event.pid_is_here, event.step, event.contributor)
-        for event in seen.events
-        if event not in known
-    ]
-    recovered = 0 if before is None else seen.stats.recoveries - before.stats.recoveries
-    step = seen.stats.global_step
-    found += [
-        Happening("recovered", now, None, pid_is_here=False, step=step, contributor=None)
-        for _ in range(recovered)
-    ]
-    return found
 
 
 def _since(moment: float | None, now: float) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.describing import EVENT_COLUMNS, describe_lock, event_row
-from shmacc_inspect.output.details import Lock, Taker, applied_this_round
+from shmacc_inspect.output.details import Event, Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 from shmacc_inspect.verbs.watch import SORTS
@@ -247,7 +247,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
             yield _history(label, course.history(field), terminal, say)
     yield ""
     # Some events have their place beside many processes, all of them beside few.
-    kept = min(_LEAST_EVENTS, len(course.events)) + _EVENT_HEAD_LINES if course.events else 0
+    kept = min(_LEAST_EVENTS, len(seen.events)) + _EVENT_HEAD_LINES if seen.events else 0
     if room - kept < _LEAST_LINES:
         kept = 0
     shown = rows if len(rows) <= room - kept else rows[: max(1, room - kept - 1)]
@@ -257,7 +257,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         room -= 1
     left = room - len(shown) - _EVENT_HEAD_LINES
     if kept and left > 0:
-        events = [event_row(event, now.time) for event in reversed(course.events)]
+        events = [event_row(Event.of(event), now.time) for event in reversed(seen.events)]
         yield ""
         yield from page.lines(Table(EVENT_COLUMNS, events[:left]), terminal)
 

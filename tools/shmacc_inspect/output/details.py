@@ -200,6 +200,18 @@ class Event:
     step: int
     contributor: int | None
 
+    @classmethod
+    def of(cls, event: inspection.Event) -> Self:
+        """Convert the library's record."""
+        return cls(
+            kind=event.kind,
+            at=event.at,
+            pid=event.pid,
+            pid_is_here=event.pid_is_here,
+            step=event.step,
+            contributor=event.contributor,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -298,17 +310,7 @@ class Details:
             members=[Member.of(member) for member in seen.members],
             lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
             contributors=seen.contributors,
-            events=[
-                Event(
-                    event.kind,
-                    event.at,
-                    event.pid,
-                    event.pid_is_here,
-                    event.step,
-                    event.contributor,
-                )
-                for event in seen.events
-            ],
+            events=[Event.of(event) for event in seen.events],
             regions=[
                 Region(region.name, region.offset, region.reserved, region.used)
                 for region in seen.regions

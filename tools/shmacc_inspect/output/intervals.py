@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shmacc_inspect.output import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from shmacc_inspect.output.details import Event
     from shmacc_inspect.output.segments import Stall
 
 
@@ -22,18 +23,6 @@ class Straggler:
     activity: str
     condition: str
     command: str
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """An event of the interval; `recovered` is told by a counter, which does not say by whom."""
-
-    kind: str
-    at: float
-    pid: int | None
-    pid_is_here: bool
-    step: int
-    contributor: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +50,5 @@ class Interval:
     waited_seconds: float | None = None
     shared_memory_free: int | None = None
     stragglers: list[Straggler] = field(default_factory=list)
-    events: list[Happening] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION

@@ -167,12 +167,7 @@ def line(seen: Interval) -> str:
         )
     if seen.events:
         parts["events"] = ",".join(
-            event.kind
-            + (
-                ""
-                if event.pid is None
-                else f":{formatting.pid(event.pid, is_here=event.pid_is_here)}"
-            )
+            f"{event.kind}:{formatting.pid(event.pid, is_here=event.pid_is_here)}"
             for event in seen.events
         )
     if seen.stalls:

@@ -1,0 +1,108 @@
+"""A process that is killed at the n-th of its stops before and after system calls, for every n.
+
+What a death leaves at a stop are the bytes that are in shared memory there, and no lock. So stops
+at which they are as at the stop before need no judgement of their own, and the bytes can be judged
+without a death, as what one would have left. For real, with all that the kernel takes back of a
+dead process, there is a death wherever they have changed, and at some more stops.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from itertools import chain, count, islice
+from typing import TYPE_CHECKING, Final
+
+from helpers.killing_deeds import Deed, Leftovers, Watcher, clean_up
+from helpers.stepping_calls import Call, Calling
+from helpers.stepping_tracer import on_one_core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.stepping_tracer import Mark
+
+# Says with which error a call is to fail, or None.
+Failure = Callable[[Call], int | None]
+Fails = Callable[[], Failure]
+
+# Beside the stops at which something has changed, a process is killed for real at each n-th one;
+# with SHMACC_EVERY_INSTANT=1 at all.
+_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 8
+
+
+def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
+    """Leave what a death at each stop would leave, and then what one does; the last is at the end.
+
+    Args:
+        deed: What is cut short.
+        fails: Makes what lets one of its calls fail; then the stops are those from that one on.
+
+    Yields:
+        The number of the stop, ascending, when it is left; whoever gets it cleans up.
+    """
+    with on_one_core():
+        seen, last = _instants(deed, fails)
+        for stop in chain(sorted({*seen, *range(1, last, _ONE_IN)} - {last}), count(last)):
+            if stop in seen:
+                seen[stop].write()
+                yield stop
+            with _stopping(deed, fails) as stops:
+                died = len(list(islice(stops, stop))) == stop
+            yield stop
+            if stop >= last and not died:
+                return
+
+
+def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
+    """By stop, what is in shared memory where it is something else than at the stop before.
+
+    Returns:
+        That, and the number of the stop after the last one.
+    """
+    seen, stop = {}, 0
+    with Watcher() as watcher, _stopping(deed, fails) as stops:
+        for stop, _ in enumerate(chain(stops, [None]), start=1):
+            now = watcher.change()
+            if now is not None:
+                seen[stop] = now
+    clean_up()
+    return seen, stop
+
+
+@contextmanager
+def _stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
+    """Let a process do the deed, which stops before and after each of its calls; kill it at last.
+
+    Args:
+        deed: What it does.
+        fails: As for `deaths`.
+
+    Yields:
+        The stops. The process stands at the last one that was asked for, or has done its deed.
+    """
+    kept = deed.before()
+
+    def act(mark: Mark) -> None:
+        begun = deed.begin(kept)
+        mark()
+        done = deed.act(begun)
+        mark()
+        del done
+
+    with Calling(act) as child:
+        child.run_to_mark()
+        yield _stops(child, None if fails is None else fails())
+    if kept is not None:
+        kept.close()
+
+
+def _stops(child: Calling, fail: Failure | None) -> Iterator[Call]:
+    for call in child.calls_to_mark():
+        if call.before and fail is not None and (code := fail(call)) is not None:
+            child.fail(code)
+            fail = None
+        if fail is None:
+            yield call
+    assert fail is None
