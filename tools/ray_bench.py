@@ -195,8 +195,12 @@ def _bare(taken: Any, shards: int, table: int) -> tuple[list[Any], list[Any], in
         senders.append(sender.remote([piece] * shards))
     each = len(taken.indices) // shards
     mean = (taken.indices[:each], taken.values[:each], taken.row_counts[:each])
-    keeper = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy="SPREAD")
-    return senders, [keeper.remote(mean) for _ in range(shards)], size
+    keepers = []
+    for shard in range(shards):  # where the group's shards are
+        there = NodeAffinitySchedulingStrategy(sorted(nodes)[shard % len(nodes)], soft=False)
+        keeper = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=there)
+        keepers.append(keeper.remote(mean))
+    return senders, keepers, size
 
 
 def announces() -> None:
