@@ -35,16 +35,25 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     """
     if _core.is_plain(value, dtype.plain_type):
         return value  # type: ignore[no-any-return]
+    array = converted(value, dtype, what)
+    try:
+        return dtype.widen(array)
+    except (MemoryError, ValueError) as error:  # NumPy's ValueError: larger than any memory
+        raise _too_large(array, what) from error
+
+
+def converted(value: Any, dtype: DType, what: str) -> ValueArray:
+    """Return values, C-contiguous, in the dtype itself; rules and errors as for `values_array`."""
     array, by_value = _view(value, what)
     # First of all: an array too large for memory is not scanned for an hour either.
     array = _contiguous(array, what)
+    if array.dtype.names is not None and array.dtype == dtype.numpy:
+        array = array.view(dtype.storage)
     try:
-        if array.dtype.names is not None and array.dtype == dtype.numpy:
-            array = array.view(dtype.storage)
-        return dtype.widen(_convert(array, dtype.storage, what, by_value=by_value))
+        return _convert(array, dtype.storage, what, by_value=by_value)
     except InvalidArgumentError:
         raise
-    except (MemoryError, ValueError) as error:  # NumPy's ValueError: larger than any memory
+    except (MemoryError, ValueError) as error:
         raise _too_large(array, what) from error
 
 

@@ -75,6 +75,9 @@ async def wait_in_thread(
         thread.start()
     except RuntimeError as error:
         raise ResourceExhaustedError(f"No thread could be started for a wait: {error}") from error
+    except BaseException:  # a signal handler's: the thread may have been started
+        handle.end_wait(caller)
+        raise
     try:
         await asyncio.wait([ended])  # unlike `await ended`, does not cancel it
     except GeneratorExit:  # the task was thrown away: it may not wait

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmacc._records import IndexedSlices, ValueArray
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 
 def array(value: Any, what: str) -> ValueArray | None:
@@ -33,9 +33,25 @@ def slices(value: Any) -> Any:
 
     Raises:
         InvalidArgumentError: It has no rows of numbers that can be read here.
+        ResourceExhaustedError: There is no memory for these rows, each of which is whole.
     """
     split = _owned(value, _SPLITS)
-    return value if split is None else split(value)
+    if split is None:
+        return value
+    try:
+        return split(value)
+    except InvalidArgumentError:
+        raise
+    except MemoryError as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory for the rows of a {type(value).__name__} of shape "
+            f"{tuple(value.shape)}: {error}"
+        ) from error
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"A sparse gradient of type {type(value).__name__} has no rows that can be read "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _owned(value: object, table: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
@@ -103,8 +119,12 @@ def _torch_slices(tensor: Any) -> Any:
             "must not be a dense tensor (which layers with `sparse=True` do not leave)",
             "`(indices, values)`, or make the member dense",
         )
+    if not tensor.dim():
+        raise InvalidArgumentError("A sparse gradient must have rows, but is a scalar")
     if tensor.layout != torch.sparse_coo:
         tensor = tensor.to_sparse_coo()
+    elif not tensor.sparse_dim():
+        raise _refused("A sparse gradient", "must be sparse in its rows", "`.to_dense()`")
     # Of a tensor that is not coalesced, too: repeated rows are summed by the apply.
     indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
     if tensor.sparse_dim() > 1:
@@ -137,13 +157,18 @@ def _polars_array(value: Any, what: str) -> ValueArray | None:
     if not hasattr(value, "to_numpy"):  # an expression, a lazy frame
         return None
     columns = value.get_columns() if hasattr(value, "get_columns") else [value]
-    for column in columns:
-        nulls, inner = column.null_count(), column
-        while not nulls and type(inner.dtype).__name__ == "Array":  # of fixed width, within a row
-            inner = inner.explode()
-            nulls = inner.null_count()
-        _check_complete(nulls, what, "`.fill_null(0)`")
+    _check_complete(sum(map(_polars_nulls, columns)), what, "`.fill_null(0)`")
     return np.asarray(value.to_numpy())
+
+
+def _polars_nulls(column: Any) -> int:
+    """Return how many there are, also within rows of fixed width."""
+    nulls, kind = column.null_count(), type(column.dtype).__name__
+    if not nulls and kind == "Array":
+        nulls = _polars_nulls(column.explode())
+    if not nulls and kind == "Struct":
+        nulls = sum(map(_polars_nulls, column.struct.unnest().get_columns()))
+    return int(nulls)
 
 
 def _pandas_array(value: Any, what: str) -> ValueArray | None:
@@ -163,7 +188,12 @@ def _pandas_array(value: Any, what: str) -> ValueArray | None:
 
 
 def _pyarrow_array(value: Any, what: str) -> None:
-    _check_complete(getattr(value, "null_count", 0), what, "`pyarrow.compute.fill_null(array, 0)`")
+    for column in getattr(value, "columns", [value]):
+        if hasattr(column, "null_count"):  # of encoded columns it is not that of their values
+            import pyarrow.compute
+
+            nulls = pyarrow.compute.count(column, mode="only_null").as_py()
+            _check_complete(nulls, what, "`pyarrow.compute.fill_null(array, 0)`")
 
 
 def _check_complete(nulls: int, what: str, way_out: str) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shmacc import _arguments as arguments
 from shmacc import _dtypes as dtypes
+from shmacc._arrays import as_array, converted
 from shmacc._records import GroupTaken, SparseTaken
 from shmacc._shared_arrays import SharedArrays
 from shmacc._spec import IndexedSlicesSpec, TensorSpec
@@ -97,8 +98,8 @@ class TreeSpec:
                 member. Where the gradients of a leaf are rows, the tree has ``(indices, values)``.
 
         Raises:
-            InvalidArgumentError: It has another structure; or it is traced, inside ``jax.jit`` or
-                another transformation, and has no values.
+            InvalidArgumentError: It has another structure; or it has no values, as it is traced,
+                inside ``jax.jit`` or another transformation, or was donated to one.
         """
         try:
             leaves = self._treedef.flatten_up_to(tree)
@@ -116,10 +117,10 @@ class TreeSpec:
     def unflatten(self, named: GroupTaken | Mapping[str, Any]) -> Any:
         """Return the tree of what a group's take handed out, or of shared arrays.
 
-        Every leaf is a new JAX array on the default device: a copy, which has been made when this
-        returns. JAX takes for granted that an array never changes, and computes with it later than
-        it is asked to; on a CPU ``jnp.asarray`` of a shared array may *be* the shared memory, and
-        would change when another process writes.
+        Every leaf is a new JAX array of the spec's dtype on the default device: a copy, which has
+        been made when this returns. JAX takes for granted that an array never changes, and computes
+        with it later than it is asked to; on a CPU ``jnp.asarray`` of a shared array may *be* the
+        shared memory, and would change when another process writes.
 
         Args:
             named: What ``take``, ``round`` or ``snapshot`` of a group returned, or `SharedArrays`,
@@ -128,8 +129,8 @@ class TreeSpec:
                 rows that there are, use ``named[name].indices`` and ``.values`` instead.
 
         Raises:
-            InvalidArgumentError: An array does not have the shape of its leaf, or is missing; or
-                the call is inside of ``jax.jit``.
+            InvalidArgumentError: An array does not have the shape of its leaf, or has numbers that
+                the leaf's dtype has not, or is missing; or the call is inside of ``jax.jit``.
         """
         if not isinstance(named, GroupTaken):
             missing = [name for name in self._members if name not in named]
@@ -155,26 +156,28 @@ class TreeSpec:
             arrays: Made of a tree of this structure, and writable.
 
         Raises:
-            InvalidArgumentError: The tree has another structure, or a leaf another shape. Nothing
-                was written.
+            InvalidArgumentError: The tree has another structure, or a leaf another shape, or
+                numbers that its array cannot have. Nothing was written.
             KeyError: There is no array of a leaf's name. Nothing was written.
             ValueError: The arrays are read-only.
         """
-        pairs = [(name, value, arrays[name]) for name, value in self.flatten(tree).items()]
-        for name, value, array in pairs:
+        pairs = []
+        for name, value in self.flatten(tree).items():
+            array = arrays[name]
             if np.shape(value) != array.shape:
                 raise InvalidArgumentError(
                     f"Leaf {name!r} has shape {np.shape(value)}, but the shared array has "
                     f"{array.shape}"
                 )
-        for _, value, array in pairs:
+            pairs.append((array, _converted(name, value, array.dtype)))
+        for array, value in pairs:
             array[...] = value
 
 
 def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
     try:
         shaped = jax.eval_shape(lambda array: array, leaf)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise InvalidArgumentError(f"This is no array: {leaf!r}") from error
     if jax.dtypes.issubdtype(shaped.dtype, jax.dtypes.prng_key):
         raise InvalidArgumentError(
@@ -202,23 +205,29 @@ def _on_host(name: str, spec: TensorSpec, leaf: Any) -> Any:
                 "`sparse` chose; it is called with this name"
             )
         return tuple(_on_host(name, spec, part) for part in leaf)
-    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    return as_array(leaf, f"Leaf {name!r}") if isinstance(leaf, jax.Array) else leaf
+
+
+def _converted(name: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    try:
+        return converted(value, dtypes.resolve(dtype), "values")
+    except ShmaccError as error:
+        raise error.of_member(name) from error.__cause__
 
 
 def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
     shape = tuple(dim or 0 for dim in spec.shape or ())
+    own = _empty(shape, spec.dtype)
     if found is None or isinstance(found, SparseTaken):
-        own = _empty(shape, spec.dtype)
         own[...] = 0
         if found is not None:
             own[found.indices] = found.values
         return jax.device_put(own)
-    values = np.asarray(getattr(found, "value", found))
+    values = _converted(name, getattr(found, "value", found), spec.dtype)
     if values.shape != shape:
         raise InvalidArgumentError(
             f"Leaf {name!r} has shape {shape}, but an array of shape {values.shape} was given"
         )
-    own = _empty(shape, values.dtype)
     own[...] = values
     return jax.device_put(own)
 

@@ -336,6 +336,27 @@ def test_no_more_threads(acc: Accumulator, monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(main())
 
 
+def test_a_signal_handler_that_raises_while_the_thread_starts_ends_its_wait(
+    acc: Accumulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        acc.apply_grad(1.0)
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await acc.take_async(2)
+        monkeypatch.undo()
+        await until_async(lambda: threading.active_count() == 1)
+        untouched(acc, 1)
+
+    asyncio.run(main())
+
+
 def test_a_failed_wait_keeps_nothing_alive(acc: Accumulator) -> None:
     gc.collect()
     gc.disable()

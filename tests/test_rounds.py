@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -260,6 +263,44 @@ def test_an_integer_that_does_not_fit_opens_nothing() -> None:
             raise AssertionError
         assert small.apply_grad(np.int8(1))
         assert small.take_partial(3).value.item() == 201
+
+
+APPLIES_ONE = "import shmacc, sys; shmacc.attach(sys.argv[1]).apply_grad(1.0)"
+
+
+@pytest.mark.parametrize("waits", ["thread", "coroutine"])
+def test_a_close_between_the_commit_and_the_waiting_thread_leaves_no_round_open(
+    acc: ConditionalAccumulator, waits: str
+) -> None:
+    other = shmacc.attach(acc.shared_name)
+
+    def chief() -> None:
+        with other.round(1):
+            pass
+
+    async def chief_of_a_loop() -> None:
+        async with other.round_async(1):
+            pass
+
+    interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(1) as executor:
+        if waits == "thread":
+            ended = executor.submit(chief)
+        else:
+            ended = executor.submit(lambda: asyncio.run(chief_of_a_loop()))
+        until(lambda: acc.stats().waiting > 0)
+        sys.setswitchinterval(LONG)  # the thread commits without the GIL, and does not get it
+        try:
+            with subprocess.Popen([sys.executable, "-P", "-c", APPLIES_ONE, acc.shared_name]):
+                while acc.stats().round_pid is None:
+                    pass
+                other.close()
+        finally:
+            sys.setswitchinterval(interval)
+        with pytest.raises(errors.FailedPreconditionError, match="closed"):
+            ended.result()
+    assert acc.stats().round_pid is None
+    assert acc.take(1, timeout=0).count == 1
 
 
 def test_the_last_step_cannot_be_closed(acc: ConditionalAccumulator) -> None:

@@ -40,20 +40,19 @@ class LoopRound {
     void offer(const RoundHolder& holder, unsigned long thread) {
         token_ = holder.token;
         thread_ = thread;
-        held_ = false;
         serial_ = holder.serial;
     }
     // By the loop's thread. False: it was given up, or has ended otherwise, before another one was opened.
     bool hold(uint64_t serial) {
         if (serial_ != serial) return false;
-        held_ = true;
+        held_ = serial;
         return true;
     }
     // By a thread that would wait for the round that is open.
     State to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != PyThread_get_thread_ident())
             return State::kOthers;
-        return held_ ? State::kHeld : State::kOffered;
+        return held_ == holder.serial ? State::kHeld : State::kOffered;
     }
     void give_up() { serial_ = 0; }
 
@@ -61,7 +60,7 @@ class LoopRound {
     std::atomic<uint64_t> serial_{0};
     std::atomic<uint64_t> token_{0};  // a forked child has another one
     std::atomic<unsigned long> thread_{0};
-    std::atomic<bool> held_{false};
+    std::atomic<uint64_t> held_{0};  // a serial, too: another round may be offered while one is taken over
 };
 
 }  // namespace shmacc

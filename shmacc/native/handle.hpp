@@ -182,7 +182,10 @@ class Handle {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
         const auto note = [&] {
-            if (place.serial() != 0) opening.add(place.serial(), caller != nullptr);
+            if (place.serial() == 0) return;
+            opening.add(place.serial(), caller != nullptr);
+            // A close that came between the take's commit and this has not seen the round.
+            if (closed_) give_rounds_up(*segment);
         };
         try {
             take(*segment, place, num_required, timeout, true, raise_deaths, caller);

@@ -1,5 +1,6 @@
 """The chief's side of training: rounds that update shared parameters, checkpoints, the end."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from shmacc import _arguments as arguments
+from shmacc import _names as names
 from shmacc._arguments import IfExists, OnDeath
 from shmacc._group import AccumulatorGroup
 from shmacc._records import GroupTaken
@@ -58,11 +60,13 @@ class Chief:
             raise InvalidArgumentError(
                 f"total_num_replicas must be 1 to {run.MOST_REPLICAS}, but was {total}"
             )
+        names.segment_name(shared_name)  # there are no private ones
         own = on_model.tensors(model)
         members = on_model.member_specs(model)
         self._model = model
         self._parameters = on_model.parameters(model)
         self._total = total
+        self._maker = os.getpid()
         numbers = np.zeros(5, np.int64)
         numbers[run.ASYNCHRONOUS] = self._asynchronous
         # Replicas attach to the group first, which is the last to be made.
@@ -78,6 +82,7 @@ class Chief:
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_kind(shared_name)
+            self._run[run.STOPPED] = 0
             self._group = AccumulatorGroup(
                 members,
                 shared_name,
@@ -91,8 +96,12 @@ class Chief:
         except BaseException:
             self._shared.close()
             raise
-        self._run[run.STOPPED] = 0
-        on_model.place(own, self._shared)
+        # If a chief died between its update and the commit, what it took is in the parameters. And
+        # one that died in `close` has left parameters without their group: this one is new.
+        if self._run[run.DONE] > self._group.global_step:
+            self._group.advance_step(int(self._run[run.DONE]))
+        self._own = own
+        self._places = on_model.place(own, self._shared)
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
 
     def _check_kind(self, shared_name: str) -> None:
@@ -151,21 +160,27 @@ class Chief:
         Raises:
             DeadlineExceededError: The timeout passed; nothing was consumed.
             WorkerDiedError: A replica has died, and ``on_death`` is "raise"; nothing was consumed.
-            CancelledError: This object was closed by another thread.
-            FailedPreconditionError: All replicas have left; or the parameters may be half updated.
+            CancelledError: This object was closed by another thread, or another chief has ended the
+                training.
+            FailedPreconditionError: All replicas have left, or the training was ended; the
+                parameters may be half updated; or the model is not in shared memory any more.
         """
         return self._round(timeout, on_death)
 
     @contextmanager
     def _round(self, timeout: float | None, on_death: OnDeath) -> Iterator[Update]:
         while True:
-            self._check_whole()
+            if self._run[run.STOPPED]:
+                raise FailedPreconditionError("The training has been ended")
             if not self.active:
                 raise FailedPreconditionError("All replicas have left")
             with self._group.round(self._required(), timeout=timeout, on_death=on_death) as taken:
-                # A chief died between its update and the commit: these gradients are in it.
+                # Another chief died, while this one waited, between its update and the commit:
+                # these gradients are in it.
                 done = taken.step < self._run[run.DONE]
                 if not done:
+                    self._check_whole()
+                    on_model.check_in_place(self._own, self._places)
                     self._run[run.UPDATING] = 1
                     yield self._begin(taken)
                     self._end(taken)
@@ -176,6 +191,10 @@ class Chief:
         raise NotImplementedError
 
     def _check_whole(self) -> None:
+        """Refuse to go on from parameters that may be half updated.
+
+        In the round, which another chief that lives would have.
+        """
         if self._run[run.UPDATING]:
             raise FailedPreconditionError(
                 "The parameters may be half updated: a chief has died in a round's block, or its "
@@ -255,12 +274,16 @@ class Chief:
         """End the training: replicas that wait return, and the names are removed. Idempotent.
 
         The model keeps its parameters. A chief that is killed leaves the names, so that the one
-        that is started in its place finds replicas and parameters.
+        that is started in its place finds replicas and parameters. In a forked child of the chief
+        this ends nothing.
         """
-        if self._run[run.STOPPED] == 0:
-            self._run[run.STOPPED] = 1
-            self._group.advance_step(self._group.global_step + 1)  # wakes those that wait
-            self._group.unlink()
-            self._shared.unlink()
-        self._group.close()
-        self._shared.close()
+        try:
+            if self._maker == os.getpid() and not self._run[run.STOPPED]:
+                self._run[run.STOPPED] = 1
+                self._group.advance_step(self._group.global_step + 1)  # wakes those that wait
+                self._group.cancel()  # and another chief, which has no replicas now
+                self._group.unlink()
+                self._shared.unlink()
+        finally:
+            self._group.close()
+            self._shared.close()

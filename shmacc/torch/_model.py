@@ -1,8 +1,7 @@
 """A torch model's tensors in shared memory: which there are, and where each process has them."""
 
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -12,7 +11,9 @@ from shmacc._conversions.torch import tensor
 from shmacc._records import ValueArray
 from shmacc._shared_arrays import SharedArrays
 from shmacc._spec import IndexedSlicesSpec, TensorSpec
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -22,6 +23,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         InvalidArgumentError: The model cannot be trained from shared memory.
     """
     found: dict[str, torch.Tensor] = {**parameters(model), **dict(model.named_buffers())}
+    at: dict[int, str] = {}
     for name, value in found.items():
         if nn.parameter.is_lazy(value):
             raise InvalidArgumentError(
@@ -32,8 +34,15 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
                 f"{name!r} must be a dense tensor on the CPU, as shared memory is, but is "
                 f"{value.layout} on '{value.device}'"
             )
+        trained = isinstance(value, nn.Parameter) and value.numel() > 0
+        other = at.setdefault(value.data_ptr(), name) if trained else name
+        if other != name:
+            raise InvalidArgumentError(
+                f"{other!r} and {name!r} have the same memory, but are two tensors, which would "
+                "get memory of their own: tie them by giving both modules one parameter"
+            )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        if isinstance(module, _EMBEDDINGS) and module.max_norm is not None:
             raise InvalidArgumentError(
                 f"Module {name!r} has max_norm, by which its forward pass writes into parameters; "
                 "these are written between rounds by nobody: clip the rows in the round"
@@ -58,7 +67,10 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
     for name, parameter in parameters(model).items():
         if parameter.requires_grad:
             kind = IndexedSlicesSpec if name in sparse else TensorSpec
-            members[name] = kind(tuple(parameter.shape), parameter.dtype)
+            try:
+                members[name] = kind(tuple(parameter.shape), parameter.dtype)
+            except InvalidArgumentError as error:
+                raise error.of_member(name) from error.__cause__
     if not members:
         raise InvalidArgumentError("The model has no parameter that requires grad")
     for name, buffer in model.named_buffers():
@@ -76,7 +88,7 @@ def _rows_alone(model: nn.Module) -> set[str]:
     sparse: set[int] = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            of_rows = getattr(module, "sparse", False) is True
+            of_rows = isinstance(module, _EMBEDDINGS) and module.sparse
             (sparse if of_rows else dense).add(id(parameter))
     return {
         name
@@ -111,19 +123,50 @@ def in_memory(array: ValueArray) -> torch.Tensor:
         return tensor(array)
 
 
-def place(own: dict[str, torch.Tensor], shared: SharedArrays) -> None:
-    """Make the model's tensors those in shared memory; they stay the same objects."""
+def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, int]:
+    """Make the model's tensors those in shared memory; they stay the same objects.
+
+    Returns:
+        Where each one is now, for `check_in_place`.
+    """
     for name, value in own.items():
         value.data = in_memory(shared[name])
+    return {name: value.data_ptr() for name, value in own.items()}
+
+
+def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -> None:
+    """Refuse a model that has left shared memory: what it computes is nobody else's.
+
+    Raises:
+        FailedPreconditionError: A tensor has other memory; the message names it.
+    """
+    for name, place in places.items():
+        if own[name].data_ptr() != place:
+            raise FailedPreconditionError(
+                f"{name!r} is not in shared memory any more: the model was converted or moved "
+                "(`.to()`, `.half()`, `.share_memory()`); do that before it is shared"
+            )
 
 
 def gradients(
     trained: dict[str, nn.Parameter], sparse: frozenset[str]
-) -> Iterator[tuple[str, Any]]:
-    """Yield what a backward pass has left, as a group takes it."""
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a backward pass has left, as a group takes it.
+
+    Raises:
+        InvalidArgumentError: That of a member with sparse gradients is dense.
+    """
     for name, parameter in trained.items():
         gradient = parameter.grad
-        if gradient is not None:
-            if gradient.layout != torch.strided and name not in sparse:
-                gradient = gradient.to_dense()
-            yield name, gradient
+        if gradient is None:
+            continue
+        if gradient.requires_grad:  # after backward(create_graph=True)
+            gradient = gradient.detach()
+        dense = gradient.layout == torch.strided
+        if dense and name in sparse:
+            raise InvalidArgumentError(
+                f"The gradient of {name!r} is dense, although its module has sparse=True: the loss "
+                "depends on the weights in another way, too. Make the module sparse=False, in the "
+                "chief as well"
+            )
+        yield name, gradient if dense or name in sparse else gradient.to_dense()

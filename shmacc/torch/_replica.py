@@ -1,6 +1,8 @@
 """A replica's side of training."""
 
 import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Self
 
 import torch
@@ -56,46 +58,69 @@ class Replica:
         self._rank = arguments.int64(rank, "rank")
         self._timeout = timeout
         patience = float("inf") if timeout is None else timeout
-        self._group = AccumulatorGroup.attach(shared_name, timeout=patience, owners=owners)
-        try:
+        with ExitStack() as on_failure:
+            self._group = AccumulatorGroup.attach(shared_name, timeout=patience, owners=owners)
+            on_failure.callback(self._group.close)
             self._shared = SharedArrays.attach(run.of_params(shared_name), owners=owners)
-        except BaseException:
-            self._group.close()
-            raise
-        self._total = len(self._shared[run.LEFT])
-        try:
+            on_failure.callback(self._shared.close)
+            if not {run.RUN, run.LEFT} <= self._shared.keys():
+                raise InvalidArgumentError(
+                    f"{shared_name!r} is not the name of SyncReplicas or AsyncReplicas: the shared "
+                    f"arrays {run.of_params(shared_name)!r} are no model's"
+                )
+            self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
+            self._total = len(self._left)
+            self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             on_model.check_agreement(own, self._shared)
             self._check_rank()
-        except BaseException:
-            self.close()
-            raise
-        self._run = self._shared[run.RUN]
-        self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
+            self._place(model, own)
+            # Gradients of an asynchronous replica are distinct, also from those of one that was
+            # killed.
+            self._serial = secrets.randbits(run.SERIAL_BITS)
+            self._handed: bool | None = None  # the gradient of this step, and whether it counts
+            self._follow(self._step_without(run.LEAVING + self._rank))
+            on_failure.pop_all()
+
+    def _place(self, model: nn.Module, own: dict[str, torch.Tensor]) -> None:
         members = self._group.members
-        every = on_model.parameters(model)
-        self._trained = {name: every[name] for name in every if name in members}
+        self._parameters = on_model.parameters(model)
+        self._trained = {name: value for name, value in self._parameters.items() if name in members}
         self._sparse = frozenset(
             name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
         )
-        on_model.place(dict(every), self._shared)
-        self._buffers = {
-            name: (value, on_model.in_memory(self._shared[name]))
-            for name, value in own.items()
-            if name not in every and name in members
-        }
-        # Gradients of an asynchronous replica are distinct, also from those of one that was killed.
-        self._serial = secrets.randbits(run.SERIAL_BITS)
-        self._follow(self._group.global_step)
+        self._places = on_model.place(self._parameters, self._shared)
+        # Each with its module, which may give its buffer another value by an assignment.
+        self._shared_buffers = [
+            (name, model.get_submodule(name.rpartition(".")[0]), on_model.in_memory(shared))
+            for name, shared in self._shared.items()
+            if name in own and name in members and name not in self._parameters
+        ]
 
     def _check_rank(self) -> None:
         if not 0 <= self._rank < self._total:
             raise InvalidArgumentError(f"rank must be 0 to {self._total - 1}, but was {self._rank}")
 
+    def _step_without(self, contributor: int) -> int:
+        """Return the step of the first round that this contributor is not in.
+
+        A synchronous round waits for as many contributors as there are replicas: this replica must
+        not be two of them, as one that leaves after its gradient, or that has left and comes back.
+        """
+        step = self._group.global_step
+        if not self._asynchronous and contributor in self._group.contributors():
+            step = self._group.wait_step(step, timeout=self._timeout)
+        return step
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield each buffer's name, this model's, and the shared one."""
+        for name, module, shared in self._shared_buffers:
+            yield name, getattr(module, name.rpartition(".")[2]).detach(), shared
+
     def _follow(self, step: int) -> None:
         """Take over the parameters of the group's step; they are read after it, see `Round`."""
         self._step = step
         self._global_step = int(self._run[run.STEP])
-        for own, shared in self._buffers.values():
+        for _, own, shared in self._buffers():
             own.copy_(shared)
 
     def __enter__(self) -> Self:
@@ -142,38 +167,51 @@ class Replica:
 
         Raises:
             DeadlineExceededError: The timeout passed. Of a synchronous replica the gradient may be
-                in the round; another `step` waits on.
+                in the round: another `step` waits on, and hands nothing over. Of an asynchronous
+                one it is not: another `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
+            FailedPreconditionError: The model is not in shared memory any more.
             ResourceExhaustedError: Shared memory is full.
         """
-        gradient = dict(on_model.gradients(self._trained, self._sparse))
-        for name, (own, shared) in self._buffers.items():
-            if not torch.equal(own, shared):
-                gradient[name] = own
-        contributor, step = self._rank, self._step
-        if self._asynchronous:
-            self._serial += 1
-            contributor, step = self._rank + self._total * self._serial, NEVER_STALE
-        counts = self.running and self._group.apply(
-            gradient, step, contributor=contributor, weight=weight, timeout=self._timeout
-        )
+        before = self._global_step
+        if self._handed is None:
+            self._handed = self._hand_over(weight)
         for parameter in self._trained.values():
             parameter.grad = None
         if self._asynchronous:
             self._follow(self._group.global_step)
         elif self.running:
             self._follow(self._group.wait_step(self._step, timeout=self._timeout))
+        counts, self._handed = self._handed, None
+        # One that a checkpoint or the end has dropped was in a round, but is in no update.
+        return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
+
+    def _hand_over(self, weight: int) -> bool:
+        on_model.check_in_place(self._parameters, self._places)
+        gradient = dict(on_model.gradients(self._trained, self._sparse))
+        gradient |= {
+            name: own for name, own, shared in self._buffers() if not torch.equal(own, shared)
+        }
+        contributor, step = self._rank, self._step
+        if self._asynchronous:
+            contributor, step = self._rank + self._total * self._serial, NEVER_STALE
+        counts = self.running and self._group.apply(
+            gradient, step, contributor=contributor, weight=weight, timeout=self._timeout
+        )
+        self._serial += 1
         return counts
 
     def leave(self) -> None:
         """Tell the chief to wait for this replica no longer: it has no more data. Idempotent.
 
-        A gradient that comes later, of a replica of this rank, takes it back.
+        After a gradient that is not in an update yet, this waits for the update. A gradient that
+        comes later, of a replica of this rank, takes it back.
 
         Raises:
             DeadlineExceededError: The timeout passed.
         """
-        if self.running and not self._shared[run.LEFT][self._rank]:
+        if self.running and not self._left[self._rank]:
+            self._step_without(self._rank)
             self._group.apply(
                 {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=self._timeout
             )

@@ -23,9 +23,9 @@ class SyncReplicas(Chief):
     the mean of the round's. Evaluate in ``model.eval()``.
 
     Parameters that do not require grad are shared, and not trained; one without a gradient in all
-    replicas has ``.grad`` None; tied parameters are one. Weights of modules with ``sparse=True``
-    (`nn.Embedding`) have sparse gradients. Any ``torch.optim`` optimizer will do that needs no
-    closure. Learning rate schedulers and clipping are the chief's.
+    replicas has ``.grad`` None; tied parameters are one. Weights of `nn.Embedding` and
+    `nn.EmbeddingBag` with ``sparse=True`` have sparse gradients. Any ``torch.optim`` optimizer will
+    do that needs no closure. Learning rate schedulers and clipping are the chief's.
 
     Use as a context manager, and `close` ends the training.
     """
@@ -59,7 +59,7 @@ class SyncReplicas(Chief):
 
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
-                train; what exists is another model's.
+                train; two of its parameters have the same memory; what exists is another model's.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.
         """
         total = arguments.int64(total_num_replicas, "total_num_replicas")

@@ -234,6 +234,50 @@ def test_nothing_is_stored_if_a_leaf_does_not_fit() -> None:
         assert (shared["['a']"].sum(), shared["['b']"].sum()) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "words"),
+    [
+        (jnp.array([1.5, 2.0]), "float32 do not convert to int32"),
+        (jnp.array([1.0, 2.0]) * 1j, "complex64 do not convert to int32"),
+        (np.array([2**40, 1]), "1099511627776, which does not fit int32"),
+    ],
+    ids=["fractions", "complex", "large"],
+)
+def test_numbers_that_an_array_cannot_have_are_not_stored(leaf: Any, words: str) -> None:
+    spec = TreeSpec({"a": jnp.ones(2), "i": jnp.arange(2)})
+    with SharedArrays(spec.members) as shared:
+        with pytest.raises(errors.InvalidArgumentError, match=rf"\['i'\].*{words}"):
+            spec.store({"a": jnp.ones(2), "i": leaf}, shared)
+        assert not shared["['a']"].any()
+
+
+def test_numbers_that_a_leaf_cannot_have_are_not_handed_out() -> None:
+    spec = TreeSpec({"seen": np.int64(0)})
+    with SharedArrays({"['seen']": np.array(2**31)}) as shared:
+        with pytest.raises(errors.InvalidArgumentError, match=r"\['seen'\].*2147483648.*int32"):
+            spec.unflatten(shared)
+        shared["['seen']"] -= 1
+        assert spec.unflatten(shared)["seen"] == 2**31 - 1
+
+
+def test_a_leaf_has_the_dtype_of_the_spec() -> None:
+    spec = TreeSpec({"scale": 2.0, "half": jnp.ones(2, jnp.bfloat16)})
+    with SharedArrays({"['scale']": np.array(2), "['half']": np.ones(2, np.float32)}) as shared:
+        tree = spec.unflatten(shared)
+    assert (tree["scale"].dtype, tree["half"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+def test_leaves_that_cannot_be_read_are_named() -> None:
+    spec = TreeSpec({"a": jnp.ones(2)})
+    donated = jnp.ones(2)
+    donated.delete()
+    for leaf, words in ((donated, "deleted"), (jax.random.key(0), "PRNGKey")):
+        with pytest.raises(errors.InvalidArgumentError, match=rf"\['a'\].*{words}"):
+            spec.flatten({"a": leaf})
+    with pytest.raises(errors.InvalidArgumentError, match=rf"\['a'\].*{2**40}"):
+        TreeSpec({"a": 2**40})
+
+
 def test_arrays_of_another_model() -> None:
     spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
     with SharedArrays({"['a']": np.ones(2)}) as shared:

@@ -78,6 +78,22 @@ def test_what_is_no_matrix_of_rows_is_refused() -> None:
             acc.take(1).to_scipy()
 
 
+def test_rows_for_which_there_is_no_memory_are_an_error_of_ours() -> None:
+    wide = sp.coo_array(([1.0], ([2], [0])), shape=(4, 10**15))
+    with pytest.raises(errors.ResourceExhaustedError, match=r"coo_array of shape \(4, 10{15}\)"):
+        take_sparse(wide)
+    with pytest.raises(errors.InvalidArgumentError, match=r"Broken has no rows.*no such"):
+        take_sparse(Broken(TABLE))
+
+
+class Broken(sp.csr_array):  # type: ignore[misc,unused-ignore]
+    """Cannot be converted."""
+
+    def tocsr(self, copy: Any = False) -> Any:
+        """Raise what SciPy might."""
+        raise NotImplementedError("no such conversion")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_single_in_scipy(dtype: str) -> None:
     with shmacc.SparseConditionalAccumulator(dtype, (4, 2)) as acc:
@@ -242,6 +258,11 @@ def test_a_nan_that_is_no_null_is_a_number() -> None:
         (pd.array([1, None], dtype="Int64"), "fillna(0)"),
         (pa.array([1, None]), "fill_null(array, 0)"),
         (pa.chunked_array([[1], [None]]), "fill_null(array, 0)"),
+        (pa.table({"x": [1.0], "y": [None]}), "fill_null(array, 0)"),
+        (pa.record_batch({"x": pa.array([None], pa.float64())}), "fill_null(array, 0)"),
+        (pa.DictionaryArray.from_arrays([0, 1], pa.array([1.0, None])), "fill_null(array, 0)"),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([1.0, None])), "fill_null(array, 0)"),
+        (pl.Series([{"a": 1.0, "b": None}]), "fill_null(0)"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "masked.filled(0)"),
     ],
     ids=lambda value: type(value).__module__.partition(".")[0] if value is not str else value,

@@ -141,6 +141,22 @@ def test_sparse_tensors_of_any_layout(sparse: Any, convert: Any) -> None:
     assert taken.values.tolist() == [[0, 3], [5, 5]]
 
 
+def test_tensors_that_are_sparse_in_no_rows_are_refused(sparse: Any) -> None:
+    none = torch.sparse_coo_tensor(
+        torch.empty((0, 1), dtype=torch.int64), torch.ones(1, 9, 2), (9, 2), check_invariants=True
+    )
+    outside = torch.sparse_coo_tensor(
+        torch.tensor([[1], [7]]), torch.ones(1), (9, 2), check_invariants=False
+    )
+    for tensor, words in (
+        (torch.tensor(3.0).to_sparse(), "is a scalar"),
+        (none, r"in its rows.*\.to_dense"),
+        (outside, "index 7 is out of bounds"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            sparse(tensor)
+
+
 def test_a_shape_that_does_not_fit_is_refused(sparse: Any) -> None:
     with refused():
         sparse(torch.zeros(8, 2).to_sparse(1))

@@ -1,0 +1,296 @@
+"""Second chiefs, models that leave shared memory, waits that are tried again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from helpers.support import LONG, Crew, until
+from torch import nn
+
+import shmacc
+from shmacc import errors, testing
+from shmacc.torch import Replica, SyncReplicas, _run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME: Final = "replicas"
+CONTEXT: Final = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+def one_layer() -> nn.Linear:
+    """The same one each time."""
+    torch.manual_seed(7)
+    return nn.Linear(2, 1)
+
+
+def chief_of(model: nn.Module, total: int = 1) -> SyncReplicas:
+    return SyncReplicas(model, NAME, total_num_replicas=total)
+
+
+def hand_over(replica: Replica, model: nn.Module, inputs: Any = None) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    model(torch.ones(1, 2) if inputs is None else inputs).sum().backward()
+    with pytest.raises(errors.DeadlineExceededError):
+        replica.step()
+
+
+@pytest.fixture
+def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
+    """Enter a chief's round in a thread, and return when it waits in line, and its future."""
+    with ThreadPoolExecutor() as executor:
+
+        def wait(chief: SyncReplicas) -> Any:
+            def update() -> None:
+                with chief.round(timeout=LONG):
+                    pytest.fail("parameters that are half updated were updated")
+
+            ended = executor.submit(update)
+            until(lambda: chief._group.stats().waiting > 0)
+            return ended
+
+        yield wait
+
+
+def test_a_chief_in_line_does_not_go_on_from_a_half_update(in_line: Any) -> None:
+    model, other = one_layer(), one_layer()
+    with (
+        chief_of(model) as first,
+        chief_of(one_layer()) as second,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        hand_over(replica, other)
+        with pytest.raises(ZeroDivisionError), first.round(timeout=LONG):  # noqa: PT012
+            waits = in_line(second)  # all was well when it began to wait
+            raise ZeroDivisionError
+        with pytest.raises(errors.FailedPreconditionError, match="half updated"):
+            waits.result(LONG)
+        second.load_state_dict(first.state_dict())
+
+
+def test_a_chief_waits_while_another_one_lives_in_its_block() -> None:
+    other = one_layer()
+    with (
+        chief_of(one_layer()) as first,
+        chief_of(one_layer()) as second,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        hand_over(replica, other)
+        with first.round(timeout=LONG), pytest.raises(errors.DeadlineExceededError):
+            second.round(timeout=0.01).__enter__()
+        assert second.global_step == 1
+        assert replica.step()
+
+
+def test_the_end_is_one_for_all_chiefs(in_line: Any) -> None:
+    with chief_of(one_layer()) as first:
+        waits = in_line(first)
+        chief_of(one_layer()).close()
+        with pytest.raises(errors.CancelledError):
+            waits.result(LONG)
+        with pytest.raises(errors.FailedPreconditionError, match="has been ended"):
+            first.round(timeout=LONG).__enter__()
+
+
+def test_parameters_that_are_left_without_their_group_are_trained_on() -> None:
+    """A chief may die in its close, which removes the group first."""
+    model, other = one_layer(), one_layer()
+    ended = chief_of(model)
+    with Replica(other, NAME, 0, timeout=0.01) as replica:
+        for _ in range(3):
+            hand_over(replica, other)
+            with ended.round(timeout=LONG):
+                pass
+            assert replica.step()
+        ended._run[_run.STOPPED] = 1
+    ended._group.unlink()
+    ended._group.close()
+    with chief_of(one_layer()) as replicas:
+        assert replicas.global_step == 3
+        with Replica(other, NAME, 0, timeout=0.01) as replica:
+            assert replica.global_step == 3
+            hand_over(replica, other)
+            with replicas.round(timeout=LONG) as update:
+                assert update.replicas == (0,)
+            assert replica.step()
+    ended._shared.close()
+
+
+def leave_a_block_in_a_forked_child(namespace: str) -> list[bool]:
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    with chief_of(one_layer()) as replicas:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                replicas.__exit__()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        with Replica(one_layer(), NAME, 0, timeout=0) as replica:
+            return [replica.running, not replica._left[0]]
+
+
+def test_the_end_of_a_forked_child_is_not_that_of_the_training(namespace: str) -> None:
+    crew = Crew("forkserver")
+    assert crew.start(leave_a_block_in_a_forked_child, namespace).result() == [True, True]
+    crew.end()
+
+
+def test_a_step_that_is_tried_again_says_whether_the_gradient_counted() -> None:
+    other = one_layer()
+    with chief_of(one_layer()) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            hand_over(replica, other)  # in the round, which is sealed: a retry hands nothing over
+        assert replica.step()
+        assert replicas._group.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("drop", ["checkpoint", "end"])
+def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
+    other = one_layer()
+    with chief_of(one_layer()) as replicas:
+        replica = Replica(other, NAME, 0, timeout=0.01)
+        hand_over(replica, other)
+        if drop == "checkpoint":
+            replicas.load_state_dict(replicas.state_dict())
+        else:
+            replicas.close()
+        assert replica.step() is False
+        replica.close()
+
+
+def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
+    other = one_layer()
+    with chief_of(one_layer(), 2) as replicas:
+        replica = Replica(other, NAME, 0, timeout=0.01)
+        hand_over(replica, other)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.leave()  # waits for the update
+        with pytest.raises(errors.DeadlineExceededError):
+            replicas.round(timeout=0.01).__enter__()
+        replicas._group.advance_step(1)
+        replica.leave()
+        replica.close()
+        with pytest.raises(errors.DeadlineExceededError):
+            Replica(other, NAME, 0, timeout=0.01)  # comes back, and waits for that round's end
+        with pytest.raises(errors.DeadlineExceededError):
+            replicas.round(timeout=0.01).__enter__()
+        assert replicas._group.num_accumulated() == 1
+
+
+MOVES: Final[dict[str, Callable[[nn.Module], Any]]] = {
+    "double": nn.Module.double,
+    "share_memory": nn.Module.share_memory,
+    "data": lambda model: setattr(model.bias, "data", torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
+    model, other = one_layer(), one_layer()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        hand_over(replica, other)
+        MOVES[move](model)
+        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
+            replicas.round(timeout=LONG).__enter__()
+        assert replicas._group.num_accumulated() == 1
+        replicas._group.advance_step(1)
+        replica._handed = None
+        MOVES[move](other)
+        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
+            replica.step()
+
+
+def test_refusals_of_models_name_the_parameter(namespace: str) -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers[1].weight.data = layers[0].weight.data
+    with pytest.raises(errors.InvalidArgumentError, match=r"'0.weight' and '1.weight'.*memory"):
+        chief_of(layers)
+    with pytest.raises(errors.InvalidArgumentError, match=r"'weight'.*float8"):
+        chief_of(nn.Linear(2, 2).to(torch.float8_e4m3fn))
+    for name in (None, ""):
+        with pytest.raises(errors.InvalidArgumentError, match="shared_name"):
+            SyncReplicas(one_layer(), name, total_num_replicas=1)  # type: ignore[arg-type]
+    assert not testing.leaked_names(namespace)
+
+
+def test_names_of_something_else_are_refused() -> None:
+    members = {"weight": shmacc.TensorSpec((1, 2), "float32")}
+    with (
+        shmacc.AccumulatorGroup(members, NAME, unlink_on_close=True),
+        shmacc.SharedArrays(members, _run.of_params(NAME), unlink_on_close=True),
+        pytest.raises(errors.InvalidArgumentError, match="no model's"),
+    ):
+        Replica(one_layer(), NAME, 0)
+
+
+class Scaled(nn.Module):
+    """Calls something of its own sparse; changes its buffer by an assignment."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        self.sparse = True
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the square of what is scaled."""
+        self.seen = self.seen + len(x)
+        return (self.scale * x) ** 2
+
+
+def test_a_module_whose_sparse_is_something_else_is_dense() -> None:
+    model, other = Scaled(), Scaled()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            assert model.scale.grad is not None
+            assert model.scale.grad.item() == 8
+        assert replica.step()
+
+
+def test_a_buffer_that_is_assigned_is_shared_all_the_same() -> None:
+    model, other = Scaled(), Scaled()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        for step in range(2):
+            hand_over(replica, other)
+            with replicas.round(timeout=LONG):
+                pass
+            assert replica.step()
+            assert model.seen.item() == step + 1
+        model.seen.fill_(7)
+        replica._follow(replica._step)
+        assert other.seen.item() == 7
+
+
+def test_gradients_with_a_graph_of_their_own() -> None:
+    model, other = Scaled(), Scaled()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        with pytest.warns(UserWarning, match="create_graph"):
+            other(torch.ones(1, 2)).sum().backward(create_graph=True)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        with replicas.round(timeout=LONG):
+            assert model.scale.grad is not None
+            assert model.scale.grad.item() == 8
+
+
+def test_a_dense_gradient_of_a_sparse_module_is_refused_with_the_way_out() -> None:
+    model, other = (nn.Embedding(3, 2, sparse=True) for _ in range(2))
+    with chief_of(model), Replica(other, NAME, 0, timeout=0.01) as replica:
+        nn.functional.linear(other(torch.tensor([0, 1])), other.weight).sum().backward()
+        with pytest.raises(errors.InvalidArgumentError, match=r"'weight' is dense.*sparse=False"):
+            replica.step()
+        other.weight.grad = None
