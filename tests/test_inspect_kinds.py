@@ -36,6 +36,29 @@ def parameters() -> Iterator[SharedArrays]:
         it.unlink()
 
 
+def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
+    contents = {
+        "many": np.int64(2**40),
+        "less": np.int8(-3),
+        "top": np.uint64(2**64 - 1),
+        "real": np.float64(1.5),
+        "row": np.arange(3),
+    }
+    with SharedArrays(contents, "counts") as arrays:
+        assert {one["name"]: one["value"] for one in ask("show", "counts")["members"]} == {
+            "many": 2**40,
+            "less": -3,
+            "top": 2**64 - 1,
+            "real": None,
+            "row": None,
+        }
+        arrays["many"][...] += 1
+        said = run("show", "counts").stdout
+        [line] = [line for line in said.splitlines() if line.strip().startswith("many")]
+        assert line.split()[-1] == str(2**40 + 1)
+        arrays.unlink()
+
+
 def test_arrays_are_shown_with_their_bytes_and_nothing_else(parameters: SharedArrays) -> None:
     [segment] = ask("list")["segments"]
     assert [segment[field] for field in ("step", "gradients", "rows", "waiting_for")] == [None] * 4

@@ -18,9 +18,10 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import (
     Batch,
     BatchKey,
+    Died,
     Ended,
     Fence,
-    HostsDied,
+    Loss,
     Member,
     NotReady,
     Opened,
@@ -29,9 +30,10 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.pieces import Plan, reduce
+from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
+from shmacc._multihost.sums import Sums
 from shmacc.errors import InvalidArgumentError
 
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/test_multihost_core.py
@@ -48,6 +50,7 @@ KINDS = {
     "moves": Faults(moves=1),
     "zombies": Faults(zombies=0.2),
     "steps": Faults(steps=2, forwarders=1),
+    "advances": Faults(advances=2, drop=0.1, double=0.1, late=0.05),
     "everything": Faults(
         drop=0.1,
         double=0.1,
@@ -94,12 +97,17 @@ def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
         live_through(World(seed, faults=Faults(**vars(KINDS[kind]))))
 
 
-@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs"])
+@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs", "advances"])
 def test_what_loses_no_segment_loses_no_gradient(kind: str) -> None:
-    """Messages, shards and chiefs may all get lost: what was accepted is in a round."""
-    world = World(3, faults=Faults(**vars(KINDS[kind])))
-    live_through(world)
-    assert world.lost() == []
+    """Messages, shards and chiefs may all get lost: what was accepted is in a round.
+
+    Or `advance_step` has dropped it, and nothing else has.
+    """
+    for seed in range(3, 6):
+        world = World(seed, faults=Faults(**vars(KINDS[kind])))
+        live_through(world)
+        assert world.lost() == []
+        assert (world.happened["advances"] > 0) == (kind == "advances")
 
 
 @given(
@@ -533,9 +541,61 @@ def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
     for _ in range(15):
         table.pass_time(0.1, "a")
         table.owner.ask("t", 1, table.now, tell=True)
-    assert table.owner.answer("t") == HostsDied(("b",))
+    assert table.owner.answer("t") == Died((Loss("b"),))
     table.owner.leave("t", table.now, consume=False)
     assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
+
+
+def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.owner.ask("t", 3, table.now, tell=True)
+    forwarder, _ = table.hosts["b"]
+    forwarder.died((17, 18), (2,))
+    assert forwarder.report_due(table.now) == table.now, "worth a report at once"
+    table.settle()
+    table.settle()  # reports go on saying it
+    assert table.owner.answer("t") == Died((Loss("b", (17, 18), (2,)),))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
+    assert table.owner.counters.died_workers == 2
+
+
+def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_next_step() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    forwarder, _ = table.hosts["b"]
+    assert isinstance(table.owner.ask("t", 2, table.now, tell=True), Waiting)  # the grant is made
+    forwarder.died((17,), (2,))
+    table.hear()
+    assert isinstance(table.owner.answer("t"), Waiting)
+    table.settle()
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
+
+
+def test_cancel_ends_waits_and_no_block() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    assert table.opened(1).count == 1
+    table.ask(1, "u")
+    table.owner.cancel(table.now)
+    assert isinstance(table.owner.answer("u"), Ended)
+    assert isinstance(table.ask(1, "u"), Ended), "its next call does not put it in the line again"
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1, "v")
+    table.settle()
+    assert isinstance(table.ask(1, "v"), Opened), "the line goes on"
 
 
 def test_a_contributor_at_two_hosts_makes_the_step_void(
@@ -634,6 +694,39 @@ def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
     assert segment.step == 4
 
 
+def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
+    """It was accepted, and is in no round: as on one host an apply right before `advance_step`."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.owner.advance_step(5, table.now) == 0
+    _, segment = table.hosts["a"]
+    assert table.apply("a", 1), "the segment is at step 0 until its forwarder hears of step 5"
+    assert table.apply("b", 2)
+    table.settle()
+    assert (segment.step, segment.content, segment.dropped) == (5, [], 1)
+    assert table.owner.accumulated == 0
+    assert table.apply("a", 1)
+    assert table.apply("b", 2)
+    opened = table.opened(2)
+    assert (opened.step, opened.count) == (5, 2)
+    assert table.owner.counters.voided == 0
+
+
+def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_was_made_with() -> (
+    None
+):
+    """A host that joins: its segment begins at step 0, and follows with the first order."""
+    table = Table("a", step=7)
+    table.settle()
+    table.add("late", Segment())
+    assert table.apply("late", 2)
+    assert table.hosts["late"][1].step == 0
+    table.settle()
+    assert (table.hosts["late"][1].step, table.hosts["late"][1].content) == (7, [])
+    assert table.apply("late", 2)
+    assert table.opened(1).contributors.tolist() == [2]
+
+
 def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
     """A gradient may have been refused for a reason that its predecessor took to the grave."""
     table = Table("a", "b")
@@ -656,6 +749,29 @@ def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
         table.ask(2)
         table.pass_time(0.1, "a", "b")
     assert table.owner.step == 1, "once: now it is known"
+
+
+def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
+    """All of them together send no more heartbeats than the owner can take."""
+    names = [f"host{number}" for number in range(60)]
+    pace = len(names) / (TIMING.heartbeats * TIMING.heartbeat)
+    assert pace == 3
+    table = Table(*names)
+    table.settle()
+    table.hear()
+    core, _ = table.hosts["host0"]
+    assert core.report_due(table.now) == pytest.approx(table.now + 3 * TIMING.heartbeat)
+    patience = 4 * 3 * TIMING.heartbeat
+    assert patience > TIMING.lease
+    heard, table.now = table.now, table.now + (TIMING.lease + patience) / 2
+    table.owner.tick(table.now)
+    assert table.owner.counters.lost_hosts == 0
+    table.now = heard + patience + 0.01
+    table.hear("host0")
+    assert table.owner.counters.lost_hosts == len(names) - 1
+    assert core.report_due(table.now) == table.now, "a new pace is worth a report at once"
+    table.hear("host0")
+    assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
 
 
 def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
@@ -706,9 +822,10 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
     plan = Plan(flat.members, shards)
-    tables = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
-    for group in flat, *hosts, *tables:
+    at_shards = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
+    for group in flat, *hosts, *at_shards:
         request.addfinalizer(group.close)
+    tables = [Sums(group) for group in at_shards]
     for step in range(2):
         for i in range(7):
             gradient: dict[str, object] = {}
@@ -726,17 +843,19 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             for group in flat, hosts[i % 3]:
                 assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
         segments = [LocalSegment(host) for host in hosts]
-        staged: list[list[shmacc.GroupPartial]] = [[] for _ in range(shards)]
+        staged: list[dict[BatchKey, shmacc.GroupPartial]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
             partial = segment.seal()
-            pieces = plan.split(partial)
+            pieces = dict(plan.split(partial, first=number))
             key = BatchKey(f"host{number}", 1, 1)
             members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
             for shard, piece in pieces.items():
-                staged[shard].append(piece)
+                staged[shard][key] = piece
+                if number != 1:
+                    tables[shard].add(key, piece)  # as it comes; host 1's when the round is there
         opened = Opened(Fence(1, step), step, tuple(members))
-        parts = [reduce(table, staged[n], opened) for n, table in enumerate(tables)]
+        parts = [table.reduced(staged[n], opened) for n, table in enumerate(tables)]
         got, expected = plan.join(parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
@@ -761,7 +880,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
         partial = group.take_partial()
-        pieces = Plan(group.members, 8).split(partial)
+        pieces = dict(Plan(group.members, 8).split(partial))
     shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
     assert set(pieces) == set(range(8))
     assert shipped <= 1.05 * len(pickle.dumps(partial))
@@ -788,17 +907,58 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     parts = []
     for shard in range(2):
         with shmacc.AccumulatorGroup(plan.at_shard(shard)) as group:
-            pieces = [plan_of(plan, row)[shard] for row in rows if shard in plan_of(plan, row)]
+            pieces = {
+                BatchKey(str(row), 1, 1): plan_of(plan, row)[shard]
+                for row in rows
+                if shard in plan_of(plan, row)
+            }
             assert len(pieces) == 1
-            parts.append(reduce(group, pieces, opened))
+            parts.append(Sums(group).reduced(pieces, opened))
     assert plan.join(parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+def test_what_was_added_and_is_no_member_is_not_in_the_sums() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((None,), "int64", reduction_type="SUM")}
+    a, again, b, c = (
+        BatchKey(host, 1, seq) for host, seq in (("a", 1), ("a", 2), ("b", 1), ("c", 1))
+    )
+    with shmacc.AccumulatorGroup(members) as source, shmacc.AccumulatorGroup(members) as group:
+
+        def piece(row: int, value: int) -> shmacc.GroupPartial:
+            assert source.apply({"m": ([row], [value])}, 0)
+            return source.take_partial()
+
+        def opened(*keys: BatchKey) -> Opened:
+            batches = (Batch(key.seq, Sealed(1, 1), frozenset({0})) for key in keys)
+            return Opened(Fence(1, 0), 0, tuple(map(Member, keys, batches)))
+
+        pieces = {a: piece(1, 1), again: piece(1, 10), b: piece(2, 100), c: piece(3, 1000)}
+        sums = Sums(group)
+
+        def reduced(*keys: BatchKey) -> list[int]:
+            taken = sums.reduced({key: pieces[key] for key in keys}, opened(*keys))
+            assert taken.count == len(keys)
+            return list(taken["m"].values.tolist())
+
+        for key in a, again, b:  # a host ships again, and its first piece was added already
+            sums.add(key, pieces[key])
+        assert reduced(again, b) == [10, 100]
+        for key in a, b, c:  # a host is lost
+            sums.add(key, pieces[key])
+        assert reduced(a, c) == [1, 1000]
+        assert reduced(a, b, c) == [1, 100, 1000], "nothing is left of the round before"
+        sums.add(a, pieces[a])
+        wrong = shmacc.GroupPartial({"x": pieces[a]["m"]}, 1, 0)
+        with pytest.raises(InvalidArgumentError, match="'x'"):
+            sums.reduced({a: pieces[a], b: wrong}, opened(a, b))
+        assert reduced(a, b) == [1, 100]
 
 
 def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
     """The pieces of a gradient that has 6.0 in one row."""
     with shmacc.AccumulatorGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
-        return plan.split(group.take_partial())
+        return dict(plan.split(group.take_partial()))
 
 
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:

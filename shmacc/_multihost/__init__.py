@@ -100,5 +100,14 @@ Void steps
 
 What True means
     An apply that returned True is in the mean of its step, unless its host was lost, its forwarder
-    died or did not answer in time while others were enough, or the step was void.
+    died or did not answer in time while others were enough, or the step was void, or left by
+    `advance_step`.
+
+    A host follows the owner with its next order. Until then its segment is at the step that the
+    owner has left, and accepts gradients of it. What came between `advance_step` and that order is
+    dropped with the step, as on one host an apply right before `advance_step` is: the content's
+    fence is not the owner's any more, so it neither counts nor ships (Invariant 2). In the same way
+    a host that joins late begins with a new segment at step 0, and drops what came before its
+    first order if the owner is at another step. Both have cost the worker one gradient of a step
+    that was over, and it sees the new step in the same commit that drops it.
 """

@@ -14,6 +14,7 @@ class Counters:
         withdrawn: Grants that came to nothing, since hosts were lost or late.
         voided: Steps that moved on without a round.
         lost_hosts: How often a host was silent for too long.
+        died_workers: Processes that had applied gradients and died, without those of lost hosts.
         lost_batches: Batches that were dropped: shards had lost their pieces, or a lost host had
             to give way.
         lost_chiefs: Chiefs that were silent for too long.
@@ -26,6 +27,7 @@ class Counters:
     withdrawn: int = 0
     voided: int = 0
     lost_hosts: int = 0
+    died_workers: int = 0
     lost_batches: int = 0
     lost_chiefs: int = 0
     refused_reports: int = 0

@@ -7,7 +7,7 @@ what has been shipped, and it counts only if the segment is still sealed with th
 
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, Fence, Order, Report, Sealed, Timing
+from shmacc._multihost.messages import NO_GRANT, Batch, Death, Fence, Order, Report, Sealed, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class ForwarderCore:
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
         self._refused: frozenset[int] | None = None  # unknown: an earlier forwarder may have
+        self._deaths: tuple[Death, ...] = ()  # of this fence
+        self._death_number = 0
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
@@ -100,6 +102,10 @@ class ForwarderCore:
     def listed(self) -> frozenset[int]:
         """The contributors that the segment lists without a gradient, which do not count."""
         return self._listed
+
+    @property
+    def _pace(self) -> float:
+        return 1.0 if self._order is None else self._order.pace
 
     @property
     def watched(self) -> frozenset[int]:
@@ -132,6 +138,14 @@ class ForwarderCore:
             self._refused |= self._grants
         if not self._held:
             self._grants = frozenset()
+
+    def died(self, pids: tuple[int, ...], contributors: tuple[int, ...]) -> None:
+        """Say that processes which had applied gradients have died.
+
+        If this forwarder dies before it reports them, no chief is told: a segment says it once.
+        """
+        self._death_number += 1
+        self._deaths += (Death(self._death_number, pids, contributors),)
 
     # Actions, and that they have been done
 
@@ -223,6 +237,7 @@ class ForwarderCore:
             self._listed = self._order.listed
         self._count = 0
         self._present = frozenset()
+        self._deaths = ()  # those before the last take are nobody's concern
         self._batch = None
         self.released()
 
@@ -240,18 +255,23 @@ class ForwarderCore:
         if last is None:
             return now
         report = self._make(last.number)
+        heartbeat, announce = (
+            self._timing.heartbeat * self._pace,
+            self._timing.announce * self._pace,
+        )
         if report == last:
-            return self._reported_at + self._timing.heartbeat
+            return self._reported_at + heartbeat
         grown = report.count - last.count
         slack = 1 if self._order is None else self._order.slack
         others = (report.fence, report.step, report.sealed_for, report.batch)
         if others != (last.fence, last.step, last.sealed_for, last.batch):
             return now
-        if (report.refused, report.present) != (last.refused, last.present):
+        marks = (report.refused, report.present, report.deaths, report.pace)
+        if marks != (last.refused, last.present, last.deaths, last.pace):
             return now
         if grown >= slack:
-            return self._reported_at + self._timing.announce
-        return self._reported_at + min(4 * self._timing.announce, self._timing.heartbeat)
+            return self._reported_at + announce
+        return self._reported_at + min(4 * announce, heartbeat)
 
     def report(self, now: float) -> Report:
         """Return the report to send now."""
@@ -273,4 +293,6 @@ class ForwarderCore:
             batch=self._batch if self._sealed_for is not None else None,
             refused=self._refused,
             present=self._present,
+            deaths=self._deaths,
+            pace=self._pace,
         )

@@ -1,9 +1,18 @@
 """The hosts as the owner knows them: by their last reports."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, BatchKey, Fence, Member, Report
+from shmacc._multihost.messages import (
+    NO_GRANT,
+    Batch,
+    BatchKey,
+    Death,
+    Fence,
+    Member,
+    Report,
+    Timing,
+)
 
 _INCARNATION_BITS = 32
 
@@ -22,6 +31,7 @@ class Host:
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         member: Its batch that counts, if it has one: of the owner's present fence.
         consumed: The batch that the round before this fence consumed.
+        deaths: The number of the last death that was heard of, of this incarnation.
     """
 
     name: str
@@ -33,6 +43,13 @@ class Host:
     fence: Fence | None = None
     member: Member | None = None
     consumed: int | None = None
+    deaths: int = 0
+
+    def news(self, deaths: tuple[Death, ...]) -> list[Death]:
+        """Return those that were not heard of before: reports repeat them."""
+        new = [death for death in deaths if death.number > self.deaths]
+        self.deaths = max([self.deaths, *(death.number for death in new)])
+        return new
 
     def is_at(self, fence: Fence) -> bool:
         """Whether it lives, and its gradients are of this fence."""
@@ -43,6 +60,10 @@ class Host:
         if self.is_at(fence) and self.report is not None:
             return self.report.count
         return self.member.batch.sealed.count if self.member is not None else 0
+
+    def has_come(self, contributor: int, fence: Fence) -> bool:
+        """Whether a contributor that the owner asks about is in its segment."""
+        return self.is_at(fence) and self.report is not None and contributor in self.report.present
 
     def has_answered(self, grant: int, fence: Fence) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
@@ -99,9 +120,24 @@ class Hosts:
     def __init__(self, term: int) -> None:
         self._term = term
         self._hosts: dict[str, Host] = {}
+        self._counted: tuple[Fence, int, int] | None = None
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts.values())
+
+    def changed(self) -> None:
+        """Count again: a host's report, its batch, or whether it lives may have changed."""
+        self._counted = None
+
+    def counted(self, fence: Fence) -> tuple[int, int]:
+        """Return how many gradients a round could have now, and how many hosts live.
+
+        They are asked for several times for each report, and change once.
+        """
+        if self._counted is None or self._counted[0] != fence:
+            pending = sum(host.pending(fence) for host in self)
+            self._counted = fence, pending, sum(not host.lost for host in self)
+        return self._counted[1:]
 
     def find(self, name: str) -> Host | None:
         """Return the host of that name."""
@@ -132,14 +168,25 @@ class Hosts:
             host.fence = report.fence
         return host
 
-    def silent(self, since: float) -> list[Host]:
-        """Return the hosts that were last heard of before then, and are not known as lost."""
-        return [host for host in self if not host.lost and host.heard < since]
+    def silent(self, now: float, timing: Timing) -> list[Host]:
+        """Return the hosts that were not heard of for too long, and are not known as lost."""
+        lease = timing.patience(1.0)  # the least: most hosts need no closer look
+        return [
+            host
+            for host in self
+            if host.heard < now - lease
+            and not host.lost
+            and (host.report is None or host.heard < now - timing.patience(host.report.pace))
+        ]
 
     def members(self) -> list[Member]:
         """Return the batches that count, by host."""
         found = [host.member for host in self if host.member is not None]
         return sorted(found, key=lambda member: member.key)
+
+    def with_batches(self, keys: Collection[BatchKey]) -> list[Host]:
+        """Return the hosts whose batch that counts is one of these."""
+        return [host for host in self if host.member is not None and host.member.key in keys]
 
     def _bury(self, host: Host) -> None:
         """Keep a batch of a segment that is no more, beside what the host's new segment gets."""
@@ -160,6 +207,7 @@ class Hosts:
     def _start(host: Host, incarnation: int) -> None:
         host.incarnation = incarnation
         host.report = None
+        host.deaths = 0
 
 
 def two_with_one_contributor(members: list[Member]) -> tuple[int, BatchKey, BatchKey] | None:

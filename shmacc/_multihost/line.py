@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from shmacc._multihost.messages import Loss
+
 _REMEMBERED = 1024
 
 
@@ -14,7 +16,7 @@ class Ticket:
         name: Unique for ever.
         required: How many gradients it waits for.
         heard: When it asked last.
-        tell: Whether it wants to know of hosts that are lost.
+        tell: Whether it wants to know of hosts that are lost, and of workers that have died.
         lost: Those that were, while it waited.
     """
 
@@ -22,7 +24,7 @@ class Ticket:
     required: int
     heard: float
     tell: bool = False
-    lost: list[str] = field(default_factory=list)
+    lost: list[Loss] = field(default_factory=list)
 
 
 class Line:
@@ -36,7 +38,7 @@ class Line:
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, Ticket] = OrderedDict()
         self._left: OrderedDict[str, bool] = OrderedDict()
-        self._untold: list[str] = []
+        self._untold: list[Loss] = []
 
     @property
     def head(self) -> Ticket | None:
@@ -68,15 +70,19 @@ class Line:
         """Return whether a ticket that has left was served; None: it is not known."""
         return self._left.get(name)
 
+    def tickets(self) -> list[str]:
+        """Return the names of those in the line."""
+        return list(self._waiting)
+
     def silent(self, since: float) -> list[str]:
         """Return the tickets that were last heard of before then."""
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
-    def lost(self, host: str) -> None:
-        """Note a lost host for one ticket that wants to know: the first, or the next to come."""
+    def lost(self, loss: Loss) -> None:
+        """Note a loss for one ticket that wants to know: the first, or the next to come."""
         tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
-        (tickets[0].lost if tickets else self._untold).append(host)
+        (tickets[0].lost if tickets else self._untold).append(loss)
 
     def consumed(self) -> None:
-        """Note that a round was consumed: hosts that were lost before it are nobody's concern."""
+        """Note that a round was consumed: what was lost before it is nobody's concern."""
         self._untold.clear()

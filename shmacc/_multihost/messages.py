@@ -18,7 +18,9 @@ class Timing:
     Attributes:
         heartbeat: A forwarder reports at least so often.
         announce: A forwarder reports at most so often that its count has grown.
-        lease: A host without a report for so long is lost.
+        heartbeats: So many of all hosts a second are enough for the owner. If there were more, each
+            host reports more rarely, by the `Order.pace`.
+        lease: A host without a report for so long, or for four of its heartbeats, is lost.
         grace: How long a round that has enough waits for hosts that have not answered the grant.
         expiry: How long a grant waits for those that have, and still ship.
         chief_lease: A chief that does not ask for so long is lost.
@@ -27,11 +29,20 @@ class Timing:
 
     heartbeat: float = 0.25
     announce: float = 0.02
+    heartbeats: float = 200.0
     lease: float = 2.0
     grace: float = 0.5
     expiry: float = 30.0
     chief_lease: float = 10.0
     stagger: float = 1.0
+
+    def pace(self, hosts: int) -> float:
+        """Return by how much slower than at best so many hosts are to report."""
+        return max(1.0, hosts / (self.heartbeats * self.heartbeat))
+
+    def patience(self, pace: float) -> float:
+        """Return after how long without a report a host of this pace is lost."""
+        return max(self.lease, 4 * self.heartbeat * pace)
 
 
 class Fence(NamedTuple):
@@ -85,6 +96,20 @@ class Batch:
     shards: frozenset[int] = frozenset()
 
 
+class Death(NamedTuple):
+    """Processes of a host that had applied gradients of this fence, or of an earlier one, and died.
+
+    Attributes:
+        number: Of this message, in the incarnation of the forwarder.
+        pids: The processes, as their own pid namespace knows them.
+        contributors: Those of their last gradients, of gradients that had one.
+    """
+
+    number: int
+    pids: tuple[int, ...]
+    contributors: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All that the owner must know of a host; also the heartbeat.
@@ -102,6 +127,8 @@ class Report:
         refused: Grants for which the segment was sealed when it refused gradients of this fence;
             NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
         present: Which of the contributors that the owner asked about are in the segment.
+        deaths: All that were noticed since the fence moved on.
+        pace: That of the last order: the owner waits for the next report accordingly.
     """
 
     host: str
@@ -115,6 +142,8 @@ class Report:
     batch: Batch | None = None
     refused: frozenset[int] | None = frozenset()
     present: frozenset[int] = frozenset()
+    deaths: tuple[Death, ...] = ()
+    pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +166,7 @@ class Order:
         listed: Contributors that are in the round, at another host.
         watched: Contributors that the owner asks about.
         slack: By how much the count must have grown to be worth a report at once.
+        pace: How many times as long as `Timing` says are the times between two reports.
     """
 
     term: int
@@ -154,6 +184,7 @@ class Order:
     listed: frozenset[int] = frozenset()
     watched: frozenset[int] = frozenset()
     slack: int = 1
+    pace: float = 1.0
 
 
 class Member(NamedTuple):
@@ -218,11 +249,25 @@ class Waiting:
     voided: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostsDied:
-    """A chief that wanted to be told: these hosts were lost while it waited."""
+class Loss(NamedTuple):
+    """A host that was lost; or, if there are pids, processes of its that had applied, and died.
 
-    hosts: tuple[str, ...]
+    Attributes:
+        host: The host.
+        pids: As of a `Death`.
+        contributors: As of a `Death`.
+    """
+
+    host: str
+    pids: tuple[int, ...] = ()
+    contributors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A chief that wanted to be told: these were lost while it waited."""
+
+    losses: tuple[Loss, ...]
 
 
 class NotReady(NamedTuple):
@@ -233,4 +278,4 @@ class Ended(NamedTuple):
     """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
 
 
-Answer = Opened | Waiting | HostsDied | NotReady | Ended
+Answer = Opened | Waiting | Died | NotReady | Ended

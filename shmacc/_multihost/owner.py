@@ -13,19 +13,19 @@ which event it was that made them so.
 """
 
 import logging
-from dataclasses import dataclass
 
 from shmacc._multihost.contested import Contested
 from shmacc._multihost.counters import Counters
+from shmacc._multihost.grant import Grant
 from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
 from shmacc._multihost.line import Line
 from shmacc._multihost.messages import (
-    NO_GRANT,
     Answer,
     BatchKey,
+    Died,
     Ended,
     Fence,
-    HostsDied,
+    Loss,
     Member,
     NotReady,
     Opened,
@@ -34,21 +34,9 @@ from shmacc._multihost.messages import (
     Timing,
     Waiting,
 )
+from shmacc._multihost.withdrawn import Withdrawn
 
 _logger = logging.getLogger("shmacc")
-
-
-@dataclass(slots=True)
-class _Grant:
-    """Hosts seal and ship for it.
-
-    Attributes:
-        number: Its number.
-        since: When it was made.
-    """
-
-    number: int
-    since: float
 
 
 class OwnerCore:
@@ -71,18 +59,20 @@ class OwnerCore:
         self._hosts = Hosts(term)
         self._line = Line()
         self._contested = Contested(timing.stagger)
-        self._grant: _Grant | None = None
+        self._grant: Grant | None = None
         self._block: Opened | None = None  # the head of the line has it
         self._block_ticket = ""
-        # Grants of this fence that came to nothing: those of an owner before this one, too.
-        self._withdrawn: set[int] = set() if self._ready else {NO_GRANT}
-        self._first_grant = 1  # of this fence
-        self._counted, self._counted_at = 0, 0.0  # how many gradients there were, and since when
+        self._withdrawn = Withdrawn(timing.expiry, first=self._ready)
 
     @property
     def serial(self) -> int:
         """Changes whenever an order or an answer has changed."""
         return self._serial
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step is known."""
+        return self._ready
 
     @property
     def step(self) -> int:
@@ -97,7 +87,7 @@ class OwnerCore:
     @property
     def accumulated(self) -> int:
         """How many gradients the next round could have now."""
-        return sum(host.pending(self._fence) for host in self._hosts)
+        return self._hosts.counted(self._fence)[0]
 
     @property
     def open_round(self) -> Opened | None:
@@ -123,17 +113,24 @@ class OwnerCore:
     def report(self, report: Report, now: float) -> None:
         """Take a report in."""
         host = self._hosts.heard(report, now)
+        self._hosts.changed()
         if host is None:
             self.counters.refused_reports += 1
             return
         if host.lost:
             host.lost = False
             self._changed()
+        if report.fence == self._fence:
+            for death in host.news(report.deaths):
+                self.counters.died_workers += len(death.pids)
+                self._line.lost(Loss(host.name, death.pids, death.contributors))
+                self._changed()
         grant, batch = self._grant, report.batch
         # Grants of different owners may have the same number, fences never.
         at_fence = report.fence == self._fence
         if grant and batch and at_fence and report.sealed_for == grant.number:
             host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
+            self._hosts.changed()
         self._settle(now)
 
     def order(self, name: str, incarnation: int) -> Order:
@@ -164,13 +161,19 @@ class OwnerCore:
             listed=self._contested.listed(name) if back is None else frozenset(),
             watched=self._contested.watched(name),
             slack=self._slack(),
+            pace=self.pace,
         )
+
+    @property
+    def pace(self) -> float:
+        """By how much slower than at best hosts report: all of them together not too often."""
+        return self._timing.pace(self._hosts.counted(self._fence)[1])
 
     def _slack(self) -> int:
         """Return how much more a host must have for a report at once: O(hosts x log) a round."""
         head = self._line.head
-        living = sum(not host.lost for host in self._hosts)
-        missing = 0 if head is None else head.required - self.accumulated
+        accumulated, living = self._hosts.counted(self._fence)
+        missing = 0 if head is None else head.required - accumulated
         return max(1, missing // (2 * max(1, living)))
 
     # Chiefs
@@ -182,7 +185,7 @@ class OwnerCore:
             ticket: Unique for ever.
             required: How many gradients it waits for.
             now: The time.
-            tell: Whether hosts that are lost end its wait.
+            tell: Whether hosts that are lost, and workers that have died, end its wait.
         """
         if self._ready:
             self._line.ask(ticket, required, now, tell=tell)
@@ -198,8 +201,8 @@ class OwnerCore:
             return Ended()
         if self._block is not None and self._block_ticket == ticket:
             return self._block
-        if found.lost:
-            return HostsDied(tuple(found.lost))
+        if found.lost and self._grant is None:  # a number that is reached is served
+            return Died(tuple(found.lost))
         living = tuple(sorted(host.name for host in self._hosts if not host.lost))
         return Waiting(self.accumulated, self._step, living, self.counters.voided)
 
@@ -216,6 +219,14 @@ class OwnerCore:
         self._settle(now)
         return self._line.served(ticket) is True
 
+    def cancel(self, now: float) -> None:
+        """End the wait of every chief in the line; a block that is open goes on."""
+        for ticket in self._line.tickets():
+            if self._block is None or ticket != self._block_ticket:
+                self._line.leave(ticket, served=False)
+        self._changed()
+        self._settle(now)
+
     def missing(self, ticket: str, keys: tuple[BatchKey, ...], now: float) -> None:
         """Take the block back from a chief for which shards did not have these batches.
 
@@ -223,9 +234,8 @@ class OwnerCore:
         """
         if self._block is None or self._block_ticket != ticket:
             return
-        for host in self._hosts:
-            if host.member is not None and host.member.key in keys:
-                self._lose_batch(host)
+        for host in self._hosts.with_batches(keys):
+            self._lose_batch(host)
         self._end_block(consume=False, now=now)
         self._settle(now)
 
@@ -267,7 +277,7 @@ class OwnerCore:
         timing = self._timing
         times = [now + min(timing.lease, timing.chief_lease) / 4]
         if self._grant is not None:
-            times += [self._grant.since + timing.grace, self._grant.since + timing.expiry]
+            times += self._grant.times(timing)
         if (stagger := self._contested.next_time()) is not None:
             times.append(stagger)
         return min(time for time in times if time > now)
@@ -281,56 +291,37 @@ class OwnerCore:
             self._changed()
         if self._grant is not None:
             self._close_grant(self._grant, now)
-        if (count := self.accumulated) != self._counted:
-            self._counted, self._counted_at = count, now
-        stalled = now - self._counted_at >= self._timing.expiry
+        self._withdrawn.counted(self.accumulated, now)
         head = self._line.head
         if head is None or not self._ready or self._grant is not None or self._block is not None:
             return
         if self.accumulated >= head.required:
             self.counters.grants += 1
-            self._grant = _Grant(self.counters.grants, now)
+            self._grant = Grant(self.counters.grants, now)
             self._changed()
             self._close_grant(self._grant, now)
-        elif any(
-            host.lets_workers_wait(self._withdrawn, self._fence, stalled=stalled)
-            for host in self._hosts
-        ):
+        elif self._withdrawn.keep_workers_waiting(self._hosts, self._fence, now):
             _logger.warning(
                 "Step %d is void: it has too few gradients, and workers wait", self._step
             )
             self.counters.voided += 1
             self._move(self._step + 1, now)
 
-    def _close_grant(self, grant: _Grant, now: float) -> None:
-        """End the grant if its batches are there or late.
-
-        Hosts that have reported no gradient are waited for, too: one may have been accepted since.
-        """
-        fence, age = self._fence, now - grant.since
-        waited_for = [
-            host
-            for host in self._hosts
-            if not host.lost
-            and host.report is not None
-            and not host.has_committed(grant.number, fence)
-            and self._contested.held_back(host.name) is None
-        ]
-        silent = [host for host in waited_for if not host.has_answered(grant.number, fence)]
+    def _close_grant(self, grant: Grant, now: float) -> None:
+        """End the grant if its batches are there or late."""
         members = self._hosts.members()
         count = sum(member.batch.sealed.count for member in members)
         head = self._line.head
         enough = head is not None and count >= head.required
-        if waited_for and age < self._timing.expiry:
-            only_silent = len(silent) == len(waited_for)
-            if not (enough and only_silent and age >= self._timing.grace):
-                return
+        get_it = (host for host in self._hosts if self._contested.held_back(host.name) is None)
+        if not grant.is_over(get_it, self._fence, now, self._timing, enough=enough):
+            return
         self._grant = None
         self._changed()
         if self._has_contested(members, now):
             return
         if enough and head is not None:
-            self._block = Opened(fence, self._step, tuple(members))
+            self._block = Opened(self._fence, self._step, tuple(members))
             self._block_ticket = head.name
         else:
             self.counters.withdrawn += 1
@@ -342,11 +333,7 @@ class OwnerCore:
         if found is None:
             return False
         contributor, *keys = found
-        dead = [
-            host
-            for host in self._hosts
-            if host.lost and host.member is not None and host.member.key in keys
-        ]
+        dead = [host for host in self._hosts.with_batches(keys) if host.lost]
         for host in dead:
             self._lose_batch(host)
         if not dead:
@@ -366,8 +353,9 @@ class OwnerCore:
     def _lose_batch(self, host: Host) -> None:
         """Drop a batch; so the grants until now have not got enough for a round after all."""
         host.member = None
+        self._hosts.changed()
         self.counters.lost_batches += 1
-        self._withdrawn.update(range(self._first_grant, self.counters.grants + 1))
+        self._withdrawn.add_all(self.counters.grants)
 
     def _end_block(self, *, consume: bool, now: float) -> None:
         block, self._block = self._block, None
@@ -396,17 +384,16 @@ class OwnerCore:
         self._contested.moved(self._fence, self._step, now)
         self._fence = Fence(self._fence.term, self._fence.number + 1)
         self._step = step
-        self._withdrawn.clear()
-        self._first_grant = self.counters.grants + 1
+        self._withdrawn.moved(self.counters.grants)
         self._hosts.forget_batches()
         self._changed()
 
     def _lose_hosts(self, now: float) -> None:
-        for host in self._hosts.silent(now - self._timing.lease):
+        for host in self._hosts.silent(now, self._timing):
             host.lost = True
             self.counters.lost_hosts += 1
             self._contested.forget(host.name)
-            self._line.lost(host.name)
+            self._line.lost(Loss(host.name))
             self._changed()
 
     def _lose_chiefs(self, now: float) -> None:
@@ -419,12 +406,8 @@ class OwnerCore:
 
     def _is_present(self, name: str, contributor: int) -> bool:
         host = self._hosts.find(name)
-        return (
-            host is not None
-            and host.is_at(self._fence)
-            and host.report is not None
-            and contributor in host.report.present
-        )
+        return host is not None and host.has_come(contributor, self._fence)
 
     def _changed(self) -> None:
+        self._hosts.changed()
         self._serial += 1

@@ -1,23 +1,19 @@
-"""How a host's sums are divided among shards, added up there, and put together by the chief.
+"""How a host's sums are divided among shards, and what these make of them put together.
 
 Rows go to the shard that their number hashes to: rows that are used often tend to have low numbers,
 so a division into ranges would send most bytes to the first shard. A dense member is cut into as
 many runs of elements as there are shards; a small one goes to one shard, by the hash of its name.
-
-Sums are added, divided and converted by a group, as on one host, so results are those of one host:
-to the bit where the order of additions does not matter.
 """
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shmacc._arguments import describe_shape
-from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Opened
 from shmacc._records import (
     DensePartial,
@@ -82,36 +78,51 @@ class Plan:
                 )
         return members
 
-    def split(self, partial: GroupPartial) -> dict[int, GroupPartial]:
-        """Return the pieces of a partial, by shard; those without elements are left out."""
-        pieces: dict[int, dict[str, Any]] = {}
-        for name, sums in partial.items():
-            parts = self._rows(sums) if _is_sparse(self.members[name]) else self._cut(name, sums)
-            for shard, part in parts:
-                pieces.setdefault(shard, {})[name] = part
-        return {
-            shard: GroupPartial(parts, partial.count, partial.step, partial.weight)
-            for shard, parts in pieces.items()
-        }
+    def split(self, partial: GroupPartial, first: int = 0) -> Iterator[tuple[int, GroupPartial]]:
+        """Make the pieces of a partial, each with its shard, one after the other.
 
-    def _rows(self, sums: SparsePartial) -> Iterable[tuple[int, SparsePartial]]:
+        So the first one can be on its way while the next one is copied. Those without elements are
+        left out.
+
+        Args:
+            partial: What is to be divided.
+            first: The shard to begin with. If each host begins with another one, they do not all
+                send to the same shard at the same time.
+        """
+        cuts = {
+            name: self._rows(sums) if _is_sparse(self.members[name]) else self._runs(name, sums)
+            for name, sums in partial.items()
+        }
+        for number in range(self.shards):
+            shard = (first + number) % self.shards
+            found = {name: cut(shard) for name, cut in cuts.items()}
+            parts = {name: part for name, part in found.items() if part is not None}
+            if parts:
+                yield shard, GroupPartial(parts, partial.count, partial.step, partial.weight)
+
+    def _rows(self, sums: SparsePartial) -> Callable[[int], SparsePartial | None]:
         if self.shards == 1:
-            if len(sums.indices):
-                yield 0, _part(sums, slice(None))
-            return
+            return lambda _: _part(sums, slice(None)) if len(sums.indices) else None
         shards = shard_of(sums.indices, self.shards)
         order = np.argsort(shards, kind="stable")
         ends = np.searchsorted(shards[order], np.arange(self.shards + 1))
-        for shard in range(self.shards):
-            rows = order[ends[shard] : ends[shard + 1]]
-            if len(rows):
-                yield shard, _part(sums, rows)
 
-    def _cut(self, name: str, sums: DensePartial) -> Iterable[tuple[int, DensePartial]]:
-        flat = sums.value.reshape(-1)
-        for shard, (first, end) in enumerate(self.runs(name)):
-            if end > first:
-                yield shard, DensePartial(flat[first:end], sums.count, sums.step, sums.weight)
+        def of_shard(shard: int) -> SparsePartial | None:
+            rows = order[ends[shard] : ends[shard + 1]]
+            return _part(sums, rows) if len(rows) else None
+
+        return of_shard
+
+    def _runs(self, name: str, sums: DensePartial) -> Callable[[int], DensePartial | None]:
+        flat, runs = sums.value.reshape(-1), self.runs(name)
+
+        def of_shard(shard: int) -> DensePartial | None:
+            first, end = runs[shard]
+            if end == first:
+                return None
+            return DensePartial(flat[first:end], sums.count, sums.step, sums.weight)
+
+        return of_shard
 
     def join(self, parts: Sequence[GroupTaken], opened: Opened) -> GroupTaken:
         """Return the round, of what each shard has of it."""
@@ -137,15 +148,22 @@ class Plan:
         spec = self.members[name]
         first, dims = (spec.shape or (None,))[0], self._dims[name]
         none = np.empty(0, np.int64)
-        indices = np.concatenate([none, *(part.indices for part in parts if part is not None)])
+        found = [part for part in parts if part is not None]
+        indices = np.concatenate([none, *(part.indices for part in found)])
         order = np.argsort(indices, kind="stable")  # merges: each part is sorted
-        empty = np.empty((0, *dims), spec.dtype)
-        values = np.concatenate([empty, *(part.values for part in parts if part is not None)])
-        counts = np.concatenate([none, *(part.row_counts for part in parts if part is not None)])
+        counts = np.concatenate([none, *(part.row_counts for part in found)])
+        values = np.empty((len(indices), *dims), spec.dtype)
+        to = np.empty_like(order)
+        to[order] = np.arange(len(order))
+        rows, begin = _as_items(values), 0
+        for part in found:
+            end = begin + len(part.indices)
+            rows[to[begin:end]] = _as_items(part.values)
+            begin = end
         shape = np.array([-1 if first is None else first, *dims], dtype=np.int64)
         return SparseTaken(
             indices[order],
-            np.take(values, order, axis=0),  # several times as fast as an index
+            values,
             shape,
             counts[order],
             count,
@@ -171,33 +189,29 @@ class Plan:
         return DenseTaken(value, count, step, weight, who)
 
 
+def bytes_of(partial: GroupPartial) -> int:
+    """Return how many bytes the arrays of a partial have."""
+    return sum(
+        sums.values.nbytes + sums.indices.nbytes + sums.row_counts.nbytes
+        if isinstance(sums, SparsePartial)
+        else sums.value.nbytes
+        for sums in partial.values()
+    )
+
+
 def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.uint16]:
     """Return which shard each row is at; of 16 bits, since such are sorted in linear time."""
     mixed = (rows.view(np.uint64) * _GOLDEN) >> np.uint64(32)
     return (mixed % np.uint64(shards)).astype(np.uint16)
 
 
-def reduce(group: AccumulatorGroup, pieces: Iterable[GroupPartial], opened: Opened) -> GroupTaken:
-    """Return the reduction of a shard's pieces of a round.
-
-    Args:
-        group: Of `Plan.at_shard`, this shard's own; whatever is in it is dropped.
-        pieces: Those of the round's members.
-        opened: The round: its gradients count, also those that have nothing at this shard.
-
-    Raises:
-        OutOfRangeError: An integer result does not fit its dtype.
-        InvalidArgumentError: A piece does not fit the group.
-    """
-    group.take_partial(0)
-    count = weight = 0
-    for piece in pieces:
-        group.apply_partial(piece, group.global_step)
-        count, weight = count + piece.count, weight + piece.weight
-    if count < opened.count:
-        rest = GroupPartial({}, opened.count - count, opened.step, opened.weight - weight)
-        group.apply_partial(rest, group.global_step)
-    return group.take(1)
+def _as_items(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return each row as one item, if it has bytes: items are copied faster than rows."""
+    size = values[:1].nbytes
+    if size == 0:
+        return values
+    flat = np.ascontiguousarray(values).reshape(len(values), -1)
+    return flat.view(np.dtype((np.void, size))).reshape(-1)
 
 
 def _is_sparse(spec: TensorSpec) -> bool:

@@ -17,7 +17,7 @@ from shmacc._core import TakenRound
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Sealed
 from shmacc._records import GroupPartial
-from shmacc.errors import ShmaccError
+from shmacc.errors import ShmaccError, WorkerDiedError
 
 
 class LocalSegment:
@@ -41,16 +41,25 @@ class LocalSegment:
         """Return how many gradients it has."""
         return max(0, self.group.num_accumulated() - len(listed))
 
+    def deaths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the pids, and the contributors, of processes that had applied and died; each once.
+
+        Of those that were found dead since gradients were consumed last: as a take is told.
+        """
+        try:
+            self._handle.check_deaths()
+        except WorkerDiedError as error:
+            return tuple(error.pids or ()), tuple(error.contributors or ())
+        return None
+
+    def copy(self, listed: frozenset[int]) -> GroupPartial:
+        """Return a copy of what it has; neither seals nor consumes."""
+        look: GroupPartial = taking.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
+        return _without(look, listed)
+
     def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
-        partial = self._sealed()
-        if not listed:
-            return partial
-        who = np.array([c for c in partial.contributors.tolist() if c not in listed], np.int64)
-        extra = len(listed)
-        return GroupPartial(
-            partial, partial.count - extra, partial.step, partial.weight - extra, who
-        )
+        return _without(self._sealed(), listed)
 
     def _sealed(self) -> GroupPartial:
         if self._round:
@@ -92,6 +101,15 @@ class LocalSegment:
             with contextlib.suppress(ShmaccError):
                 self._handle.close_round(self._round, consume=False)
             self._round = 0
+
+
+def _without(partial: GroupPartial, listed: frozenset[int]) -> GroupPartial:
+    """Leave out the contributors that are listed without a gradient."""
+    if not listed:
+        return partial
+    who = np.array([c for c in partial.contributors.tolist() if c not in listed], np.int64)
+    extra = len(listed)
+    return GroupPartial(partial, partial.count - extra, partial.step, partial.weight - extra, who)
 
 
 def describe(partial: GroupPartial) -> Sealed:

@@ -19,20 +19,20 @@ class ShardCore(Generic[_Piece]):
 
     def __init__(self) -> None:
         self._fence = Fence(-1, -1)
-        self._pieces: dict[BatchKey, _Piece] = {}
+        self._pieces: dict[str, dict[BatchKey, _Piece]] = {}  # by host
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return sum(len(own) for own in self._pieces.values())
 
     def stage(self, fence: Fence, key: BatchKey, piece: _Piece) -> bool:
         """Keep a piece; False if its fence is over."""
         if fence < self._fence:
             return False
         self.forget(fence)
-        self._pieces[key] = piece
-        own = sorted(other for other in self._pieces if other.host == key.host)
-        for old in own[: -self._KEPT]:
-            del self._pieces[old]
+        own = self._pieces.setdefault(key.host, {})
+        own[key] = piece
+        if len(own) > self._KEPT:
+            del own[min(own)]
         return True
 
     def forget(self, before: Fence) -> None:
@@ -45,8 +45,8 @@ class ShardCore(Generic[_Piece]):
         """Return those of these pieces that are not here."""
         if fence != self._fence:
             return keys
-        return tuple(key for key in keys if key not in self._pieces)
+        return tuple(key for key in keys if key not in self._pieces.get(key.host, {}))
 
     def pieces(self, keys: tuple[BatchKey, ...]) -> list[_Piece]:
         """Return pieces that are here."""
-        return [self._pieces[key] for key in keys]
+        return [self._pieces[key.host][key] for key in keys]

@@ -244,6 +244,7 @@ class MemberDescription:
         weight: Their weights, added up.
         rows: Rows that they touch, in all lanes (dense: 0).
         bytes_used: Bytes of their sums, in all lanes; of a shared array: of the array.
+        value: Of a shared array that is a single integer, as counters are: that integer.
     """
 
     name: str
@@ -255,3 +256,4 @@ class MemberDescription:
     weight: int
     rows: int
     bytes_used: int
+    value: int | None = None

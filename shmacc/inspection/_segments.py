@@ -5,6 +5,7 @@ import math
 import os
 import pwd
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -276,9 +277,19 @@ def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription,
                 weight=sum(state["member_weight"] for state in states),
                 rows=sum(state["rows"] for state in states),
                 bytes_used=sum(_bytes_of(seen.config, member, state) for state in states),
+                value=_integer(seen, number, dtype) if declared == [] else None,
             )
         )
     return tuple(found)
+
+
+def _integer(seen: SegmentLook, number: int, dtype: str) -> int | None:
+    """Return what a shared array without dimensions is, if it is an integer: read at once."""
+    if seen.config["kind"] != layout.KINDS["arrays"] or "int" not in dtype:
+        return None
+    size = int(dtype.partition("int")[2]) // 8
+    raw = seen.view.table(0, number).read(layout.REGIONS["rows 0"], 0, size)
+    return int.from_bytes(raw, sys.byteorder, signed=dtype.startswith("int"))
 
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:

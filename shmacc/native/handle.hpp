@@ -204,6 +204,10 @@ class Handle {
         run<Take>(
             [&](Take& act) { place.place(segment->specs()) = std::move(act.look(!place.advances()).taken); });
     }
+    // For one who waits for gradients without a take.
+    void check_deaths() {
+        run<Take>([&](Take& act) { act.check_deaths(); });
+    }
     // Whether the round was still open. An error leaves it so: it can be tried again.
     bool close_round(uint64_t serial, bool consume) {
         segment();

@@ -109,6 +109,14 @@ class Take : public Operation {
                          {0, kForever, partial, false, false, false, OnDeath::kWait, 0}, false);
     }
 
+    // Throws as a take with OnDeath::kRaise that has to wait would throw now: each death is thrown once.
+    void check_deaths() {
+        if (!may_raise(totals(segment_).round)) return;
+        ActivityScope activity(segment_, kWaitsForLock);
+        RoundSession session(segment_, kForever, interruption_);
+        raise_deaths(session);
+    }
+
   private:
     using Operation::commit;
     using Operation::deadline_exceeded;

@@ -22,9 +22,10 @@ use Ray's token authentication.
 """
 
 from shmacc._multihost.messages import Timing
-from shmacc.ray._chief import AccumulatorGroup, Round
+from shmacc.ray._group import AccumulatorGroup
 from shmacc.ray._parts import HostState, Shard, ShardedTaken
 from shmacc.ray._published import PublishedArrays
+from shmacc.ray._round import Round
 
 __all__ = [
     "AccumulatorGroup",

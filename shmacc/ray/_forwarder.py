@@ -3,24 +3,34 @@
 The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
 the core's actions: so everything that touches the segment or the core is in one thread. Looking
 costs about a microsecond and takes no lock.
+
+What it has done is counted in shared arrays of the node, ``<name>.forwarder``, which outlive it:
+``shmacc-inspect show`` shows them.
 """
 
 import logging
 import os
+import queue
 import threading
 import time
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import ray
 
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Order
-from shmacc._multihost.pieces import Plan
+from shmacc._multihost.pieces import Plan, bytes_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records import GroupPartial
-from shmacc.ray._parts import LOST, Config, find, was_restarted
+from shmacc._shared_arrays import SharedArrays
+from shmacc._stats import Stats
+from shmacc.ray._parts import LOST, Config, counters_of, find, was_restarted
 
 _logger = logging.getLogger("shmacc")
 
@@ -28,6 +38,26 @@ _BUSY = 0.001  # how long the thread waits for answers between two looks at the 
 _IDLE = 0.02  # the same, if nothing has changed for a while
 _RESTING = 0.5  # after so long
 _AGAIN = 0.2  # until a call that failed is tried again
+
+_COUNTERS = (
+    "starts",  # of forwarders on this node
+    "reports",  # to the owner
+    "orders",  # of the owner
+    "step",  # of the owner, by the last order
+    "seals",  # of the segment, for a grant of the owner
+    "batches",  # shipped
+    "gradients",  # in these
+    "bytes",  # in these
+    "resent",  # pieces whose shard was lost meanwhile
+    "rounds",  # that consumed what was shipped
+    "resets",  # of the segment, whose gradients got into no round of this host's
+    "deaths",  # of processes that had applied
+    "refused",  # forwarders that were told of a later one, and ended
+)
+
+
+class _Asked(Future[tuple[Fence | None, GroupPartial]]):
+    """A copy of what the segment has, and its fence: wanted by a chief."""
 
 
 class ForwarderActor:
@@ -43,6 +73,15 @@ class ForwarderActor:
             config.members, config.name, reduction_type=config.reduction, **options
         )
         self._plan = Plan(self._group.members, config.shards)
+        self._counters = SharedArrays(
+            dict.fromkeys(_COUNTERS, np.int64(0)),
+            counters_of(config.name),
+            mode=options["mode"],
+            owners=options["owners"],
+            if_exists="replace" if options["if_exists"] == "replace" else "attach",
+        )
+        self._counters["starts"][...] += 1
+        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="shmacc forwarder")
         self._thread.start()
@@ -51,17 +90,40 @@ class ForwarderActor:
         """Return the process that the forwarder is."""
         return os.getpid()
 
+    def copy(self, seconds: float) -> tuple[Fence | None, GroupPartial]:
+        """Return what the segment has, and to which fence it belongs.
+
+        Raises:
+            TimeoutError: The thread has not come to it.
+        """
+        asked = _Asked()
+        self._asked.put(asked)
+        return asked.result(seconds)
+
+    def stats(self) -> Stats:
+        """Return the segment's counters."""
+        return self._group.stats()
+
     def end(self) -> None:
         """Stop, and remove the segment's name; attached processes go on using it."""
         self._stop.set()
         self._thread.join(timeout=10)
-        self._group.unlink()
-        self._group.close()
+        for kept in self._group, self._counters:
+            kept.unlink()
+            kept.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                _Loop(self._config, self._host, self._group, self._plan, self._stop).run()
+                _Loop(
+                    self._config,
+                    self._host,
+                    self._group,
+                    self._plan,
+                    self._counters,
+                    self._asked,
+                    self._stop,
+                ).run()
             except (*LOST, ValueError):  # the owner is not there: it will be, or unlink ends this
                 self._stop.wait(_AGAIN)
             except BaseException:
@@ -78,9 +140,14 @@ class _Loop:
         host: str,
         group: AccumulatorGroup,
         plan: Plan,
+        counters: SharedArrays,
+        asked: queue.SimpleQueue[_Asked],
         stop: threading.Event,
     ) -> None:
         self._host, self._group, self._plan, self._stop = host, group, plan, stop
+        self._counters, self._asked = counters, asked
+        self._heartbeat = config.timing.heartbeat
+        self._deaths_at = 0.0  # when they are looked for next
         self._owner = find(config, "owner")
         self._shards = [find(config, f"shard {number}") for number in range(config.shards)]
         self._incarnation: int = ray.get(self._owner.enrol.remote(host))
@@ -102,6 +169,8 @@ class _Loop:
             while not self._stop.is_set():
                 now = time.monotonic()
                 self._look()
+                self._look_for_deaths(now)
+                self._answer()
                 alive = self._act()
                 if not alive:
                     return
@@ -119,6 +188,27 @@ class _Loop:
         pending = self._segment.pending(self._core.listed)
         self._core.observe(group.global_step, pending, self._segment.dropped(), present)
 
+    def _look_for_deaths(self, now: float) -> None:
+        """Look now and then: it takes a system call for each process that is attached."""
+        if now >= self._deaths_at:
+            self._deaths_at = now + self._heartbeat
+            if (found := self._segment.deaths()) is not None:
+                self._count("deaths", len(found[0]))
+                self._core.died(*found)
+
+    def _answer(self) -> None:
+        """Give chiefs their copies."""
+        while not self._asked.empty():
+            asked = self._asked.get()
+            try:
+                asked.set_result((self._core.fence, self._segment.copy(self._core.listed)))
+            except Exception as error:  # noqa: BLE001  the caller's
+                asked.set_exception(error)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        """Count, for those who look; a death costs the count at most the last number."""
+        self._counters[what][...] += number
+
     def _act(self) -> bool:
         """Do all that is to be done; False: this incarnation must end."""
         core, segment = self._core, self._segment
@@ -127,6 +217,7 @@ class _Loop:
                 case act.Seal():
                     self._sealed = segment.seal(core.listed)
                     core.sealed(describe(self._sealed))
+                    self._count("seals")
                 case act.Ship(seq):
                     if self._shipping is None or self._shipping.seq != seq:
                         self._ship(seq)
@@ -137,13 +228,16 @@ class _Loop:
                 case act.Consume():
                     segment.consume()
                     core.moved()
+                    self._count("rounds")
                 case act.Reset(step, listed):
                     segment.reset(step, listed)
                     core.moved()
+                    self._count("resets")
                 case act.SetStep(step):
                     segment.set_step(step)
                     core.step_set()
                 case act.Stop():
+                    self._count("refused")
                     return False
             self._look()
         return True
@@ -153,9 +247,10 @@ class _Loop:
         if self._sealed is None or fence is None:
             return
         key = BatchKey(self._host, self._incarnation, seq)
-        pieces = self._plan.split(self._sealed)
-        self._sealed = None
+        first = zlib.crc32(self._host.encode()) % len(self._shards)
+        pieces = self._plan.split(self._sealed, first)
         self._shipping = _Shipping(seq, fence, key, pieces, self._shards)
+        self._sealed = None
         self._shipped()
 
     def _shipped(self) -> None:
@@ -164,10 +259,15 @@ class _Loop:
         if shipping is not None and shipping.is_done():
             self._core.shipped(shipping.seq, shipping.shards)
             self._shipping = None
+            self._count("batches")
+            self._count("gradients", shipping.gradients)
+            self._count("bytes", shipping.bytes)
+            self._count("resent", shipping.resent)
 
     def _talk(self, now: float) -> None:
         """Report, if it is time; have a call at the owner that waits for a new order."""
         if self._core.report_due(now) <= now or (not self._polls and now >= self._poll_from):
+            self._count("reports")
             self._polls.append(self._owner.report.remote(self._core.report(now), self._serial))
 
     def _wait(self, seconds: float) -> None:
@@ -190,6 +290,8 @@ class _Loop:
             return
         self._core.receive(order)
         self._serial = order.serial
+        self._count("orders")
+        self._counters["step"][...] = order.step
 
 
 class _Shipping:
@@ -200,17 +302,21 @@ class _Shipping:
         seq: int,
         fence: Fence,
         key: BatchKey,
-        pieces: dict[int, GroupPartial],
+        pieces: Iterable[tuple[int, GroupPartial]],
         actors: list[Any],
     ) -> None:
         self.seq = seq
-        self.shards = frozenset(pieces)
+        self.gradients = self.bytes = self.resent = 0
         self._fence, self._key, self._actors = fence, key, actors
-        self._pieces = pieces
+        self._pieces: dict[int, GroupPartial] = {}
         self._calls: dict[Any, int] = {}
         self._again: list[tuple[float, int]] = []
-        for shard in pieces:
+        for shard, piece in pieces:
+            self.gradients = piece.count
+            self.bytes += bytes_of(piece)
+            self._pieces[shard] = piece
             self._send(shard)
+        self.shards = frozenset(self._pieces)
 
     @property
     def calls(self) -> list[Any]:
@@ -230,6 +336,7 @@ class _Shipping:
                     self._again.append((time.monotonic() + _AGAIN, shard))
         for due in [due for due in self._again if due[0] <= time.monotonic()]:
             self._again.remove(due)
+            self.resent += 1
             self._send(due[1])
         return not self._pieces
 

@@ -1,6 +1,7 @@
 """The actor of the owner: its core, calls that wait for a change, and the care for the others."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -8,11 +9,16 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from shmacc._multihost.messages import (
     Answer,
     BatchKey,
+    Fence,
     Order,
     Report,
     Waiting,
@@ -40,6 +46,7 @@ class OwnerActor:
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
+        self._places: PlacementGroup | None = None
         self._shards: list[Any] = []
         self._forwarders: dict[str, Any] = {}
 
@@ -47,6 +54,10 @@ class OwnerActor:
         """Return what the group was made with; the first call starts everything."""
         self._start()
         return self._config
+
+    async def is_at_home(self) -> bool:
+        """Whether it is on the node where it belongs."""
+        return bool(ray.get_runtime_context().get_node_id() == self._config.home)
 
     async def pid(self) -> int:
         """Return the process that the owner is."""
@@ -67,7 +78,7 @@ class OwnerActor:
         self._core.report(report, time.monotonic())
         self._wake()
 
-        timeout = self._config.timing.heartbeat * 2
+        timeout = self._config.timing.heartbeat * self._core.pace * 2
         await self._park(timeout, lambda: self._core.serial == serial)
         return self._core.order(report.host, report.incarnation)
 
@@ -92,6 +103,26 @@ class OwnerActor:
         """See `OwnerCore.missing`."""
         self._core.missing(ticket, keys, time.monotonic())
         self._wake()
+
+    async def cancel(self) -> None:
+        """See `OwnerCore.cancel`."""
+        self._core.cancel(time.monotonic())
+        self._wake()
+
+    async def wait_step(self, after: int, wait: float) -> int | None:
+        """Return the step if it is past `after`, or is so within `wait` seconds; else None."""
+        self._start()
+        await self._park(wait, lambda: not self._is_past(after))
+        return self._core.step if self._is_past(after) else None
+
+    def _is_past(self, after: int) -> bool:
+        return self._core.is_ready and self._core.step > after
+
+    async def forwarders(self) -> tuple[Fence, dict[str, Any]]:
+        """Return the fence, and the forwarders of the hosts that are alive."""
+        self._core.tick(time.monotonic())
+        alive = {name for name, (lives, _) in self._core.hosts().items() if lives}
+        return self._core.fence, {n: f for n, f in self._forwarders.items() if n in alive}
 
     async def set_global_step(self, step: int, request: str) -> int:
         """See `OwnerCore.set_global_step`."""
@@ -122,11 +153,14 @@ class OwnerActor:
         await asyncio.gather(*calls, return_exceptions=True)
         for actor in [*self._forwarders.values(), *self._shards]:
             ray.kill(actor, no_restart=True)
+        if self._places is not None:
+            ray.util.remove_placement_group(self._places)
 
     # What goes on all the time
 
     def _start(self) -> None:
         if not self._tasks:
+            self._places = self._make_places()
             self._shards = [self._make_shard(number) for number in range(self._config.shards)]
             self._tasks = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._tend())]
 
@@ -145,24 +179,49 @@ class OwnerActor:
     async def _tend(self) -> None:
         """Give each node that is alive a forwarder, nodes that join later, too."""
         while True:
-            nodes = await asyncio.to_thread(ray.nodes)
-            alive = {node["NodeID"] for node in nodes if node["Alive"]}
-            if self._config.hosts is not None:
-                alive &= self._config.hosts
-            for node in alive - self._forwarders.keys():
+            alive = set(await asyncio.to_thread(self._nodes))
+            heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
+            # Again, if it is silent: Ray gives up an actor whose node some other node has not heard
+            # of yet, and then there is none; else this finds the one that there is.
+            for node in alive - (self._forwarders.keys() & heard):
                 self._forwarders[node] = self._make_forwarder(node)
             for node in self._forwarders.keys() - alive:
                 del self._forwarders[node]
             await asyncio.sleep(_LOOK_FOR_NODES)
 
+    def _nodes(self) -> list[str]:
+        """Return the ids of the living nodes that take part, in order."""
+        alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        return [id_ for id_ in alive if self._config.hosts is None or id_ in self._config.hosts]
+
+    def _make_places(self) -> PlacementGroup | None:
+        """Have Ray find a place for each shard, on as many nodes as it can; or find them again.
+
+        Without that it starts each one anywhere: two of two on one node, behind one NIC. If a node
+        dies, it finds other places for the shards that were there. A byte of memory is what each
+        place is of, since there must be something. On chosen nodes alone Ray cannot do this.
+        """
+        if self._config.hosts is not None:
+            return None
+        name = self._config.actor("places")
+        with contextlib.suppress(ValueError):
+            return ray.util.get_placement_group(name)
+        places = [{"memory": 1.0}] * self._config.shards
+        return ray.util.placement_group(places, strategy="SPREAD", name=name, lifetime="detached")
+
     def _make_shard(self, number: int) -> Any:
-        made = self._options(ShardActor, f"shard {number}", scheduling_strategy="SPREAD")
+        where: Any = "SPREAD"
+        if self._places is not None:
+            where = PlacementGroupSchedulingStrategy(
+                self._places, placement_group_bundle_index=number
+            )
+        made = self._options(ShardActor, f"shard {number}", scheduling_strategy=where)
         return made.remote(self._config, number)
 
     def _make_forwarder(self, node: str) -> Any:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         made = self._options(
-            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=2
+            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=4
         )
         return made.remote(self._config, node)
 

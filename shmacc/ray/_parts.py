@@ -31,6 +31,7 @@ class Config:
         shards: How many there are.
         hosts: The ids of the nodes that take part; None: all.
         timing: How long the parts wait for each other.
+        home: The id of the first chief's node, where the owner belongs.
     """
 
     name: str
@@ -40,10 +41,16 @@ class Config:
     shards: int
     hosts: frozenset[str] | None
     timing: Timing
+    home: str
 
     def actor(self, part: str) -> str:
         """Return the name of an actor."""
         return f"{self.name}/{part}"
+
+
+def counters_of(name: str) -> str:
+    """Return the shared_name of what a group's forwarder counts on its node."""
+    return f"{name}.forwarder"
 
 
 def was_restarted() -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, HostsDied, NotReady, Opened, Sealed, Timing
+from shmacc._multihost.messages import BatchKey, Died, Fence, NotReady, Opened, Sealed, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 
@@ -95,6 +95,7 @@ class Faults:
     moves: float = 0.0
     zombies: float = 0.0
     steps: float = 0.0
+    advances: float = 0.0
 
     @property
     def any(self) -> bool:
@@ -249,6 +250,10 @@ class Worker:
             return
         if result and len(segment.content) > before:
             self.world.accepted[gradient.identity] = (gradient, self.host.name)
+            if self.host.core is not None:
+                # A new segment is adopted as what the owner begins with, or not at all.
+                fence = self.host.core.fence or Fence(1, 0)
+                self.world.accepted_at[gradient.identity] = fence
         if self.follows:
             self.follow(gradient.local_step)
         else:
@@ -304,7 +309,7 @@ class Chief:
                 self.set_step(self.world.chief_step)
         elif isinstance(answer, Opened):
             self.fetch(ticket, answer)
-        elif not isinstance(answer, HostsDied) and answer.__class__.__name__ == "Ended":
+        elif not isinstance(answer, Died) and answer.__class__.__name__ == "Ended":
             self.next_round()
 
     def fetch(self, ticket: str, opened: Opened) -> None:
@@ -393,6 +398,8 @@ class World:
         self.faults = faults or Faults()
         self.required = required or hosts * workers
         self.accepted: dict[int, tuple[Gradient, str]] = {}
+        self.accepted_at: dict[int, Fence] = {}  # what the segment's content belonged to
+        self.dropped: set[Fence] = set()  # by advance_step
         self.consumed: dict[int, int] = {}
         self.rounds: list[tuple[int, list[Gradient]]] = []
         self.shipped: dict[BatchKey, list[Gradient]] = {}
@@ -441,6 +448,8 @@ class World:
 
     def orders(self) -> None:
         """Answer the polls that are parked."""
+        pending = sum(host.pending(self.owner.fence) for host in self.owner._hosts)
+        assert self.owner.accumulated == pending, "what is counted once is true all the time"
         if self._seen != (self.term, self.owner.serial):
             self._seen = (self.term, self.owner.serial)
             for host in self.hosts:
@@ -485,6 +494,7 @@ class World:
         every("moves", lambda: self._move(zombie=False))
         every("zombies", lambda: self._move(zombie=True))
         every("steps", self._set_same_step)
+        every("advances", self._advance)
 
     def heal(self) -> None:
         """Let nothing go wrong from here on."""
@@ -519,6 +529,11 @@ class World:
     def _set_same_step(self) -> None:
         if not isinstance(self.owner.answer(""), NotReady):
             self.chief.set_step(self.owner.step)
+
+    def _advance(self) -> None:
+        self.dropped.add(self.owner.fence)
+        self.owner.advance_step(self.owner.step + 1, self.now)
+        self.orders()
 
     def _lose_shard(self) -> None:
         self.shards[self.random.randrange(len(self.shards))] = ShardCore()
@@ -580,9 +595,15 @@ class World:
         self.rounds.append((block.step, got))
 
     def lost(self) -> list[Gradient]:
-        """Gradients of steps that are over, which were accepted and are in no round."""
+        """Gradients of steps that are over, which were accepted and are in no round.
+
+        Without those that `advance_step` has dropped: the owner had left, or has left, what the
+        segment's content belonged to when it accepted them.
+        """
         return [
             gradient
             for gradient, _ in self.accepted.values()
-            if gradient.local_step < self.owner.step and gradient.identity not in self.consumed
+            if gradient.local_step < self.owner.step
+            and gradient.identity not in self.consumed
+            and self.accepted_at.get(gradient.identity) not in self.dropped
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -14,21 +15,33 @@ import ray
 from ray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
+    from on_ray.wires import Wires
     from ray._private.node import Node
 
 _STORE = 150 << 20
 
 
 class Nodes:
-    """The cluster: nodes at 127.0.0.2 and on, whose segments do not see each other's."""
+    """The cluster: nodes whose segments do not see each other's.
 
-    def __init__(self) -> None:
+    Args:
+        wires: A network with a namespace for each of the three; None: they are at 127.0.0.2 and on.
+    """
+
+    def __init__(self, wires: Wires | None = None) -> None:
+        self.wires = wires
         self.run = f"ray{os.getpid()}{uuid.uuid4().hex[:6]}"
         self.nodes: list[Node] = []
         self.cluster = Cluster()
         for _ in range(3):
             self.add()
-        ray.init(address=self.cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
+        ray.init(
+            address=self.cluster.address, _node_ip_address=self.address(0), log_to_driver=False
+        )
+
+    def address(self, number: int) -> str:
+        """The address of a node."""
+        return f"127.0.0.{number + 2}" if self.wires is None else self.wires.address(number)
 
     def namespace(self, number: int) -> str:
         """The namespace of names in shared memory that a node has."""
@@ -42,13 +55,15 @@ class Nodes:
         """Add a node, and return its number."""
         number = len(self.nodes)
         options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
-        node = self.cluster.add_node(
-            num_cpus=2,
-            node_ip_address=f"127.0.0.{number + 2}",
-            object_store_memory=_STORE,
-            env_vars={"SHMACC_NAMESPACE": self.namespace(number)},
-            **options,
-        )
+        inside = contextlib.nullcontext() if self.wires is None else self.wires.inside(number)
+        with inside:
+            node = self.cluster.add_node(
+                num_cpus=2,
+                node_ip_address=self.address(number),
+                object_store_memory=_STORE,
+                env_vars={"SHMACC_NAMESPACE": self.namespace(number)},
+                **options,
+            )
         self.nodes.append(node)
         return number
 

@@ -54,7 +54,7 @@ def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup
 
 @pytest.fixture
 def books(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path) -> Iterator[Books]:
-    made = Books(nodes, group.shared_name, tmp_path)
+    made = Books(nodes, group.shared_name, tmp_path, group.global_step)
     for rank in range(RANKS):
         made.start(rank, rank % 3)
     yield made
@@ -222,7 +222,7 @@ def test_a_node_dies_in_mid_round_and_another_one_joins(
             with group.round(RANKS + 1, timeout=20, on_death="raise") as taken:
                 books.enter(taken, RANKS + 1)
     rounds(group, books, 3)
-    assert not group.hosts()[nodes.id(late)].alive
+    wait_for(lambda: not group.hosts()[nodes.id(late)].alive)  # the worker's death came first
     again = nodes.add()
     wait_for(lambda: nodes.id(again) in group.hosts())
     books.start(RANKS, again)
@@ -273,6 +273,30 @@ def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
         books.enter(taken, RANKS)
     rounds(group, books, 1)
     assert books.lost() == []
+
+
+def test_what_a_host_accepts_before_it_follows_advance_step_is_dropped_with_the_step_before(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(1))
+    step = group.global_step
+    gradient = {"rest": np.ones(5)}
+    with shmacc.AccumulatorGroup.attach("model", timeout=60) as local:
+        wait_for(lambda: local.global_step == step)
+        discarded = local.stats().discarded
+        forwarder = ray.get(actor(f"forwarder {nodes.id(1)}").pid.remote())
+        os.kill(forwarder, signal.SIGSTOP)
+        try:
+            group.advance_step(step + 1)
+            assert group.global_step == step + 1
+            assert local.apply(gradient, local.global_step, contributor=1), "at the step before"
+        finally:
+            os.kill(forwarder, signal.SIGCONT)
+        assert local.wait_step(step, timeout=60) == step + 1
+        assert local.stats().discarded == discarded + 1
+        assert local.apply(gradient, step + 1, contributor=1)
+        taken = group.take(1, timeout=60)
+        assert (taken.step, taken.count) == (step + 1, 1)
 
 
 def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, books: Books) -> None:

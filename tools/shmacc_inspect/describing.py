@@ -42,6 +42,7 @@ _ARRAY_COLUMNS: Final = (
     Column("DTYPE"),
     Column("SHAPE"),
     Column("BYTES", right=True),
+    Column("VALUE", right=True),
 )
 _MEMBER_COLUMNS: Final = (
     Column("NAME", least=12),
@@ -219,6 +220,7 @@ def _array_row(member: details.Member) -> list[Cell]:
         Cell(member.dtype),
         Cell(formatting.shape(member.shape)),
         page.size(member.bytes_used),
+        Cell("" if member.value is None else str(member.value)),
     ]
 
 

@@ -70,7 +70,7 @@ class Owner:
             if serial != self.core.serial:
                 self._answer(call)
             else:
-                timeout = self._job.scenario.timing.heartbeat * 2
+                timeout = self._job.scenario.timing.heartbeat * self.core.pace * 2
                 self._job.clock.after(timeout, lambda: self._answer(call))
 
         self._processor.run(self._half, handle)

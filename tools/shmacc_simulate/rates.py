@@ -12,8 +12,9 @@ import numpy as np
 import shmacc
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
-from shmacc._multihost.pieces import Plan, reduce
+from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,18 +47,23 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
                 group.apply({"table": gradient}, group.global_step)
             sums = watch.time("seal", segment.seal)
             watch.bytes("seal", _size(sums["table"]))
-            pieces = watch.time("split", partial(plan.split, sums))
+            pieces = watch.time("split", partial(_pieces, plan, sums))
             watch.bytes("split", _size(sums["table"]))
             # Two hosts with the same rows: of what comes in, half goes out.
             batch = Batch(1, describe(sums), frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
             opened = Opened(Fence(1, 0), sums.step, hosts)
-            part = watch.time("reduce", partial(reduce, shard, [pieces[0]] * 2, opened))
+            both = dict.fromkeys((host.key for host in hosts), pieces[0])
+            part = watch.time("reduce", partial(Sums(shard).reduced, both, opened))
             watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
             watch.time("join", partial(plan.join, [part] * _SHARDS, opened))
             watch.bytes("join", _SHARDS * _size(part["table"]))
             segment.consume()
     return watch.rates()
+
+
+def _pieces(plan: Plan, sums: Any) -> dict[int, Any]:
+    return dict(plan.split(sums))
 
 
 class _Watch:

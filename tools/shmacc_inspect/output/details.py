@@ -161,6 +161,7 @@ class Member:
     weight: int
     rows: int
     bytes_used: int
+    value: int | None
 
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:
@@ -175,6 +176,7 @@ class Member:
             weight=member.weight,
             rows=member.rows,
             bytes_used=member.bytes_used,
+            value=member.value,
         )
 
 

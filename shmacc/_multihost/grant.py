@@ -1,0 +1,50 @@
+"""A grant: hosts seal their segments, ship what they have, and report it for this number."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shmacc._multihost.hosts import Host
+from shmacc._multihost.messages import Fence, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A grant that the owner has made.
+
+    Attributes:
+        number: Its number.
+        since: When it was made.
+    """
+
+    number: int
+    since: float
+
+    def is_over(
+        self, hosts: Iterable[Host], fence: Fence, now: float, timing: Timing, *, enough: bool
+    ) -> bool:
+        """Whether its batches are there, or late.
+
+        Args:
+            hosts: Those that get it. Those that have reported no gradient are waited for, too: one
+                may have been accepted since.
+            fence: The present one.
+            now: The time.
+            timing: How long it waits.
+            enough: Whether the batches that are there suffice.
+        """
+        waited_for = [
+            host
+            for host in hosts
+            if not host.lost
+            and host.report is not None
+            and not host.has_committed(self.number, fence)
+        ]
+        age = now - self.since
+        if not waited_for or age >= timing.expiry:
+            return True
+        nobody_ships = not any(host.has_answered(self.number, fence) for host in waited_for)
+        return enough and nobody_ships and age >= timing.grace
+
+    def times(self, timing: Timing) -> list[float]:
+        """Return when that may change by itself."""
+        return [self.since + timing.grace, self.since + timing.expiry]

@@ -1,0 +1,207 @@
+"""A chief's round over all hosts: asking for it, having the shards add up, ending it."""
+
+import contextlib
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+import ray
+
+from shmacc import _arguments as arguments
+from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
+from shmacc._records import GroupTaken
+from shmacc.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    WorkerDiedError,
+)
+from shmacc.ray._link import PARKED, Link
+from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken, find
+
+_Result = TypeVar("_Result", GroupTaken, ShardedTaken)
+
+
+class Round(Generic[_Result]):
+    """A round over all hosts; made by `AccumulatorGroup.round`."""
+
+    def __init__(
+        self,
+        link: Link,
+        num_required: object,
+        timeout: object,
+        on_death: object,
+        *,
+        sharded: bool,
+    ) -> None:
+        self._link = link
+        self._required = arguments.int64(num_required, "num_required")
+        if self._required < 1:
+            raise InvalidArgumentError(
+                f"Argument num_required must be positive, but was {self._required}"
+            )
+        self._timeout = arguments.timeout(timeout)
+        self._tell = arguments.on_death(on_death)
+        self._sharded = sharded
+        self._ticket = ""
+        self._heartbeat: _Heartbeat | None = None
+
+    def __enter__(self) -> _Result:
+        """Wait for the gradients and open the round.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+            WorkerDiedError: A host was lost, or a process that had applied has died, and
+                ``on_death`` is "raise".
+            FailedPreconditionError: The owner was started again and knows no step until
+                `set_global_step`; or it is gone.
+            CancelledError: ``cancel()``; or the owner has not heard of this process for
+                ``timing.chief_lease``.
+            OutOfRangeError: An integer result does not fit its dtype.
+        """
+        if self._ticket:
+            raise FailedPreconditionError("This round has been entered already; make another one")
+        self._ticket = uuid.uuid4().hex
+        try:
+            return self._enter()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _enter(self) -> _Result:
+        link = self._link
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            left = PARKED if end is None else max(0.0, min(PARKED, end - time.monotonic()))
+            answer = link.call("ask", self._ticket, self._required, left, tell=self._tell)
+            match answer:
+                case Opened():
+                    if self._heartbeat is None:
+                        self._heartbeat = _Heartbeat(link, self._ticket, self._required)
+                    result = self._fetch(answer)
+                    if not isinstance(result, Missing):
+                        return cast("_Result", result)  # as `sharded` says
+                    link.call("missing", self._ticket, result.keys)
+                case Waiting():
+                    if end is not None and time.monotonic() >= end:
+                        raise self._deadline_exceeded(answer)
+                case Died(losses):
+                    raise _worker_died(losses)
+                case NotReady():
+                    raise FailedPreconditionError(
+                        f"The owner of {link.config.name!r} was started again and does not know "
+                        "the step: call set_global_step with that of your parameters"
+                    )
+                case _:
+                    raise CancelledError(
+                        f"The wait for a round of {link.config.name!r} was ended: by cancel(), or "
+                        "because this process was silent for too long"
+                    )
+
+    def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
+        hosts = f"{len(answer.hosts)} hosts: {', '.join(answer.hosts)}"
+        return DeadlineExceededError(
+            f"{answer.accumulated} of the {self._required} required gradients had arrived; the "
+            f"global step is {answer.step}; alive are {hosts}"
+        ).with_fields(accumulated=answer.accumulated, required=self._required, step=answer.step)
+
+    def _fetch(self, opened: Opened) -> Any:
+        """Have the shards add up; Missing: some have lost pieces."""
+        config, plan = self._link.config, self._link.plan
+        numbers = [number for number in range(config.shards) if opened.of_shard(number)]
+        actors = {number: find(config, f"shard {number}") for number in numbers}
+        if self._sharded:
+            calls = {n: actors[n].run.remote(opened, _nothing, ()) for n in numbers}
+        else:
+            calls = {n: actors[n].reduced.remote(opened) for n in numbers}
+        parts: dict[int, Any] = {}
+        missing: set[BatchKey] = set()
+        for number, call in calls.items():
+            try:
+                parts[number] = ray.get(call)
+            except LOST:
+                missing.update(opened.of_shard(number))
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            else:
+                if isinstance(parts[number], Missing):
+                    missing.update(parts[number].keys)
+        if missing:
+            return Missing(tuple(missing))
+        if self._sharded:
+            return ShardedTaken(opened, tuple(Shard(n, actors[n], opened) for n in numbers))
+        empty: dict[str, Any] = {}
+        return plan.join([parts.get(n, empty) for n in range(config.shards)], opened)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Consume the gradients and move the step on; after an exception, neither.
+
+        Raises:
+            FailedPreconditionError: The round has ended before its block; or the owner died just
+                now, and whether the round was consumed is not known.
+        """
+        if kind is not None:
+            self._give_up()
+            return
+        try:
+            ended = self._link.call("leave", self._ticket, consume=True)
+        finally:
+            self._rest()
+        if not ended:
+            raise FailedPreconditionError(
+                "The round was ended before its block: by a new step, by an owner that was started "
+                "again, or because this process was silent for too long"
+            )
+
+    def _give_up(self) -> None:
+        self._rest()
+        with contextlib.suppress(FailedPreconditionError):
+            self._link.call("leave", self._ticket, timeout=5.0, consume=False)
+
+    def _rest(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+
+class _Heartbeat:
+    """Says to the owner that the chief is alive, while it is in its block."""
+
+    def __init__(self, link: Link, ticket: str, required: int) -> None:
+        self._link, self._ticket, self._required = link, ticket, required
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="shmacc chief").start()
+
+    def _run(self) -> None:
+        pause = self._link.config.timing.chief_lease / 4
+        while not self._stopped.wait(pause):
+            with contextlib.suppress(FailedPreconditionError):
+                self._link.call("ask", self._ticket, self._required, 0.0, tell=False)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
+    hosts = [loss.host for loss in losses if not loss.pids]
+    workers = [f"pid {pid} of {loss.host}" for loss in losses for pid in loss.pids]
+    what = [f"hosts were lost: {', '.join(hosts)}"] if hosts else []
+    if workers:
+        what += [f"processes that had applied gradients have died: {', '.join(workers)}"]
+    text = "; ".join(what)
+    return WorkerDiedError(f"{text[0].upper()}{text[1:]}; nothing was consumed").with_fields(
+        pids=tuple(pid for loss in losses for pid in loss.pids),
+        contributors=tuple(who for loss in losses for who in loss.contributors),
+    )
+
+
+def _nothing(_: GroupTaken) -> None:
+    """Only have the shard add up."""

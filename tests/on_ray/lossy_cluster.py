@@ -1,0 +1,140 @@
+"""Rounds over nodes that are in network namespaces of their own, with delay and loss between them.
+
+A program, run by test_lossy_network.py: Ray connects a process once, and here from a namespace. It
+kills workers, forwarders and shards in mid-round, cuts a node off for a while, and kills a node.
+Writes a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from on_ray.wires import Wires
+
+if __name__ == "__main__":  # before Ray has any thread
+    WIRES = Wires(3, delay=(0.005, 0.002), loss=0.01)
+
+import ray
+from on_ray.books import MEMBERS, Books, wait_for
+from on_ray.nodes import Nodes
+
+import shmacc.ray
+from shmacc.ray._parts import NAMESPACE
+
+RANKS = 6
+TIMING = shmacc.ray.Timing(lease=2.0, grace=1.0, chief_lease=10.0)
+
+
+def kill(part: str) -> None:
+    """Kill an actor's process."""
+    actor: Any = ray.get_actor(f"lossy/{part}", namespace=NAMESPACE)
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+
+
+def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict[str, Any]:
+    """Have rounds, and let things go wrong; return the figures."""
+    killed = dict.fromkeys(("workers", "forwarders", "shards", "links", "nodes"), 0)
+    seconds = []
+
+    def rounds(number: int, required: int = RANKS) -> None:
+        for _ in range(number):
+            began = time.monotonic()
+            with group.round(required, timeout=120) as taken:
+                books.enter(taken, required)
+            seconds.append(time.monotonic() - began)
+
+    owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
+    assert ray.get(owner.is_at_home.remote()), "on the chief's node: no link between them"
+    times: dict[str, float] = {}
+    began = time.monotonic()
+
+    def passed(phase: str) -> None:
+        times[phase] = round(time.monotonic() - began - sum(times.values()), 1)
+
+    for rank in range(RANKS):
+        books.start(rank, rank % 3)
+    rounds(5)
+    passed("quiet")
+    quiet = sorted(seconds)[len(seconds) // 2]
+    assert books.lost() == []
+    for number in range(3):
+        books.kill(number)
+        books.start(number, number)
+        killed["workers"] += 1
+        rounds(1)
+        kill(f"shard {number % 2}")
+        killed["shards"] += 1
+        rounds(2)
+    assert books.lost() == [], "neither workers, nor shards, nor packets cost a gradient"
+    passed("workers and shards")
+    for number in (1, 2):
+        kill(f"forwarder {nodes.id(number)}")
+        killed["forwarders"] += 1
+        rounds(2)
+    by_forwarders = len(books.lost())
+    passed("forwarders")
+    assert nodes.wires is not None
+    nodes.wires.cut(2)
+    killed["links"] += 1
+    wait_for(lambda: not group.hosts()[nodes.id(2)].alive)
+    # No rounds now: a shard that is there is waited for until Ray takes the node for dead.
+    passed("link cut")
+    nodes.wires.mend(2)
+    wait_for(lambda: group.hosts()[nodes.id(2)].alive)
+    rounds(3)
+    by_links = len(books.lost()) - by_forwarders
+    passed("link mended")
+    nodes.remove(2)
+    for rank in (2, 5):
+        books.kill(rank)
+    killed["nodes"] += 1
+    rounds(3, 4)
+    passed("node")
+    return {
+        "seconds": times,
+        "rounds": len(seconds),
+        "gradients": len(books.consumed),
+        "killed": killed,
+        "lost to forwarders": by_forwarders,
+        "lost to links": by_links,
+        "lost to nodes": len(books.lost()) - by_forwarders - by_links,
+        "median round without kills": round(quiet, 3),
+        "packets, lost": nodes.wires.figures(),
+        "counters": group.counters(),
+    }
+
+
+def main() -> None:
+    """Make the cluster, and have it live."""
+    folder = Path(tempfile.mkdtemp())
+    os.chdir(folder)  # Ray puts the current folder into its workers' path
+    nodes = Nodes(WIRES)
+    try:
+        with shmacc.ray.AccumulatorGroup(MEMBERS, "lossy", shards=2, timing=TIMING) as group:
+            books = Books(nodes, "lossy", folder, group.global_step)
+            try:
+                figures = live(nodes, group, books)
+            finally:
+                books.end()
+                group.unlink()
+        sys.stdout.write(f"\n{json.dumps(figures)}\n")
+        sys.stdout.flush()
+    finally:
+        left = nodes.left()
+        nodes.end()
+        for name in left:
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  of the node that is gone
+        assert all(f"{nodes.namespace(2)}:" in name for name in left), left
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""A group over hosts answers as a group on one host does; and its hosts show what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from on_ray.books import wait_for
+
+import shmacc
+import shmacc.ray
+from shmacc._multihost.messages import Report, Timing
+from shmacc._multihost.owner import OwnerCore
+from shmacc.errors import CancelledError, DeadlineExceededError, NotFoundError, WorkerDiedError
+from shmacc.ray._owner import OwnerActor
+from shmacc.ray._parts import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from on_ray.nodes import Nodes
+
+MEMBERS = {
+    "rows": shmacc.IndexedSlicesSpec((100, 2), "float32"),
+    "rest": shmacc.TensorSpec((5,), "float64", reduction_type="SUM"),
+}
+HOSTS = range(3)
+
+
+@pytest.fixture(scope="module")
+def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG001
+    made = shmacc.ray.AccumulatorGroup(MEMBERS, "asked", shards=2, lanes=2, capacity=50)
+    yield made
+    made.unlink()
+
+
+@pytest.fixture
+def local(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[shmacc.AccumulatorGroup]]:
+    """The segments of the hosts, empty, at the owner's step."""
+    step = group.global_step + 1
+    group.advance_step(step)
+    made = []
+    for node in HOSTS:
+        monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(node))
+        made.append(shmacc.AccumulatorGroup.attach("asked", timeout=60))
+    for each in made:
+        wait_for(lambda each=each: each.global_step == step)
+    yield made
+    for each in made:
+        each.close()
+
+
+def gradient(row: int) -> dict[str, Any]:
+    return {"rows": ([row, 99], np.full((2, 2), row, np.float32)), "rest": np.full(5, row)}
+
+
+def wait_in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, failures
+
+
+def test_a_snapshot_is_what_a_take_then_gives(
+    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    empty = group.snapshot()
+    assert (empty.count, dict(empty), group.contributors().tolist()) == (0, {}, [])
+    for number, each in enumerate(local):
+        assert each.apply(gradient(number + 1), group.global_step, contributor=number, weight=2)
+    shown = group.snapshot()
+    assert group.contributors().tolist() == [0, 1, 2]
+    assert all(each.apply(gradient(7), group.global_step) for each in local), "nothing is sealed"
+    assert group.snapshot().count == 6
+    taken = group.take(6, timeout=60)
+    assert shown.step == taken.step
+    assert shown.contributors.tolist() == taken.contributors.tolist() == [0, 1, 2]
+    assert (shown.count, shown.weight) == (3, 6)
+    assert shown["rows"].indices.tolist() == [1, 2, 3, 99]
+    assert shown["rest"].value.tolist() == [2.0 * (1 + 2 + 3)] * 5
+    assert taken["rest"].value.tolist() == [2.0 * (1 + 2 + 3) + 3 * 7] * 5
+
+
+def test_a_snapshot_in_a_block_shows_the_round(
+    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    for number, each in enumerate(local):
+        assert each.apply(gradient(number), group.global_step, contributor=number)
+    with group.round(3, timeout=60) as taken:
+        shown = group.snapshot()
+        assert shown.count == 3
+        assert shown["rows"].indices.tolist() == taken["rows"].indices.tolist()
+        assert np.array_equal(shown["rows"].values, taken["rows"].values)
+
+
+def test_cancel_ends_the_waits_of_all_chiefs(group: shmacc.ray.AccumulatorGroup) -> None:
+    other = shmacc.ray.AccumulatorGroup.attach("asked")
+    waits = [wait_in_thread(partial(each.take, 9, timeout=60)) for each in (group, other)]
+    for thread, failures in waits:
+        while thread.is_alive():  # the first call may come before it waits
+            group.cancel()
+            thread.join(0.05)
+        assert [type(failure) for failure in failures] == [CancelledError]
+    with pytest.raises(DeadlineExceededError):
+        group.take(9, timeout=0.2)
+
+
+def test_a_chief_follows_the_step(
+    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    step = group.global_step
+    with pytest.raises(DeadlineExceededError) as caught:
+        group.wait_step(step, timeout=0.1)
+    assert (caught.value.step, caught.value.accumulated, caught.value.required) == (step, 0, None)
+    assert group.wait_step(step - 1) == step
+    steps: list[int] = []
+    thread, failures = wait_in_thread(lambda: steps.append(group.wait_step(step, timeout=60)))
+    assert local[0].apply(gradient(1), step)
+    group.take(1, timeout=60)
+    thread.join()
+    assert (steps, failures) == ([step + 1], [])
+
+
+def test_a_group_is_found_by_its_name_and_pickled_as_it(
+    group: shmacc.ray.AccumulatorGroup,
+) -> None:
+    again = pickle.loads(pickle.dumps(group))
+    assert (again.shared_name, repr(again.members)) == (group.shared_name, repr(group.members))
+    assert (again.lanes, again.capacity) == (2, 50)
+    assert shmacc.ray.AccumulatorGroup.attach("asked", timeout=0).shared_name == "asked"
+    with pytest.raises(NotFoundError):
+        shmacc.ray.AccumulatorGroup.attach("never")
+    with pytest.raises(DeadlineExceededError, match="no group 'never'"):
+        shmacc.ray.AccumulatorGroup.attach("never", timeout=0.1)
+
+
+def test_stats_are_those_of_each_segment(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    assert local[1].apply(gradient(1), group.global_step)
+    found = group.stats()
+    assert sorted(found) == sorted(nodes.id(node) for node in HOSTS)
+    for node, each in zip(HOSTS, local, strict=True):
+        assert found[nodes.id(node)].applied == each.stats().applied
+    assert [found[nodes.id(node)].num_accumulated for node in HOSTS] == [0, 1, 0]
+
+
+_WORKER = """
+import sys, time
+import numpy as np
+import shmacc
+group = shmacc.attach("asked", timeout=60)
+assert group.apply({"rest": np.ones(5)}, int(sys.argv[1]), contributor=7)
+print("applied", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_death_of_a_worker_on_any_host_ends_a_wait_that_asks_for_it(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _WORKER, str(group.global_step)],
+        env=nodes.environment(2),
+        stdout=subprocess.PIPE,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"applied\n"
+        thread, failures = wait_in_thread(lambda: group.take(2, timeout=60, on_death="raise"))
+        worker.kill()
+        thread.join()
+    [error] = failures
+    assert isinstance(error, WorkerDiedError)
+    assert (error.pids, error.contributors) == ((worker.pid,), (7,))
+    assert nodes.id(2) in str(error)
+    with pytest.raises(DeadlineExceededError):  # it was told once
+        group.take(2, timeout=1, on_death="raise")
+    assert local[0].apply(gradient(1), group.global_step, contributor=1)
+    taken = group.take(2, timeout=60, on_death="raise")
+    assert taken.contributors.tolist() == [1, 7], "what was applied before the death counts"
+    assert group.counters()["died_workers"] == 1
+
+
+def test_what_a_forwarder_has_done_is_shown_on_its_host(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    def shown(node: int) -> dict[str, int]:
+        inspect = Path(sys.executable).parent / "shmacc-inspect"
+        command = [str(inspect), "show", "--json", "asked.forwarder"]
+        made = subprocess.run(
+            command, env=nodes.environment(node), capture_output=True, check=True, text=True
+        )
+        return {one["name"]: one["value"] for one in json.loads(made.stdout)["members"]}
+
+    before = shown(0), shown(1)
+    assert before[0]["starts"] == before[1]["starts"] == 1
+    for _ in range(2):
+        step = group.global_step
+        assert local[0].wait_step(step - 1, timeout=60) == step
+        assert local[0].apply(gradient(1), step)
+        assert local[0].apply(gradient(2), step)
+        group.take(2, timeout=60)
+    wait_for(lambda: local[0].global_step == local[1].global_step == group.global_step)
+    wait_for(lambda: shown(0)["rounds"] == before[0]["rounds"] + 2)
+    after = shown(0), shown(1)
+    grown = [
+        {key: new[key] - old[key] for key in new} for old, new in zip(before, after, strict=True)
+    ]
+    assert (grown[0]["batches"], grown[0]["gradients"]) == (2, 4)
+    assert grown[0]["bytes"] == 2 * (3 * (8 + 8 + 2 * 4) + 5 * 8)
+    assert (grown[1]["gradients"], grown[1]["bytes"]) == (0, 0)
+    assert [each["step"] for each in grown] == [2, 2]
+    for each in grown:
+        assert each["reports"] > 0
+        assert each["orders"] > 0
+        assert each["seals"] >= 2
+        assert (each["starts"], each["resent"], each["refused"]) == (0, 0, 0)
+
+
+class _CountingCore(OwnerCore):
+    """Counts how often somebody asks whether something has changed."""
+
+    looks = 0
+
+    @property
+    def serial(self) -> int:
+        self.looks += 1
+        return super().serial
+
+
+class _Owner(OwnerActor):
+    """An owner as an object of this process, which starts nothing."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._core = _CountingCore(1, 0, config.timing)
+
+    def _start(self) -> None:
+        pass
+
+
+def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each of n hosts' reports costs n calls another look."""
+    monkeypatch.setattr("shmacc.ray._owner.was_restarted", lambda: False)
+    timing = Timing(heartbeat=30.0, lease=120.0)
+    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, "home")
+    hosts = 200
+
+    async def run() -> tuple[int, int]:
+        owner = _Owner(config)
+        core = owner._core
+        assert isinstance(core, _CountingCore)
+        incarnations = [await owner.enrol(f"host {i}") for i in range(hosts)]
+
+        def report(host: int, number: int, count: int) -> asyncio.Task[Any]:
+            made = Report(
+                f"host {host}", incarnations[host], number, core.fence, 0, count, host + 1
+            )
+            return asyncio.ensure_future(owner.report(made, core.serial))
+
+        parked = [report(host, 1, 0) for host in range(hosts)]
+        await asyncio.sleep(0.1)
+        parked = [task for task in parked if not task.done()]
+        parked += [report(host, 2, 0) for host in range(hosts)]
+        await asyncio.sleep(0.1)
+        before = core.looks
+        parked.append(report(0, 3, 5))  # a count, which nobody waits for
+        await asyncio.sleep(0.1)
+        quiet = core.looks - before
+        before = core.looks
+        await owner.advance_step(3)
+        await asyncio.sleep(0.1)
+        assert all(task.done() for task in parked), "a new step is everybody's concern"
+        return quiet, core.looks - before
+
+    quiet, loud = asyncio.run(run())
+    assert quiet < 20
+    assert loud >= hosts
