@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,12 @@ from shmacc import testing  # noqa: E402 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C end children: a shell that starts pytest in the background lets it be ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
