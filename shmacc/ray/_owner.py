@@ -6,10 +6,9 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
@@ -27,6 +26,9 @@ from shmacc._multihost.owner import OwnerCore
 from shmacc.ray._forwarder import ForwarderActor
 from shmacc.ray._parts import NAMESPACE, Config, HostState, was_restarted
 from shmacc.ray._shard import ShardActor
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 _LOOK_FOR_NODES = 1.0
 
@@ -194,7 +196,7 @@ class OwnerActor:
         alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
         return [id_ for id_ in alive if self._config.hosts is None or id_ in self._config.hosts]
 
-    def _make_places(self) -> PlacementGroup | None:
+    def _make_places(self) -> "PlacementGroup | None":
         """Have Ray find a place for each shard, on as many nodes as it can; or find them again.
 
         Without that it starts each one anywhere: two of two on one node, behind one NIC. If a node
