@@ -156,8 +156,8 @@ def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
         str(i): partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)
     }
     start["chief"] = partial(Apart, have_rounds_for_ever, books)
-    killed = kill_in_turn(books, group, start, deaths=60)
-    assert sum(killed.values()) == 60
+    killed = kill_in_turn(books, group, start, deaths=40)
+    assert sum(killed.values()) == 40
     assert killed["chief"]
     step = group.global_step
     assert 0 < step < STEPS
@@ -233,7 +233,7 @@ def test_a_quorum_is_overshot_by_less_than_there_are_lanes(group: AccumulatorGro
             worker.hear()
         head = stack.enter_context(Apart(take_for_ever, number))
         counts = []
-        for _ in range(40):
+        for _ in range(25):
             until(lambda: group.stats().waiting == 1)
             for worker in workers:
                 worker.say(number)
