@@ -28,7 +28,7 @@ from shmacc.errors import (
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
 from shmacc.ray._link import PARKED, Link, end, find_owner
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, ShardedTaken
+from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, ShardedTaken, living_nodes
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
@@ -64,7 +64,8 @@ class AccumulatorGroup:
     ) -> None:
         """Create the group on every node, or attach to the one that has this shared_name.
 
-        Returns when each node that is alive has its segment.
+        Returns when each node that is alive has its segment. A node that has died just before costs
+        the time that Ray takes to notice.
 
         Args:
             members: As for ``shmacc.AccumulatorGroup``; all dimensions must be known, but for the
@@ -95,8 +96,7 @@ class AccumulatorGroup:
         with LocalGroup(members, reduction_type=reduction_type) as group:  # checks, fills in
             specs, reduction = group.members, group.reduction_type
         chosen = None if hosts is None else frozenset(hosts)
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        wanted = [node for node in alive if chosen is None or node["NodeID"] in chosen]
+        wanted = living_nodes(chosen)
         config = Config(
             name=shared_name,
             members=specs,
@@ -122,7 +122,7 @@ class AccumulatorGroup:
         self._adopt(_make_owner(config), name)
         self._unlink_on_close = unlink_on_close
         self._check_agreement(specs)
-        self._wait_for_hosts({node["NodeID"] for node in wanted})
+        self._wait_for_hosts(wanted)
 
     @classmethod
     def attach(cls, shared_name: str, *, timeout: float | None = None) -> Self:
@@ -165,8 +165,13 @@ class AccumulatorGroup:
                 ).with_fields(what=f"member {member!r}", existing=str(have), asked=str(want))
 
     def _wait_for_hosts(self, nodes: set[str]) -> None:
+        """Wait for the segments of nodes, but not of those that meanwhile turn out to be dead.
+
+        Ray takes a node for alive until it has missed heartbeats for half a minute.
+        """
         end = time.monotonic() + _START
         while missing := nodes - {name for name, host in self.hosts().items() if host.alive}:
+            nodes = nodes & living_nodes(None)
             if time.monotonic() > end:
                 raise DeadlineExceededError(
                     f"After {_START:g} seconds these nodes have no segment of "

@@ -24,7 +24,7 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc.ray._forwarder import ForwarderActor
-from shmacc.ray._parts import NAMESPACE, Config, HostState, was_restarted
+from shmacc.ray._parts import NAMESPACE, Config, HostState, living_nodes, was_restarted
 from shmacc.ray._shard import ShardActor
 
 if TYPE_CHECKING:
@@ -181,20 +181,15 @@ class OwnerActor:
     async def _tend(self) -> None:
         """Give each node that is alive a forwarder, nodes that join later, too."""
         while True:
-            alive = set(await asyncio.to_thread(self._nodes))
+            alive = await asyncio.to_thread(living_nodes, self._config.hosts)
             heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
             # Again, if it is silent: Ray gives up an actor whose node some other node has not heard
             # of yet, and then there is none; else this finds the one that there is.
-            for node in alive - (self._forwarders.keys() & heard):
+            for node in sorted(alive - (self._forwarders.keys() & heard)):
                 self._forwarders[node] = self._make_forwarder(node)
             for node in self._forwarders.keys() - alive:
                 del self._forwarders[node]
             await asyncio.sleep(_LOOK_FOR_NODES)
-
-    def _nodes(self) -> list[str]:
-        """Return the ids of the living nodes that take part, in order."""
-        alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-        return [id_ for id_ in alive if self._config.hosts is None or id_ in self._config.hosts]
 
     def _make_places(self) -> "PlacementGroup | None":
         """Have Ray find a place for each shard, on as many nodes as it can; or find them again.

@@ -1,7 +1,7 @@
 """What the actors are made with, how they are found, and what is handed to the chief."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,12 @@ def find(config: Config, part: str) -> Any:
         ValueError: There is none.
     """
     return ray.get_actor(config.actor(part), namespace=NAMESPACE)
+
+
+def living_nodes(chosen: Collection[str] | None) -> set[str]:
+    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return alive if chosen is None else alive & set(chosen)
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,17 @@ def test_a_node_dies_in_mid_round_and_another_one_joins(
             os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  machines that are gone
 
 
+def test_a_group_is_made_though_a_node_has_just_died(nodes: Nodes) -> None:
+    """Ray takes it for alive for a while, so it is asked for a segment that it will never have."""
+    late = nodes.add()
+    nodes.remove(late)
+    members = {"m": shmacc.TensorSpec((), "float32")}
+    with shmacc.ray.AccumulatorGroup(members, "beside", unlink_on_close=True) as group:
+        alive = {host for host, state in group.hosts().items() if state.alive}
+        assert {nodes.id(number) for number in range(3)} <= alive
+        assert nodes.id(late) not in alive
+
+
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group: shmacc.ray.AccumulatorGroup, books: Books
 ) -> None:
