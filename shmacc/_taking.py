@@ -56,10 +56,17 @@ def take(
 
 
 def look(
-    handle: _core.Handle, finish: Callable[[TakenRound], _Result], *, partial: bool
+    handle: _core.Handle,
+    finish: Callable[[TakenRound], _Result],
+    *,
+    partial: bool,
+    shards: int = 1,
 ) -> _Result:
-    """Return what a take of all that is there would give; consumes nothing."""
-    place = TakenRound(not partial, seal=False)
+    """Return what a take of all that is there would give; consumes nothing.
+
+    Rows are handed out shard by shard: with one shard, as takes do, in ascending order.
+    """
+    place = TakenRound(not partial, seal=False, shards=shards)
     handle.look(place)
     return finish(place)
 

@@ -30,7 +30,7 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.pieces import Plan
+from shmacc._multihost.pieces import Joining, Plan, hand_out
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.sums import Sums
@@ -820,7 +820,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
-    hosts = [shmacc.AccumulatorGroup(SPECS) for _ in range(3)]
+    hosts = [shmacc.AccumulatorGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
     plan = Plan(flat.members, shards)
     at_shards = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
     for group in flat, *hosts, *at_shards:
@@ -842,7 +842,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
                 gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)
             for group in flat, hosts[i % 3]:
                 assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
-        segments = [LocalSegment(host) for host in hosts]
+        segments = [LocalSegment(host, shards) for host in hosts]
         staged: list[dict[BatchKey, shmacc.GroupPartial]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
@@ -856,7 +856,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
                     tables[shard].add(key, piece)  # as it comes; host 1's when the round is there
         opened = Opened(Fence(1, step), step, tuple(members))
         parts = [table.reduced(staged[n], opened) for n, table in enumerate(tables)]
-        got, expected = plan.join(parts, opened), flat.take(1)
+        got, expected = join(plan, parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
         assert got.contributors.tolist() == expected.contributors.tolist()
@@ -879,7 +879,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
     with shmacc.AccumulatorGroup(specs) as group:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
-        partial = group.take_partial()
+        partial = LocalSegment(group, 8).seal()
         pieces = dict(Plan(group.members, 8).split(partial))
     shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
     assert set(pieces) == set(range(8))
@@ -914,7 +914,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
             }
             assert len(pieces) == 1
             parts.append(Sums(group).reduced(pieces, opened))
-    assert plan.join(parts, opened)["m"].values.tolist() == [3.0, 3.0]
+    assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
 def test_what_was_added_and_is_no_member_is_not_in_the_sums() -> None:
@@ -958,7 +958,16 @@ def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
     """The pieces of a gradient that has 6.0 in one row."""
     with shmacc.AccumulatorGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
-        return dict(plan.split(group.take_partial()))
+        return dict(plan.split(LocalSegment(group, plan.shards).seal()))
+
+
+def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.GroupTaken:
+    """Put a round together, the last shard's values first."""
+    handed = [hand_out(part) for part in parts]
+    joining = Joining(plan, opened, {shard: rows for shard, (rows, _) in enumerate(handed)})
+    for shard in reversed(range(len(parts))):
+        joining.add(shard, handed[shard][1])
+    return joining.taken()
 
 
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:

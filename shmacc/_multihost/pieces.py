@@ -7,12 +7,14 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shmacc import _core
 from shmacc._arguments import describe_shape
 from shmacc._multihost.messages import Opened
 from shmacc._records import (
@@ -20,6 +22,7 @@ from shmacc._records import (
     DenseTaken,
     GroupPartial,
     GroupTaken,
+    IndexArray,
     SparsePartial,
     SparseTaken,
 )
@@ -27,7 +30,6 @@ from shmacc._spec import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
 
 _SMALL = 1 << 14  # elements of a dense member that are not worth a message to each shard
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Plan:
@@ -79,13 +81,12 @@ class Plan:
         return members
 
     def split(self, partial: GroupPartial, first: int = 0) -> Iterator[tuple[int, GroupPartial]]:
-        """Make the pieces of a partial, each with its shard, one after the other.
+        """Make the pieces of a partial, each with its shard: views, nothing is copied.
 
-        So the first one can be on its way while the next one is copied. Those without elements are
-        left out.
+        Those without elements are left out.
 
         Args:
-            partial: What is to be divided.
+            partial: What is to be divided; its rows are in order of shard (`LocalSegment.seal`).
             first: The shard to begin with. If each host begins with another one, they do not all
                 send to the same shard at the same time.
         """
@@ -101,15 +102,21 @@ class Plan:
                 yield shard, GroupPartial(parts, partial.count, partial.step, partial.weight)
 
     def _rows(self, sums: SparsePartial) -> Callable[[int], SparsePartial | None]:
-        if self.shards == 1:
-            return lambda _: _part(sums, slice(None)) if len(sums.indices) else None
-        shards = shard_of(sums.indices, self.shards)
-        order = np.argsort(shards, kind="stable")
-        ends = np.searchsorted(shards[order], np.arange(self.shards + 1))
+        ends = _core.ends_of_shards(sums.indices, self.shards)
 
         def of_shard(shard: int) -> SparsePartial | None:
-            rows = order[ends[shard] : ends[shard + 1]]
-            return _part(sums, rows) if len(rows) else None
+            rows = slice(ends[shard - 1] if shard else 0, ends[shard])
+            if rows.start == rows.stop:
+                return None
+            return SparsePartial(
+                sums.indices[rows],
+                sums.values[rows],
+                sums.shape,
+                sums.row_counts[rows],
+                sums.count,
+                sums.step,
+                sums.weight,
+            )
 
         return of_shard
 
@@ -124,69 +131,106 @@ class Plan:
 
         return of_shard
 
-    def join(self, parts: Sequence[GroupTaken], opened: Opened) -> GroupTaken:
-        """Return the round, of what each shard has of it."""
-        taken: dict[str, SparseTaken | DenseTaken] = {}
-        who = opened.contributors
-        for name, (count, weight) in opened.totals().items():
-            found = [part.get(name) for part in parts]
-            if _is_sparse(self.members[name]):
-                taken[name] = self._sparse(name, found, count, weight, opened.step, who)
-            else:
-                taken[name] = self._dense(name, found, count, weight, opened.step, who)
-        return GroupTaken(taken, opened.count, opened.step, opened.weight, who)
+    def dims(self, name: str) -> tuple[int, ...]:
+        """Return the dimensions of a row of a sparse member, or of a dense one."""
+        return self._dims[name]
 
-    def _sparse(
-        self,
-        name: str,
-        parts: Sequence[SparseTaken | None],
-        count: int,
-        weight: int,
-        step: int,
-        who: npt.NDArray[np.int64],
-    ) -> SparseTaken:
-        spec = self.members[name]
-        first, dims = (spec.shape or (None,))[0], self._dims[name]
+
+@dataclass(frozen=True)
+class ShardRows:
+    """Which rows of a sparse member a shard has in a round, ascending, and their counts."""
+
+    indices: IndexArray
+    row_counts: IndexArray
+
+
+Handed = tuple[dict[str, ShardRows], dict[str, npt.NDArray[Any]]]
+"""What a shard hands out of a round: rows of sparse members, and the values of all members."""
+
+
+def hand_out(taken: GroupTaken) -> Handed:
+    """Return what `Joining` needs of a shard's part of a round."""
+    rows, values = {}, {}
+    for name, part in taken.items():
+        if isinstance(part, SparseTaken):
+            rows[name] = ShardRows(part.indices, part.row_counts)
+            values[name] = part.values
+        else:
+            values[name] = part.value
+    return rows, values
+
+
+class Joining:
+    """Puts a round together, of what each shard has of it, as it comes.
+
+    First all shards say which rows they have, which is little. Then the place of each row is known,
+    and the values of a shard are put there while those of others are on their way.
+
+    Args:
+        plan: Which part is where.
+        opened: The round.
+        rows: Of each shard that has something of it, the rows of its sparse members.
+    """
+
+    def __init__(
+        self, plan: Plan, opened: Opened, rows: Mapping[int, Mapping[str, ShardRows]]
+    ) -> None:
+        self._plan = plan
+        self._opened = opened
+        self._totals = opened.totals()
+        self._rows: dict[str, ShardRows] = {}  # of all shards
+        self._places: dict[tuple[str, int], IndexArray] = {}  # of a shard's rows among them
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        for name in self._totals:
+            spec, dims = plan.members[name], plan.dims(name)
+            if _is_sparse(spec):
+                found = {shard: of[name] for shard, of in rows.items() if name in of}
+                dims = (self._place(name, found), *dims)
+            memory = _core.memory(math.prod(dims) * spec.dtype.itemsize)
+            self._values[name] = memory.view(spec.dtype).reshape(dims)
+
+    def _place(self, name: str, found: Mapping[int, ShardRows]) -> int:
+        """Find the places of a member's rows; return how many there are."""
         none = np.empty(0, np.int64)
-        found = [part for part in parts if part is not None]
-        indices = np.concatenate([none, *(part.indices for part in found)])
-        order = np.argsort(indices, kind="stable")  # merges: each part is sorted
-        counts = np.concatenate([none, *(part.row_counts for part in found)])
-        values = np.empty((len(indices), *dims), spec.dtype)
-        to = np.empty_like(order)
-        to[order] = np.arange(len(order))
-        rows, begin = _as_items(values), 0
-        for part in found:
-            end = begin + len(part.indices)
-            rows[to[begin:end]] = _as_items(part.values)
+        indices = np.concatenate([none, *(of.indices for of in found.values())])
+        counts = np.concatenate([none, *(of.row_counts for of in found.values())])
+        order = np.argsort(indices, kind="stable")  # merges: each shard's are ascending
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        begin = 0
+        for shard, of in found.items():
+            end = begin + len(of.indices)
+            self._places[name, shard] = places[begin:end]
             begin = end
-        shape = np.array([-1 if first is None else first, *dims], dtype=np.int64)
-        return SparseTaken(
-            indices[order],
-            values,
-            shape,
-            counts[order],
-            count,
-            step,
-            weight,
-            who,
-        )
+        self._rows[name] = ShardRows(indices[order], counts[order])
+        return len(indices)
 
-    def _dense(
-        self,
-        name: str,
-        parts: Sequence[DenseTaken | None],
-        count: int,
-        weight: int,
-        step: int,
-        who: npt.NDArray[np.int64],
-    ) -> DenseTaken:
-        value = np.empty(self._dims[name], self.members[name].dtype)
-        flat = value.reshape(-1)
-        for part, (first, end) in zip(parts, self.runs(name), strict=True):
-            if part is not None and end > first:
-                flat[first:end] = part.value
-        return DenseTaken(value, count, step, weight, who)
+    def add(self, shard: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Put a shard's values where they belong."""
+        for name, part in values.items():
+            whole = self._values[name]
+            if (places := self._places.get((name, shard))) is not None:
+                _as_items(whole)[places] = _as_items(part)
+            else:
+                first, end = self._plan.runs(name)[shard]
+                whole.reshape(-1)[first:end] = part
+
+    def taken(self) -> GroupTaken:
+        """Return the round."""
+        opened = self._opened
+        step, who = opened.step, opened.contributors
+        taken: dict[str, SparseTaken | DenseTaken] = {}
+        for name, (count, weight) in self._totals.items():
+            spec, values = self._plan.members[name], self._values[name]
+            if (rows := self._rows.get(name)) is None:
+                taken[name] = DenseTaken(values, count, step, weight, who)
+                continue
+            first = (spec.shape or (None,))[0]
+            shape = np.array([-1 if first is None else first, *values.shape[1:]], dtype=np.int64)
+            taken[name] = SparseTaken(
+                rows.indices, values, shape, rows.row_counts, count, step, weight, who
+            )
+        return GroupTaken(taken, opened.count, step, opened.weight, who)
 
 
 def bytes_of(partial: GroupPartial) -> int:
@@ -197,12 +241,6 @@ def bytes_of(partial: GroupPartial) -> int:
         else sums.value.nbytes
         for sums in partial.values()
     )
-
-
-def shard_of(rows: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.uint16]:
-    """Return which shard each row is at; of 16 bits, since such are sorted in linear time."""
-    mixed = (rows.view(np.uint64) * _GOLDEN) >> np.uint64(32)
-    return (mixed % np.uint64(shards)).astype(np.uint16)
 
 
 def _as_items(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -216,15 +254,3 @@ def _as_items(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _is_sparse(spec: TensorSpec) -> bool:
     return isinstance(spec, IndexedSlicesSpec)
-
-
-def _part(sums: SparsePartial, rows: Any) -> SparsePartial:
-    return SparsePartial(
-        sums.indices[rows],
-        sums.values[rows] if isinstance(rows, slice) else np.take(sums.values, rows, axis=0),
-        sums.shape,
-        sums.row_counts[rows],
-        sums.count,
-        sums.step,
-        sums.weight,
-    )

@@ -21,12 +21,23 @@ from shmacc.errors import ShmaccError, WorkerDiedError
 
 
 class LocalSegment:
-    """A group that a forwarder drives. Not for several threads at a time."""
+    """A group that a forwarder drives. Not for several threads at a time.
 
-    def __init__(self, group: AccumulatorGroup) -> None:
+    Args:
+        group: The group.
+        shards: How many shards the sealed rows are for.
+    """
+
+    def __init__(self, group: AccumulatorGroup, shards: int = 1) -> None:
         self.group = group
+        self._shards = shards
         self._handle = group._handle  # noqa: SLF001  what rounds are made of
         self._round = 0
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its round is open: what it has does not change."""
+        return self._round != 0
 
     def dropped(self) -> int:
         """Return how many gradients it has ever refused, or accepted and then dropped."""
@@ -58,17 +69,25 @@ class LocalSegment:
         return _without(look, listed)
 
     def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
-        """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
+        """Open a round, unless it is open, and return a copy of what it has; consumes nothing.
+
+        Rows come shard by shard, as `Plan.split` takes them.
+        """
         return _without(self._sealed(), listed)
 
     def _sealed(self) -> GroupPartial:
         if self._round:
-            copy: GroupPartial = taking.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
+            copy: GroupPartial = taking.look(
+                self._handle,
+                self.group._partial,  # noqa: SLF001
+                partial=True,
+                shards=self._shards,
+            )
             return copy
         if self.group.stats().round_pid is not None:
             # An earlier forwarder that was stopped, and is alive: a new step ends its round.
             self._handle.set_step(self.group.global_step)
-        place = TakenRound(advance=False, seal=False)
+        place = TakenRound(advance=False, seal=False, shards=self._shards)
         self._handle.open_round(place, 0, None, raise_deaths=False, caller=None)
         self._round = place.serial
         return self.group._partial(place)  # noqa: SLF001

@@ -10,48 +10,10 @@
 
 #include "kernels.hpp"
 #include "layout.hpp"
+#include "row_order.hpp"
 #include "support.hpp"
 
 namespace shmacc {
-
-// Indices into `keys` in ascending order of key; equal keys stay in their order. Radix sort of 11-bit digits;
-// digits in which no keys differ are skipped.
-inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count) {
-    constexpr int kBits = 11;
-    constexpr uint64_t kDigits = 1u << kBits;
-    constexpr uint32_t kFew = 256;  // below this, comparing is faster than counting
-    struct Item {
-        uint64_t key;
-        uint32_t at;
-    };
-    std::unique_ptr<Item[]> from(new Item[count]), to(new Item[count]);
-    uint64_t differing = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        from[i] = {static_cast<uint64_t>(keys[i]), i};
-        differing |= from[i].key ^ from[0].key;
-    }
-    if (count <= kFew) {
-        std::sort(from.get(), from.get() + count,
-                  [](const Item& a, const Item& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; });
-        differing = 0;
-    }
-    for (int shift = 0; shift < 64 && differing >> shift; shift += kBits) {
-        if (((differing >> shift) & (kDigits - 1)) == 0) continue;
-        uint32_t starts[kDigits] = {};
-        for (uint32_t i = 0; i < count; ++i) ++starts[(from[i].key >> shift) & (kDigits - 1)];
-        uint32_t start = 0;
-        for (uint32_t& at : starts) {
-            uint32_t size = at;
-            at = start;
-            start += size;
-        }
-        for (uint32_t i = 0; i < count; ++i) to[starts[(from[i].key >> shift) & (kDigits - 1)]++] = from[i];
-        std::swap(from, to);
-    }
-    std::vector<uint32_t> order(count);
-    for (uint32_t i = 0; i < count; ++i) order[i] = from[i].at;
-    return order;
-}
 
 struct RowCheck {
     bool ascending;    // strictly

@@ -201,8 +201,9 @@ class Handle {
     void look(TakenRound& place) {
         const OpenSegment::Use segment = attached();
         need_numpy();
-        run<Take>(
-            [&](Take& act) { place.place(segment->specs()) = std::move(act.look(!place.advances()).taken); });
+        run<Take>([&](Take& act) {
+            place.place(segment->specs()) = std::move(act.look(!place.advances(), place.shards()).taken);
+        });
     }
     // For one who waits for gradients without a take.
     void check_deaths() {
@@ -343,6 +344,7 @@ class Handle {
         const TakeRequest request{num_required,
                                   deadline_after(timeout),
                                   !place.advances(),
+                                  place.shards(),
                                   place.advances(),
                                   place.seals(),
                                   hold,

@@ -208,7 +208,7 @@ NB_MODULE(_core, m) {
     });
 
     nb::class_<TakenRound>(m, "TakenRound")
-        .def(nb::init<bool, bool>(), nb::arg("advance"), nb::arg("seal"))
+        .def(nb::init<bool, bool, uint32_t>(), nb::arg("advance"), nb::arg("seal"), nb::arg("shards") = 1)
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
         .def_prop_ro("weight", &TakenRound::weight)
@@ -319,6 +319,21 @@ NB_MODULE(_core, m) {
             return repeated_row(keys.data(), keys.size());
         },
         nb::arg("indices"));
+    m.def(
+        "memory",
+        [](uint64_t bytes) {
+            need_numpy();
+            Output memory(bytes);
+            return array_of<uint8_t>(memory, bytes);
+        },
+        nb::arg("bytes"));
+    m.def(
+        "ends_of_shards",
+        [](nb::handle indices, uint32_t shards) {
+            View<int64_t> rows(indices, 1);
+            return ends_of_shards(rows.data(), rows.size(), shards);
+        },
+        nb::arg("indices"), nb::arg("shards"));
     watch_forks();
     export_layout(m);
 }

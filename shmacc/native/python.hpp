@@ -130,6 +130,7 @@ template <class T>
 constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
                            : std::is_same_v<T, double>  ? NPY_FLOAT64
                            : std::is_same_v<T, int64_t> ? NPY_INT64
+                           : std::is_same_v<T, uint8_t> ? NPY_UINT8
                                                         : NPY_UINT64;
 
 // NumPy's functions, once it is loaded: inspection imports the module without it.
@@ -150,7 +151,7 @@ nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t c
     if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
         throw nb::python_error();
     PyCapsule_SetDestructor(owner,
-                            [](PyObject* capsule) { std::free(PyCapsule_GetPointer(capsule, nullptr)); });
+                            [](PyObject* capsule) { Output::drop(PyCapsule_GetPointer(capsule, nullptr)); });
     output.release();
     return array;
 }

@@ -3,37 +3,13 @@
 // What several lanes have of a member is added up in order of lane.
 #pragma once
 
-#include <cstdlib>
 #include <optional>
 
+#include "output.hpp"
 #include "parts.hpp"
 #include "session.hpp"
 
 namespace shmacc {
-
-struct FreeDeleter {
-    void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory handed out to the caller. Plain malloc, which keeps up to 32 MiB of freed memory for the next take;
-// large pieces ask for huge pages, since a take of many rows mostly waits for page faults.
-class Output {
-  public:
-    explicit Output(uint64_t bytes) : bytes_(bytes), memory_(std::malloc(std::max<uint64_t>(bytes, 1))) {
-        if (!memory_) throw std::bad_alloc();
-        constexpr uint64_t kHuge = 1 << 21;
-        const uint64_t from = (reinterpret_cast<uint64_t>(memory_.get()) + kHuge - 1) / kHuge * kHuge;
-        const uint64_t to = (reinterpret_cast<uint64_t>(memory_.get()) + bytes) / kHuge * kHuge;
-        if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-    }
-    void* get() const { return memory_.get(); }
-    void* release() { return memory_.release(); }
-    uint64_t bytes() const { return bytes_; }
-
-  private:
-    uint64_t bytes_;
-    std::unique_ptr<void, FreeDeleter> memory_;
-};
 
 // What a round has of a member.
 struct TakenMember {
@@ -61,6 +37,7 @@ struct TakeRequest {
     int64_t num_required;
     int64_t deadline;
     bool partial;  // sums, which are not divided
+    uint32_t shards;  // rows are handed out shard by shard
     bool advance_step;
     bool seal;
     bool hold;  // opens the round instead of consuming it
@@ -72,7 +49,7 @@ struct TakeRequest {
 template <class T>
 class Tables {
   public:
-    explicit Tables(std::vector<Member>& parts) : parts_(parts) {
+    Tables(std::vector<Member>& parts, uint32_t shards) : parts_(parts), shards_(shards) {
         for (Member& part : parts) {
             // The sizes are proved before anything is allocated that the segment only claims to hold.
             part.array<Slot>(kSlots, part.state.rows);
@@ -81,33 +58,34 @@ class Tables {
         }
         if (parts.size() > 1) merge();
     }
-    uint64_t rows() const { return parts_.size() > 1 ? distinct_ : total_; }
+    uint64_t rows() const { return parts_.size() > 1 ? distinct_.size() : total_; }
 
-    // All rows in ascending order, reduced. values may be null: row numbers alone. False: a result does not fit.
+    // All rows, shard by shard and ascending in each, reduced. values may be null: row numbers alone. False: a
+    // result does not fit.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         if (parts_.empty()) return true;
-        if (parts_.size() == 1) return Rows<T>(parts_[0]).read(keys, values, contributions, reduce);
+        if (parts_.size() == 1) return Rows<T>(parts_[0]).read(keys, values, contributions, reduce, shards_);
         bool fits = true;
         const uint64_t width = parts_[0].state.row_elements;
-        int64_t* key = keys - 1;
-        int64_t* count = contributions - 1;
+        PlacesByShard places(distinct_.data(), distinct_.size(), shards_);
+        uint64_t place = 0;
         T* row = values;
         for (uint64_t i = 0; i < total_; ++i) {
             const auto [slot, sums] = at(order_[i], width);
-            const bool first = i == 0 || slot->row != *key;
-            if (first) {
-                if (i > 0) fits = reduce_into(row, row, width, *count, reduce) && fits;
-                row = values + (++key - keys) * width;
-                *++count = 0;
-                *key = slot->row;
+            if (i == 0 || slot->row != keys[place]) {
+                if (i > 0) fits = reduce_into(row, row, width, contributions[place], reduce) && fits;
+                place = places.next(slot->row);
+                row = values + place * width;
+                keys[place] = slot->row;
+                contributions[place] = 0;
                 copy_numbers(row, sums, width);
             } else if (!add_numbers(row, sums, width)) {
                 fits = false;
             }
             if (slot->contributions <= 0) data_loss("a row has no contributions");
-            *count += slot->contributions;
+            contributions[place] += slot->contributions;
         }
-        if (total_ > 0) fits = reduce_into(row, row, width, *count, reduce) && fits;
+        if (total_ > 0) fits = reduce_into(row, row, width, contributions[place], reduce) && fits;
         return fits;
     }
 
@@ -122,7 +100,8 @@ class Tables {
         if (total_ > kMaxRows)
             throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
         order_ = ascending_order(keys.data(), static_cast<uint32_t>(total_));  // of equal rows, in order of lane
-        for (uint64_t i = 0; i < total_; ++i) distinct_ += i == 0 || keys[order_[i]] != keys[order_[i - 1]];
+        for (const uint32_t i : order_)
+            if (distinct_.empty() || keys[i] != distinct_.back()) distinct_.push_back(keys[i]);
     }
     std::pair<const Slot*, const T*> at(uint64_t i, uint64_t width) {
         auto part = parts_.begin();
@@ -132,8 +111,9 @@ class Tables {
     }
 
     std::vector<Member>& parts_;
+    const uint32_t shards_;
     uint64_t total_ = 0;
-    uint64_t distinct_ = 0;
+    std::vector<int64_t> distinct_;  // rows, ascending
     std::vector<uint32_t> order_;
 };
 
@@ -158,7 +138,7 @@ class RoundCopy {
         }
         std::vector<Member> parts = session.parts(members);
         if (parts.empty()) return;
-        Tables<float> set(parts);
+        Tables<float> set(parts, 1);
         taken.contributor_count = set.rows();
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
@@ -201,7 +181,7 @@ class RoundCopy {
         }
         if (spec.kind == kSparse) {
             if (spec.reduction == kCmean) reduce.divisor = taken.weight;
-            Tables<T> tables(parts);
+            Tables<T> tables(parts, request.shards);
             const uint64_t rows = tables.rows();
             TakenMember& out = taken.members.emplace_back(
                 TakenMember{first.number(), count, weight, round_dims(parts[0]), rows,

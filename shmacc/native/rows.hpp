@@ -41,11 +41,12 @@ class Rows {
         return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
     }
 
-    // All rows in ascending order, reduced. False: a result does not fit the dtype.
-    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+    // All rows, shard by shard and ascending in each, reduced. False: a result does not fit the dtype.
+    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
         bool fits = true;
-        with_width(state_.row_elements,
-                   [&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
+        with_width(state_.row_elements, [&](auto width) {
+            fits = read_rows<width.value>(keys, values, contributions, reduce, shards);
+        });
         return fits;
     }
 
@@ -66,7 +67,7 @@ class Rows {
     };
 
     template <uint64_t kWidth>
-    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
         const Slot* table = this->table(count);
@@ -74,6 +75,7 @@ class Rows {
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
+        PlacesByShard places(keys, count, shards);
         bool fits = true;
         for (uint32_t i = 0; i < count; ++i) {
             if (!order.empty() && i + kAhead < count) {
@@ -81,10 +83,11 @@ class Rows {
                 prefetch_row(sums + order[i + kAhead] * width, width);
             }
             const uint32_t slot = order.empty() ? i : order[i];
-            keys[i] = table[slot].row;
-            contributions[i] = table[slot].contributions;
-            if (contributions[i] <= 0) data_loss("a row has no contributions");
-            fits = reduce_into(values + i * width, sums + slot * width, width, contributions[i], reduce) &&
+            const uint64_t at = places.next(table[slot].row);
+            keys[at] = table[slot].row;
+            contributions[at] = table[slot].contributions;
+            if (contributions[at] <= 0) data_loss("a row has no contributions");
+            fits = reduce_into(values + at * width, sums + slot * width, width, contributions[at], reduce) &&
                    fits;
         }
         return fits;

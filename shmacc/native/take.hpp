@@ -102,11 +102,11 @@ class Take : public Operation {
     }
 
     // What a take would give now, of all that is there; consumes nothing and waits for nobody but the lock.
-    RoundCopy look(bool partial) {
+    RoundCopy look(bool partial, uint32_t shards) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         return RoundCopy(session, *segment_.specs(),
-                         {0, kForever, partial, false, false, false, OnDeath::kWait, 0}, false);
+                         {0, kForever, partial, shards, false, false, false, OnDeath::kWait, 0}, false);
     }
 
     // Throws as a take with OnDeath::kRaise that has to wait would throw now: each death is thrown once.

@@ -18,10 +18,14 @@ namespace shmacc {
 
 class TakenRound {
   public:
-    TakenRound(bool advance, bool seal) : advance_(advance), seal_(seal) {}
+    TakenRound(bool advance, bool seal, uint32_t shards) : advance_(advance), seal_(seal), shards_(shards) {
+        if (shards == 0) throw Error(Failure::kInvalidArgument, "A round is for one shard or more");
+    }
 
     bool advances() const { return advance_; }
     bool seals() const { return seal_; }
+    // Its rows are in order of shard; of one: ascending.
+    uint32_t shards() const { return shards_; }
 
     // For the take's commit.
     std::optional<Taken>& place(const std::shared_ptr<const MemberSpecs>& specs) {
@@ -103,6 +107,7 @@ class TakenRound {
     }
 
     const bool advance_, seal_;
+    const uint32_t shards_;
     const Origin origin_;  // a forked child has a copy of what its parent has
     std::shared_ptr<const MemberSpecs> specs_;
     std::optional<Taken> taken_;

@@ -14,8 +14,9 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from shmacc.ray._parts import LOST, Config, counters_of, find, was_restarted
 _logger = logging.getLogger("shmacc")
 
 _BUSY = 0.001  # how long the thread waits for answers between two looks at the segment
-_IDLE = 0.02  # the same, if nothing has changed for a while
+_IDLE = 0.02  # the same, if it is sealed, or nothing has changed for a while
 _RESTING = 0.5  # after so long
 _AGAIN = 0.2  # until a call that failed is tried again
 
@@ -153,10 +154,11 @@ class _Loop:
         self._incarnation: int = ray.get(self._owner.enrol.remote(host))
         token: int = group._handle.config()["token"]  # noqa: SLF001  a number of the segment's own
         self._core = ForwarderCore(host, self._incarnation, config.timing, token)
-        self._segment = LocalSegment(group)
+        self._segment = LocalSegment(group, config.shards)
         self._fence = Fence(0, 0)
         self._serial = -1
-        self._polls: list[Any] = []  # calls of the owner that have not been answered
+        self._woken = threading.Event()  # by an answer
+        self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
         self._poll_from = 0.0
         self._sealed: GroupPartial | None = None
         self._shipping: _Shipping | None = None
@@ -178,7 +180,8 @@ class _Loop:
                 state = (self._group.num_accumulated(), self._serial, self._shipping is None)
                 if state != seen:
                     seen, changed = state, now
-                self._wait(_BUSY if now - changed < _RESTING else _IDLE)
+                resting = self._segment.is_sealed or now - changed >= _RESTING
+                self._wait(_IDLE if resting else _BUSY)
         finally:
             self._segment.release()
 
@@ -249,7 +252,8 @@ class _Loop:
         key = BatchKey(self._host, self._incarnation, seq)
         first = zlib.crc32(self._host.encode()) % len(self._shards)
         pieces = self._plan.split(self._sealed, first)
-        self._shipping = _Shipping(seq, fence, key, pieces, self._shards)
+        stages = [partial(self._call, shard.stage) for shard in self._shards]
+        self._shipping = _Shipping(seq, fence, key, pieces, stages)
         self._sealed = None
         self._shipped()
 
@@ -268,23 +272,25 @@ class _Loop:
         """Report, if it is time; have a call at the owner that waits for a new order."""
         if self._core.report_due(now) <= now or (not self._polls and now >= self._poll_from):
             self._count("reports")
-            self._polls.append(self._owner.report.remote(self._core.report(now), self._serial))
+            self._polls.append(self._call(self._owner.report, self._core.report(now), self._serial))
+
+    def _call(self, method: Any, *args: Any) -> "Future[Any]":
+        """Call an actor; the answer wakes the thread, which costs less than to ask Ray for it."""
+        future: Future[Any] = method.remote(*args).future()
+        future.add_done_callback(lambda _: self._woken.set())
+        return future
 
     def _wait(self, seconds: float) -> None:
-        calls = self._polls + ([] if self._shipping is None else self._shipping.calls)
-        if not calls:
-            self._stop.wait(seconds)
-            return
-        done, _ = ray.wait(calls, timeout=seconds, fetch_local=True)
-        for call in done:
-            if call in self._polls:
-                self._polls.remove(call)
-                self._heard(call)
+        self._woken.wait(seconds)
+        self._woken.clear()
+        for call in [call for call in self._polls if call.done()]:
+            self._polls.remove(call)
+            self._heard(call)
         self._shipped()
 
-    def _heard(self, call: Any) -> None:
+    def _heard(self, call: "Future[Order]") -> None:
         try:
-            order: Order = ray.get(call)
+            order = call.result()
         except LOST:
             self._poll_from = time.monotonic() + _AGAIN
             return
@@ -303,13 +309,13 @@ class _Shipping:
         fence: Fence,
         key: BatchKey,
         pieces: Iterable[tuple[int, GroupPartial]],
-        actors: list[Any],
+        stages: "Sequence[Callable[..., Future[None]]]",
     ) -> None:
         self.seq = seq
         self.gradients = self.bytes = self.resent = 0
-        self._fence, self._key, self._actors = fence, key, actors
+        self._fence, self._key, self._stages = fence, key, stages
         self._pieces: dict[int, GroupPartial] = {}
-        self._calls: dict[Any, int] = {}
+        self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         for shard, piece in pieces:
             self.gradients = piece.count
@@ -318,22 +324,15 @@ class _Shipping:
             self._send(shard)
         self.shards = frozenset(self._pieces)
 
-    @property
-    def calls(self) -> list[Any]:
-        """Those that have not been answered."""
-        return list(self._calls)
-
     def is_done(self) -> bool:
         """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
-        if self._calls:
-            done, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-            for call in done:
-                shard = self._calls.pop(call)
-                try:
-                    ray.get(call)
-                    del self._pieces[shard]
-                except LOST:
-                    self._again.append((time.monotonic() + _AGAIN, shard))
+        for call in [call for call in self._calls if call.done()]:
+            shard = self._calls.pop(call)
+            try:
+                call.result()
+                del self._pieces[shard]
+            except LOST:
+                self._again.append((time.monotonic() + _AGAIN, shard))
         for due in [due for due in self._again if due[0] <= time.monotonic()]:
             self._again.remove(due)
             self.resent += 1
@@ -341,5 +340,5 @@ class _Shipping:
         return not self._pieces
 
     def _send(self, shard: int) -> None:
-        call = self._actors[shard].stage.remote(self._fence, self._key, self._pieces[shard])
+        call = self._stages[shard](self._fence, self._key, self._pieces[shard])
         self._calls[call] = shard

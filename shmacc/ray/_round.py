@@ -4,6 +4,8 @@ import contextlib
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import as_completed
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
@@ -11,6 +13,7 @@ import ray
 
 from shmacc import _arguments as arguments
 from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
+from shmacc._multihost.pieces import Joining
 from shmacc._records import GroupTaken
 from shmacc.errors import (
     CancelledError,
@@ -113,28 +116,39 @@ class Round(Generic[_Result]):
         config, plan = self._link.config, self._link.plan
         numbers = [number for number in range(config.shards) if opened.of_shard(number)]
         actors = {number: find(config, f"shard {number}") for number in numbers}
+        missing: set[BatchKey] = set()
+
+        def arrived(results: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+            """Wait for results of shards; what came, in the order in which it came."""
+            shards = {result: number for number, result in results.items()}
+            for result in as_completed(shards):
+                try:
+                    found = result.result()
+                except LOST:
+                    missing.update(opened.of_shard(shards[result]))
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                else:
+                    if isinstance(found, Missing):
+                        missing.update(found.keys)
+                    else:
+                        yield shards[result], found
+
         if self._sharded:
             calls = {n: actors[n].run.remote(opened, _nothing, ()) for n in numbers}
-        else:
-            calls = {n: actors[n].reduced.remote(opened) for n in numbers}
-        parts: dict[int, Any] = {}
-        missing: set[BatchKey] = set()
-        for number, call in calls.items():
-            try:
-                parts[number] = ray.get(call)
-            except LOST:
-                missing.update(opened.of_shard(number))
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            else:
-                if isinstance(parts[number], Missing):
-                    missing.update(parts[number].keys)
+            dict(arrived({n: call.future() for n, call in calls.items()}))
+            shards = tuple(Shard(n, actors[n], opened) for n in numbers)
+            return Missing(tuple(missing)) if missing else ShardedTaken(opened, shards)
+        calls = {n: actors[n].hand_out.options(num_returns=2).remote(opened) for n in numbers}
+        # Futures fetch what there is at once, from other nodes, too.
+        pairs = {n: [each.future() for each in call] for n, call in calls.items()}
+        rows = dict(arrived({n: pair[0] for n, pair in pairs.items()}))
         if missing:
             return Missing(tuple(missing))
-        if self._sharded:
-            return ShardedTaken(opened, tuple(Shard(n, actors[n], opened) for n in numbers))
-        empty: dict[str, Any] = {}
-        return plan.join([parts.get(n, empty) for n in range(config.shards)], opened)
+        joining = Joining(plan, opened, rows)
+        for number, values in arrived({n: pairs[n][1] for n in rows}):
+            joining.add(number, values)
+        return Missing(tuple(missing)) if missing else joining.taken()
 
     def __exit__(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.pieces import Plan
+from shmacc._multihost.pieces import Handed, Plan, hand_out
 from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.sums import Sums
 from shmacc._records import GroupPartial, GroupTaken
@@ -72,6 +72,14 @@ class ShardActor:
                 self._begin(opened.fence)
                 self._reduced = opened, self._sums.reduced(pieces, opened)
         return self._reduced[1]
+
+    def hand_out(self, opened: Opened) -> Handed | tuple[Missing, None]:
+        """Return this shard's part of a round: its rows, and the values.
+
+        As two results of Ray's: a chief can have the first one before the second one has come.
+        """
+        taken = self.reduced(opened)
+        return (taken, None) if isinstance(taken, Missing) else hand_out(taken)
 
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]

@@ -226,7 +226,7 @@ class Host:
         self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)
 
     def _ship(self, core: ForwarderCore, seq: int) -> None:
-        """Divide the content among the shards, and send the pieces until each has answered."""
+        """Send the pieces until each shard has answered."""
         job = self._job
         fence = core.fence
         if fence is None:
@@ -235,7 +235,6 @@ class Host:
         content = tuple(self.segment.content)
         job.books.shipped(key, content)
         total = job.scenario.shipped(len(content))
-        self._processor.reserve(total / job.rates.split)
         self._shipping = _Shipping(job, self, key, fence, total / len(job.shards))
         self._shipping.start()
 

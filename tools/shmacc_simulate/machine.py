@@ -11,14 +11,12 @@ class Rates:
     """Bytes a second that one process gets done, of the work on rows (`rates.py` measures them).
 
     Attributes:
-        seal: A forwarder copies what its segment has.
-        split: It divides it among the shards.
+        seal: A forwarder copies what its segment has, divided among the shards.
         reduce: A shard adds up pieces: bytes that come in.
         join: A chief puts parts together: bytes of the mean.
     """
 
     seal: float
-    split: float
     reduce: float
     join: float
 
@@ -56,8 +54,8 @@ MEASURED: Final = Machine(
     latency=0.0,
     call=0.13e-3,
     owner_call=1 / 1210,
-    sparse=Rates(seal=3.2e9, split=2.6e9, reduce=3.3e9, join=2.0e9),
-    dense=Rates(seal=4.8e9, split=6e11, reduce=4.2e9, join=5.7e9),
+    sparse=Rates(seal=3.2e9, reduce=3.3e9, join=2.0e9),
+    dense=Rates(seal=4.8e9, reduce=4.2e9, join=5.7e9),
 )
 
 # The same software on hosts of their own, with NICs of 25 Gb/s.

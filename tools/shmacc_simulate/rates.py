@@ -12,12 +12,14 @@ import numpy as np
 import shmacc
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
-from shmacc._multihost.pieces import Plan
+from shmacc._multihost.pieces import Joining, Plan, hand_out
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shmacc._records import GroupTaken
 
 _TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
 
@@ -41,14 +43,13 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
     plan = Plan(members, _SHARDS)
     watch = _Watch()
     with AccumulatorGroup(members) as group, AccumulatorGroup(plan.at_shard(0)) as shard:
-        segment = LocalSegment(group)
+        segment = LocalSegment(group, _SHARDS)
         for _ in range(_REPEATS):
             for gradient in gradients:
                 group.apply({"table": gradient}, group.global_step)
             sums = watch.time("seal", segment.seal)
             watch.bytes("seal", _size(sums["table"]))
-            pieces = watch.time("split", partial(_pieces, plan, sums))
-            watch.bytes("split", _size(sums["table"]))
+            pieces = dict(plan.split(sums))
             # Two hosts with the same rows: of what comes in, half goes out.
             batch = Batch(1, describe(sums), frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
@@ -56,14 +57,19 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             both = dict.fromkeys((host.key for host in hosts), pieces[0])
             part = watch.time("reduce", partial(Sums(shard).reduced, both, opened))
             watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
-            watch.time("join", partial(plan.join, [part] * _SHARDS, opened))
+            watch.time("join", partial(_join, plan, opened, part))
             watch.bytes("join", _SHARDS * _size(part["table"]))
             segment.consume()
     return watch.rates()
 
 
-def _pieces(plan: Plan, sums: Any) -> dict[int, Any]:
-    return dict(plan.split(sums))
+def _join(plan: Plan, opened: Opened, part: GroupTaken) -> GroupTaken:
+    """Put a round together of as many shards that all have the same part."""
+    rows, values = hand_out(part)
+    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows))
+    for shard in range(_SHARDS):
+        joining.add(shard, values)
+    return joining.taken()
 
 
 class _Watch:

@@ -1,0 +1,93 @@
+"""Memory of large results is kept for the next ones, and the kernel may have it meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc import _core
+
+LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kernel
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    """What earlier tests left is pushed out, by pieces that are too small for these."""
+    gc.collect()
+    pieces = [_core.memory(LARGE - (4 << 20)) for _ in range(8)]
+    del pieces
+
+
+def lazily_free() -> int:
+    """Bytes that the kernel may take from this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("LazyFree:"))
+
+
+def filled(number: int, size: int = LARGE) -> np.ndarray:
+    memory = _core.memory(size)
+    memory[:] = number
+    return memory
+
+
+def test_a_result_that_is_dropped_is_the_next_one_and_the_kernel_may_have_it() -> None:
+    first = filled(1)
+    before, address = lazily_free(), first.ctypes.data
+    view = first[5:]
+    del first
+    assert lazily_free() == before, "a view of it is in use"
+    del view
+    assert lazily_free() >= before + LARGE - (4 << 20)
+    again = filled(2)
+    assert again.ctypes.data == address
+    assert lazily_free() <= before + (4 << 20)
+
+
+def test_results_that_are_in_use_have_memory_of_their_own() -> None:
+    held = [filled(number) for number in range(6)]
+    for number in range(0, 6, 2):
+        held[number] = held[number + 1]  # its own is dropped
+        held[number] = filled(10 + number)
+    assert [int(piece[0]) for piece in held] == [10, 1, 12, 3, 14, 5]
+    assert all((piece == piece[0]).all() for piece in held)
+
+
+def test_a_small_result_does_not_hold_a_large_piece() -> None:
+    large = filled(1, 3 * LARGE)
+    address = large.ctypes.data
+    del large
+    small, other = filled(2), filled(3, 2 * LARGE)
+    assert small.ctypes.data != address
+    assert other.ctypes.data == address
+
+
+def test_it_does_not_keep_a_result_from_memory_that_is_short() -> None:
+    kept = filled(1, 4 * LARGE)
+    del kept
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + LARGE, before[1]))
+    try:
+        held = filled(2, LARGE * 3 // 2)  # too small for the piece
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert (held == 2).all()
+
+
+def test_takes_use_it() -> None:
+    rows = LARGE // 256
+    gradient = np.arange(rows), np.ones((rows, 64), np.float32)
+    with shmacc.SparseConditionalAccumulator("float32", (rows, 64)) as acc:
+        addresses = set()
+        for step in range(4):
+            assert acc.apply_grad(*gradient, local_step=step)
+            taken = acc.take_grad(1)
+            assert (taken.values == 1).all()
+            addresses.add(taken.values.ctypes.data)
+            del taken
+    assert len(addresses) == 1
