@@ -18,7 +18,7 @@ LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kern
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    """What earlier tests left is freed: there is no memory for this one, and so it is tried again."""
+    """What earlier tests left is freed when there is no memory for a piece."""
     gc.collect()
     with pytest.raises(MemoryError):
         _core.memory(1 << 60)

@@ -202,6 +202,7 @@ def _address_space() -> None:
     with pytest.raises(MemoryError):
         acc.apply_grad(range(900_000), np.broadcast_to(np.float32(1), (900_000, 64)))
     assert (acc.num_accumulated(), acc.global_step) == (1, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     taken = acc.take(1, timeout=0)
     assert taken.values.sum() == 25_600_000
     acc.unlink()
