@@ -9,7 +9,7 @@ from shmacc import _layout as layout
 from shmacc import _results as results
 from shmacc._accumulator import Accumulator
 from shmacc._core import TakenRound
-from shmacc._member import Member
+from shmacc._member import Member, Part
 from shmacc._records import GroupPartial, GroupTaken
 from shmacc._segment import Owners
 from shmacc._spec import MemberSpec, TensorSpec
@@ -167,8 +167,15 @@ class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
                 "A partial was expected, but this GroupTaken is the result of a take, which is "
                 "reduced already; take_partial hands out sums"
             )
-        gradients.check_has(partial, "A partial of a group", "items", "count")
+        parts, count, weight = self._parts(partial)
         who = gradients.partial_contributors(partial)
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        return self._handle.apply_group(parts, step, (count, weight, who, seconds))
+
+    def _parts(self, partial: GroupPartial) -> tuple[list[Part], int, int]:
+        """Return what a partial has of each of its members, its count and its weight."""
+        gradients.check_has(partial, "A partial of a group", "items", "count")
         count, weight = gradients.count_and_weight(partial)
         parts = []
         for name, sums in partial.items():
@@ -177,9 +184,7 @@ class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
                 parts.append(member.partial(sums, count, weight))
             except ShmaccError as error:
                 raise error.of_member(name) from error.__cause__
-        if count == 0:
-            return not self._handle.drop_if_stale(step, 0)
-        return self._handle.apply_group(parts, step, (count, weight, who, seconds))
+        return parts, count, weight
 
     def _member(self, name: object) -> Member:
         member = self._members.get(name) if isinstance(name, str) else None

@@ -33,8 +33,8 @@ from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Joining, Plan, hand_out
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.sums import Sums
-from shmacc.errors import InvalidArgumentError
+from shmacc._multihost.sums import reduced
+from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/test_multihost_core.py
 EXAMPLES = int(os.environ.get("SHMACC_MULTIHOST_EXAMPLES", "25"))
@@ -825,7 +825,6 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     at_shards = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
     for group in flat, *hosts, *at_shards:
         request.addfinalizer(group.close)
-    tables = [Sums(group) for group in at_shards]
     for step in range(2):
         for i in range(7):
             gradient: dict[str, object] = {}
@@ -852,10 +851,8 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
             for shard, piece in pieces.items():
                 staged[shard][key] = piece
-                if number != 1:
-                    tables[shard].add(key, piece)  # as it comes; host 1's when the round is there
         opened = Opened(Fence(1, step), step, tuple(members))
-        parts = [table.reduced(staged[n], opened) for n, table in enumerate(tables)]
+        parts = [reduced(group, staged[n].values(), opened) for n, group in enumerate(at_shards)]
         got, expected = join(plan, parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
@@ -913,45 +910,56 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
                 if shard in plan_of(plan, row)
             }
             assert len(pieces) == 1
-            parts.append(Sums(group).reduced(pieces, opened))
+            parts.append(reduced(group, pieces.values(), opened))
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
-def test_what_was_added_and_is_no_member_is_not_in_the_sums() -> None:
-    members = {"m": shmacc.IndexedSlicesSpec((None,), "int64", reduction_type="SUM")}
-    a, again, b, c = (
-        BatchKey(host, 1, seq) for host, seq in (("a", 1), ("a", 2), ("b", 1), ("c", 1))
+def piece_of(rows: object, values: object, counts: object, count: int = 2) -> shmacc.GroupPartial:
+    """A piece as a shard may get it, of a member "m" with rows of one number."""
+    sums = shmacc.SparsePartial(
+        np.array(rows, np.int64),
+        np.array(values, np.int64),
+        np.array([9], np.int64),
+        np.array(counts, np.int64),
+        count,
+        0,
+        count,
     )
-    with shmacc.AccumulatorGroup(members) as source, shmacc.AccumulatorGroup(members) as group:
+    return shmacc.GroupPartial({"m": sums}, count, 0, count)
 
-        def piece(row: int, value: int) -> shmacc.GroupPartial:
-            assert source.apply({"m": ([row], [value])}, 0)
-            return source.take_partial()
 
-        def opened(*keys: BatchKey) -> Opened:
-            batches = (Batch(key.seq, Sealed(1, 1), frozenset({0})) for key in keys)
-            return Opened(Fence(1, 0), 0, tuple(map(Member, keys, batches)))
+def opened_for(pieces: int) -> Opened:
+    """A round of so many hosts, of two gradients each."""
+    batch = Batch(1, Sealed(2, 2, members={"m": (2, 2)}), frozenset([0]))
+    hosts = (Member(BatchKey(str(host), 1, 1), batch) for host in range(pieces))
+    return Opened(Fence(1, 0), 0, tuple(hosts))
 
-        pieces = {a: piece(1, 1), again: piece(1, 10), b: piece(2, 100), c: piece(3, 1000)}
-        sums = Sums(group)
 
-        def reduced(*keys: BatchKey) -> list[int]:
-            taken = sums.reduced({key: pieces[key] for key in keys}, opened(*keys))
-            assert taken.count == len(keys)
-            return list(taken["m"].values.tolist())
-
-        for key in a, again, b:  # a host ships again, and its first piece was added already
-            sums.add(key, pieces[key])
-        assert reduced(again, b) == [10, 100]
-        for key in a, b, c:  # a host is lost
-            sums.add(key, pieces[key])
-        assert reduced(a, c) == [1, 1000]
-        assert reduced(a, b, c) == [1, 100, 1000], "nothing is left of the round before"
-        sums.add(a, pieces[a])
-        wrong = shmacc.GroupPartial({"x": pieces[a]["m"]}, 1, 0)
-        with pytest.raises(InvalidArgumentError, match="'x'"):
-            sums.reduced({a: pieces[a], b: wrong}, opened(a, b))
-        assert reduced(a, b) == [1, 100]
+def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((9,), "int32", reduction_type="SUM")}
+    good = piece_of([1, 5], [10, 20], [1, 2])
+    wrong: list[tuple[shmacc.GroupPartial, type[Exception], str]] = [
+        (shmacc.GroupPartial({"x": good["m"]}, 2, 0, 2), InvalidArgumentError, "'x'"),
+        (piece_of([5, 1], [1, 1], [1, 1]), InvalidArgumentError, "must ascend"),
+        (piece_of([1, 1], [1, 1], [1, 1]), InvalidArgumentError, "'m'"),
+        (piece_of([1, 9], [1, 1], [1, 1]), InvalidArgumentError, "9"),
+        (piece_of([1, 5], [1, 1], [1, 0]), InvalidArgumentError, "'m'"),
+        (piece_of([1, 5], [[1], [1]], [1, 1]), InvalidArgumentError, "[Ss]hape"),
+        (piece_of([1], [1], [1], 3), InvalidArgumentError, "more gradients than the round has"),
+        (piece_of([1], [2**31 - 10], [1]), OutOfRangeError, "does not fit"),
+        (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
+        (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "count"),
+    ]
+    with shmacc.AccumulatorGroup(members) as group:
+        for piece, kind, said in wrong:
+            for pieces in ([good, piece], [piece, good]):
+                with pytest.raises(kind, match=said):
+                    reduced(group, pieces, opened_for(2))
+        taken = reduced(group, [good, piece_of([5, 8], [1, -1], [1, 1]), good], opened_for(3))
+        assert taken["m"].indices.tolist() == [1, 5, 8]
+        assert taken["m"].values.tolist() == [20, 41, -1]
+        assert taken["m"].row_counts.tolist() == [2, 5, 1]
+        assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
 
 
 def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:

@@ -7,6 +7,7 @@
 #include "incoming.hpp"
 #include "looking.hpp"
 #include "name_lock.hpp"
+#include "reduced_partials.hpp"
 #include "taken_round.hpp"
 
 namespace shmacc {
@@ -205,6 +206,15 @@ class Handle {
             place.place(segment->specs()) = std::move(act.look(!place.advances(), place.shards()).taken);
         });
     }
+    // What a take would give of a round of these parts of partials, which are in no segment.
+    void reduce(TakenRound& place, const nb::list& parts, int64_t count, int64_t weight, int64_t step) {
+        const OpenSegment::Use segment = attached();
+        need_numpy();
+        const Arrivals arrivals(*segment->specs(), parts);
+        const WithoutGil released;
+        ReducedPartials reduced(*segment->specs(), count, weight, step);
+        place.place(segment->specs()) = reduced.of(arrivals.parts());
+    }
     // For one who waits for gradients without a take.
     void check_deaths() {
         run<Take>([&](Take& act) { act.check_deaths(); });
@@ -309,15 +319,8 @@ class Handle {
     }
     template <class Call>
     bool with_parts(OpenSegment& segment, const nb::list& parts, ApplyRequest& request, Call call) {
-        std::vector<std::unique_ptr<Incoming>> members;
-        std::vector<Part*> pointers;
-        members.reserve(parts.size());
-        pointers.reserve(parts.size());
-        for (const nb::handle part : parts) {
-            members.push_back(incoming(*segment.specs(), nb::borrow<nb::tuple>(part)));
-            pointers.push_back(&members.back()->part());
-        }
-        return with_parts(segment, pointers.data(), pointers.size(), request, call);
+        const Arrivals arrivals(*segment.specs(), parts);
+        return with_parts(segment, arrivals.parts().data(), arrivals.parts().size(), request, call);
     }
     template <class Call>
     bool with_parts(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request,

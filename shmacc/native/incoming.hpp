@@ -96,4 +96,22 @@ inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tu
     });
 }
 
+// Several of them.
+class Arrivals {
+  public:
+    Arrivals(const MemberSpecs& specs, const nb::list& parts) {
+        members_.reserve(parts.size());
+        parts_.reserve(parts.size());
+        for (const nb::handle part : parts) {
+            members_.push_back(incoming(specs, nb::borrow<nb::tuple>(part)));
+            parts_.push_back(&members_.back()->part());
+        }
+    }
+    const std::vector<Part*>& parts() const { return parts_; }
+
+  private:
+    std::vector<std::unique_ptr<Incoming>> members_;
+    std::vector<Part*> parts_;
+};
+
 }  // namespace shmacc

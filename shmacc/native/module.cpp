@@ -237,6 +237,8 @@ NB_MODULE(_core, m) {
         .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
              nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
         .def("look", &Handle::look, nb::arg("place"))
+        .def("reduce", &Handle::reduce, nb::arg("place"), nb::arg("parts"), nb::arg("count"),
+             nb::arg("weight"), nb::arg("step"))
         .def("check_deaths", &Handle::check_deaths)
         .def("keep", &Handle::keep, nb::arg("place"))
         .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),

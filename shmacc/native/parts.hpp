@@ -3,6 +3,7 @@
 #pragma once
 
 #include "buffer.hpp"
+#include "merge.hpp"
 #include "rows.hpp"
 
 namespace shmacc {
@@ -59,6 +60,11 @@ class SparsePart : public Part {
     }
     void add(Member& member, Undo& undo) override { Rows<T>(member).add(*gradient_, found_, undo); }
 
+    // Of a partial, whose rows have their own counts.
+    RowSource<T> source() const { return {keys_, counts_, 1, values_, rows_}; }
+    uint64_t width() const { return width_; }
+    bool ascending() const { return ascending_ && counts_ != nullptr; }
+
   private:
     const int64_t* keys_;
     const T* values_;
@@ -85,6 +91,9 @@ class DensePart : public Part {
     void add(Member& member, Undo&) override {
         Buffer<T>(member).add(values_, member.state.count == count());
     }
+
+    const T* values() const { return values_; }
+    uint64_t size() const { return size_; }
 
   private:
     const T* values_;

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "merge.hpp"
 #include "output.hpp"
 #include "parts.hpp"
 #include "session.hpp"
@@ -50,71 +51,31 @@ template <class T>
 class Tables {
   public:
     Tables(std::vector<Member>& parts, uint32_t shards) : parts_(parts), shards_(shards) {
+        std::vector<RowSource<T>> sources;
         for (Member& part : parts) {
             // The sizes are proved before anything is allocated that the segment only claims to hold.
-            part.array<Slot>(kSlots, part.state.rows);
-            part.array<T>(kRows0, part.state.rows * part.state.row_elements);
-            total_ += part.state.rows;
+            const uint64_t count = part.state.rows;
+            const Slot* slots = part.array<Slot>(kSlots, count);
+            const T* rows = part.array<T>(kRows0, count * part.state.row_elements);
+            if (parts.size() > 1)
+                sources.push_back(
+                    {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
         }
-        if (parts.size() > 1) merge();
+        if (parts.size() > 1) merge_.emplace(std::move(sources), parts[0].state.row_elements, shards);
     }
-    uint64_t rows() const { return parts_.size() > 1 ? distinct_.size() : total_; }
+    uint64_t rows() const { return merge_ ? merge_->rows() : parts_[0].state.rows; }
 
     // All rows, shard by shard and ascending in each, reduced. values may be null: row numbers alone. False: a
     // result does not fit.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
-        if (parts_.empty()) return true;
-        if (parts_.size() == 1) return Rows<T>(parts_[0]).read(keys, values, contributions, reduce, shards_);
-        bool fits = true;
-        const uint64_t width = parts_[0].state.row_elements;
-        PlacesByShard places(distinct_.data(), distinct_.size(), shards_);
-        uint64_t place = 0;
-        T* row = values;
-        for (uint64_t i = 0; i < total_; ++i) {
-            const auto [slot, sums] = at(order_[i], width);
-            if (i == 0 || slot->row != keys[place]) {
-                if (i > 0) fits = reduce_into(row, row, width, contributions[place], reduce) && fits;
-                place = places.next(slot->row);
-                row = values + place * width;
-                keys[place] = slot->row;
-                contributions[place] = 0;
-                copy_numbers(row, sums, width);
-            } else if (!add_numbers(row, sums, width)) {
-                fits = false;
-            }
-            if (slot->contributions <= 0) data_loss("a row has no contributions");
-            contributions[place] += slot->contributions;
-        }
-        if (total_ > 0) fits = reduce_into(row, row, width, contributions[place], reduce) && fits;
-        return fits;
+        if (merge_) return merge_->read(keys, values, contributions, reduce);
+        return Rows<T>(parts_[0]).read(keys, values, contributions, reduce, shards_);
     }
 
   private:
-    void merge() {
-        std::vector<int64_t> keys;
-        keys.reserve(total_);
-        for (Member& part : parts_) {
-            const Slot* table = part.array<Slot>(kSlots, part.state.rows);
-            for (uint64_t i = 0; i < part.state.rows; ++i) keys.push_back(table[i].row);
-        }
-        if (total_ > kMaxRows)
-            throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
-        order_ = ascending_order(keys.data(), static_cast<uint32_t>(total_));  // of equal rows, in order of lane
-        for (const uint32_t i : order_)
-            if (distinct_.empty() || keys[i] != distinct_.back()) distinct_.push_back(keys[i]);
-    }
-    std::pair<const Slot*, const T*> at(uint64_t i, uint64_t width) {
-        auto part = parts_.begin();
-        for (; i >= part->state.rows; ++part) i -= part->state.rows;
-        return {part->template array<Slot>(kSlots, part->state.rows) + i,
-                part->template array<T>(kRows0, part->state.rows * width) + i * width};
-    }
-
     std::vector<Member>& parts_;
     const uint32_t shards_;
-    uint64_t total_ = 0;
-    std::vector<int64_t> distinct_;  // rows, ascending
-    std::vector<uint32_t> order_;
+    std::optional<Merge<T>> merge_;
 };
 
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.

@@ -14,7 +14,7 @@ from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
 from shmacc._multihost.pieces import Joining, Plan, hand_out
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc._multihost.sums import Sums
+from shmacc._multihost.sums import reduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,7 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             batch = Batch(1, describe(sums), frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
             opened = Opened(Fence(1, 0), sums.step, hosts)
-            both = dict.fromkeys((host.key for host in hosts), pieces[0])
-            part = watch.time("reduce", partial(Sums(shard).reduced, both, opened))
+            part = watch.time("reduce", partial(reduced, shard, [pieces[0]] * 2, opened))
             watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
             watch.time("join", partial(_join, plan, opened, part))
             watch.bytes("join", _SHARDS * _size(part["table"]))
