@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import _core
@@ -73,6 +74,9 @@ def test_a_small_result_does_not_hold_a_large_piece() -> None:
     assert other.ctypes.data == address
 
 
+@pytest.mark.skipif(
+    SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
+)
 def test_it_does_not_keep_a_result_from_memory_that_is_short() -> None:
     kept = filled(1, 4 * LARGE)
     del kept

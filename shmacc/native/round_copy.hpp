@@ -57,7 +57,7 @@ class Tables {
             const uint64_t count = part.state.rows;
             const Slot* slots = part.array<Slot>(kSlots, count);
             const T* rows = part.array<T>(kRows0, count * part.state.row_elements);
-            if (parts.size() > 1)
+            if (parts.size() > 1 && count > 0)
                 sources.push_back(
                     {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
         }

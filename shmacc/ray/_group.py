@@ -34,7 +34,7 @@ from shmacc.ray._round import Round
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0
-_HOMING = 10.0  # seconds that Ray has to put the owner where it belongs
+_HOMING = 30.0  # seconds that Ray has to put the owner where it belongs
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
