@@ -79,7 +79,7 @@ class Merge {
                 __builtin_prefetch(&source.contributions[at * source.stride]);
                 prefetch_row(source.rows + at * width, width);
             }
-            const uint64_t place = places.next(keys_[row]);
+            const uint64_t place = places.place(row, keys_[row]);
             T* const out = values + place * width;
             const auto [source, at] = find(order_.empty() ? i : order_[i]);
             int64_t count = contributions_of(source, at);

@@ -83,7 +83,7 @@ class Rows {
                 prefetch_row(sums + order[i + kAhead] * width, width);
             }
             const uint32_t slot = order.empty() ? i : order[i];
-            const uint64_t at = places.next(table[slot].row);
+            const uint64_t at = places.place(i, table[slot].row);
             keys[at] = table[slot].row;
             contributions[at] = table[slot].contributions;
             if (contributions[at] <= 0) data_loss("a row has no contributions");
