@@ -79,12 +79,8 @@ class ReducedPartials {
                                                                    first->dims(), 0, Output(0),
                                                                    Output(size * sizeof(T)), Output(0)});
         auto* const values = static_cast<T*>(out.values.get());
-        if (parts.size() == 1) return reduce_into(values, first->values(), size, reduce.divisor, reduce);
-        bool fits = true;
-        copy_numbers(values, first->values(), size);
-        for (size_t i = 1; i < parts.size(); ++i)
-            fits = add_many(values, static_cast<const DensePart<T>*>(parts[i])->values(), size) && fits;
-        return reduce_into(values, values, size, reduce.divisor, reduce) && fits;
+        const auto array = [&](size_t i) { return static_cast<const DensePart<T>*>(parts[i])->values(); };
+        return reduce_arrays(values, parts.size(), array, size, reduce);
     }
 
     const MemberSpecs& specs_;

@@ -78,6 +78,16 @@ class Tables {
     std::optional<Merge<T>> merge_;
 };
 
+// The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
+template <class T, class Array>
+bool reduce_arrays(T* out, size_t count, Array array, uint64_t size, const Reduce& reduce) {
+    if (count == 1) return reduce_into(out, array(0), size, reduce.divisor, reduce);
+    bool fits = true;
+    copy_numbers(out, array(0), size);
+    for (size_t i = 1; i < count; ++i) fits = add_many(out, array(i), size) && fits;
+    return reduce_into(out, static_cast<const T*>(out), size, reduce.divisor, reduce) && fits;
+}
+
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
 class RoundCopy {
   public:
@@ -158,12 +168,8 @@ class RoundCopy {
                                                                   Output(first.row_bytes()), Output(0)});
         auto* values = static_cast<T*>(out.values.get());
         const uint64_t elements = first.state.row_elements;
-        if (parts.size() == 1) return reduce_into(values, sums, elements, reduce.divisor, reduce);
-        bool fits = true;
-        copy_numbers(values, sums, elements);
-        for (size_t i = 1; i < parts.size(); ++i)
-            fits = add_many(values, Buffer<T>(parts[i]).sums(), elements) && fits;
-        return reduce_into(values, values, elements, reduce.divisor, reduce) && fits;
+        const auto array = [&](size_t i) { return i == 0 ? sums : Buffer<T>(parts[i]).sums(); };
+        return reduce_arrays(values, parts.size(), array, elements, reduce);
     }
 
     [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
