@@ -30,10 +30,10 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.pieces import Joining, Plan, hand_out
+from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.sums import reduced
+from shmacc._multihost.sums import Part, reduced
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/test_multihost_core.py
@@ -192,7 +192,7 @@ class Table:
             done.append(action)
             match action:
                 case act.Seal():
-                    core.sealed(segment.sealed())
+                    core.sealed(segment.sealed(), self.now)
                 case act.Ship(seq):
                     core.shipped(seq, frozenset({0}))
                 case act.Release():
@@ -774,6 +774,83 @@ def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
     assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
 
 
+def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arrived() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.ask(1)
+    table.hear()
+    core, segment = table.hosts["a"]
+    core.observe(segment.step, 1, 0)
+    assert core.next_action() == act.Seal()
+    assert core.report_due(table.now) > table.now
+    core.sealed(segment.sealed(), table.now)
+    assert core.report_due(table.now) == table.now + TIMING.grace / 4, "slow pieces: before grace"
+    assert core.has_answer_to_come
+    assert core.next_action() == act.Ship(1)
+    core.shipped(1, frozenset({0}))
+    assert core.report_due(table.now) == table.now
+    table.hear()
+    assert not core.has_answer_to_come
+    assert isinstance(table.owner.answer("t"), Opened)
+
+
+def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.settle()
+    table.ask(1)
+    table.settle("b")
+    table.hear("a")
+    core, segment = table.hosts["a"]
+    core.observe(segment.step, 1, 0)
+    core.sealed(segment.sealed(), table.now)
+    while core.report_due(table.now) > table.now:
+        table.now += TIMING.grace / 16
+    table.hear("a")
+    assert not core.has_answer_to_come
+    table.pass_time(3 * TIMING.grace, "a", "b")
+    assert isinstance(table.ask(1), Waiting), "what it ships is waited for"
+    core.shipped(1, frozenset({0}))
+    table.hear("a")
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.count == 2
+
+
+def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.ask(1)
+    table.settle("a")
+    table.hear("b")
+    serials = {host: core._order.serial for host, (core, _) in table.hosts.items() if core._order}
+    table.pass_time(TIMING.grace + 0.1, "a")  # b does not answer, and is late
+    assert isinstance(table.ask(1), Opened)
+    assert not table.owner.has_news("a", serials["a"])
+    assert table.owner.has_news("b", serials["b"])
+    assert table.owner.has_news("a", serials["a"] - 1)
+    table.owner.leave("t", table.now, consume=True)
+    assert table.owner.has_news("a", serials["a"])
+
+
+def test_a_shard_finds_the_last_batch_of_each_host() -> None:
+    shard: ShardCore[str] = ShardCore()
+    assert shard.latest(["a", "b"]) == ()
+    for key in BatchKey("a", 1, 1), BatchKey("b", 2, 9), BatchKey("a", 1, 2):
+        shard.stage(Fence(1, 0), key, "piece")
+    assert shard.latest(["b", "a"]) == (BatchKey("b", 2, 9), BatchKey("a", 1, 2))
+    assert shard.latest(["a", "c"]) == ()
+    assert shard.latest([]) == ()
+    shard.forget(Fence(1, 1))
+    assert shard.latest(["a"]) == ()
+
+
 def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
     shard: ShardCore[str] = ShardCore()
     key = BatchKey("a", 1, 1)
@@ -852,7 +929,10 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             for shard, piece in pieces.items():
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
-        parts = [reduced(group, staged[n].values(), opened) for n, group in enumerate(at_shards)]
+        parts = [
+            reduced(group, staged[n].values(), Part.of(opened, n))
+            for n, group in enumerate(at_shards)
+        ]
         got, expected = join(plan, parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
@@ -910,7 +990,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
                 if shard in plan_of(plan, row)
             }
             assert len(pieces) == 1
-            parts.append(reduced(group, pieces.values(), opened))
+            parts.append(reduced(group, pieces.values(), Part.of(opened, shard)))
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
@@ -928,11 +1008,10 @@ def piece_of(rows: object, values: object, counts: object, count: int = 2) -> sh
     return shmacc.GroupPartial({"m": sums}, count, 0, count)
 
 
-def opened_for(pieces: int) -> Opened:
-    """A round of so many hosts, of two gradients each."""
-    batch = Batch(1, Sealed(2, 2, members={"m": (2, 2)}), frozenset([0]))
-    hosts = (Member(BatchKey(str(host), 1, 1), batch) for host in range(pieces))
-    return Opened(Fence(1, 0), 0, tuple(hosts))
+def part_of(pieces: int) -> Part:
+    """What a shard has of a round of so many hosts, of two gradients each."""
+    keys = tuple(BatchKey(str(host), 1, 1) for host in range(pieces))
+    return Part(Fence(1, 0), keys, 2 * pieces, 2 * pieces, 0)
 
 
 def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
@@ -954,8 +1033,8 @@ def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
         for piece, kind, said in wrong:
             for pieces in ([good, piece], [piece, good]):
                 with pytest.raises(kind, match=said):
-                    reduced(group, pieces, opened_for(2))
-        taken = reduced(group, [good, piece_of([5, 8], [1, -1], [1, 1]), good], opened_for(3))
+                    reduced(group, pieces, part_of(2))
+        taken = reduced(group, [good, piece_of([5, 8], [1, -1], [1, 1]), good], part_of(3))
         assert taken["m"].indices.tolist() == [1, 5, 8]
         assert taken["m"].values.tolist() == [20, 41, -1]
         assert taken["m"].row_counts.tolist() == [2, 5, 1]
@@ -971,10 +1050,10 @@ def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
 
 def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.GroupTaken:
     """Put a round together, the last shard's values first."""
-    handed = [hand_out(part) for part in parts]
-    joining = Joining(plan, opened, {shard: rows for shard, (rows, _) in enumerate(handed)})
+    rows = {shard: rows_of(part) for shard, part in enumerate(parts)}
+    joining = Joining(plan, opened, rows)
     for shard in reversed(range(len(parts))):
-        joining.add(shard, handed[shard][1])
+        joining.add(shard, values_of(parts[shard]))
     return joining.taken()
 
 

@@ -83,6 +83,7 @@ class ForwarderCore:
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
         self._seq = 0
         self._unshipped: Sealed | None = None
+        self._sealed_at = float("-inf")
         self._dropped = 0
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
@@ -102,6 +103,12 @@ class ForwarderCore:
     def listed(self) -> frozenset[int]:
         """The contributors that the segment lists without a gradient, which do not count."""
         return self._listed
+
+    @property
+    def has_answer_to_come(self) -> bool:
+        """Whether it ships for a grant that it has not answered yet: it will report soon anyway."""
+        last = None if self._reported is None else self._reported.sealed_for
+        return self._unshipped is not None and self._sealed_for != last
 
     @property
     def _pace(self) -> float:
@@ -194,8 +201,9 @@ class ForwarderCore:
             return Consume()
         return Reset(order.step, order.listed)
 
-    def sealed(self, content: Sealed) -> None:
+    def sealed(self, content: Sealed, now: float) -> None:
         """Say that the segment is sealed, and has this."""
+        self._sealed_at = now
         order = self._order
         if not self._held:
             self._held, self._dropped_before = True, self._dropped
@@ -261,15 +269,13 @@ class ForwarderCore:
         )
         if report == last:
             return self._reported_at + heartbeat
-        grown = report.count - last.count
+        if _told_at_once(report) != _told_at_once(last):
+            return now
+        if report.sealed_for != last.sealed_for:
+            # Most pieces arrive before the owner would wonder, and then one report says all.
+            return now if self._unshipped is None else self._sealed_at + self._timing.grace / 4
         slack = 1 if self._order is None else self._order.slack
-        others = (report.fence, report.step, report.sealed_for, report.batch)
-        if others != (last.fence, last.step, last.sealed_for, last.batch):
-            return now
-        marks = (report.refused, report.present, report.deaths, report.pace)
-        if marks != (last.refused, last.present, last.deaths, last.pace):
-            return now
-        if grown >= slack:
+        if report.count - last.count >= slack:
             return self._reported_at + announce
         return self._reported_at + min(4 * announce, heartbeat)
 
@@ -296,3 +302,8 @@ class ForwarderCore:
             deaths=self._deaths,
             pace=self._pace,
         )
+
+
+def _told_at_once(report: Report) -> tuple[object, ...]:
+    state = (report.fence, report.step, report.batch)
+    return (*state, report.refused, report.present, report.deaths, report.pace)

@@ -61,6 +61,7 @@ class OwnerCore:
         self._contested = Contested(timing.stagger)
         self._grant: Grant | None = None
         self._block: Opened | None = None  # the head of the line has it
+        self._opening = 0  # the serial that came with it
         self._block_ticket = ""
         self._withdrawn = Withdrawn(timing.expiry, first=self._ready)
 
@@ -163,6 +164,16 @@ class OwnerCore:
             slack=self._slack(),
             pace=self.pace,
         )
+
+    def has_news(self, name: str, serial: int) -> bool:
+        """Whether the host must follow another order than that of `serial`.
+
+        That a block is open is no news to a host whose batch is in it: its segment stays as it is.
+        """
+        if self._block is not None and (serial, self._serial) == (self._opening - 1, self._opening):
+            host = self._hosts.find(name)
+            return host is None or host.member is None
+        return serial != self._serial
 
     @property
     def pace(self) -> float:
@@ -322,6 +333,7 @@ class OwnerCore:
             return
         if enough and head is not None:
             self._block = Opened(self._fence, self._step, tuple(members))
+            self._opening = self._serial
             self._block_ticket = head.name
         else:
             self.counters.withdrawn += 1

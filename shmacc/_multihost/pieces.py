@@ -144,20 +144,21 @@ class ShardRows:
     row_counts: IndexArray
 
 
-Handed = tuple[dict[str, ShardRows], dict[str, npt.NDArray[Any]]]
-"""What a shard hands out of a round: rows of sparse members, and the values of all members."""
+def rows_of(taken: GroupTaken) -> dict[str, ShardRows]:
+    """Return which rows a shard has in its part of a round, of each sparse member."""
+    return {
+        name: ShardRows(part.indices, part.row_counts)
+        for name, part in taken.items()
+        if isinstance(part, SparseTaken)
+    }
 
 
-def hand_out(taken: GroupTaken) -> Handed:
-    """Return what `Joining` needs of a shard's part of a round."""
-    rows, values = {}, {}
-    for name, part in taken.items():
-        if isinstance(part, SparseTaken):
-            rows[name] = ShardRows(part.indices, part.row_counts)
-            values[name] = part.values
-        else:
-            values[name] = part.value
-    return rows, values
+def values_of(taken: GroupTaken) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of each member in a shard's part of a round."""
+    return {
+        name: part.values if isinstance(part, SparseTaken) else part.value
+        for name, part in taken.items()
+    }
 
 
 class Joining:
@@ -194,15 +195,15 @@ class Joining:
         none = np.empty(0, np.int64)
         indices = np.concatenate([none, *(of.indices for of in found.values())])
         counts = np.concatenate([none, *(of.row_counts for of in found.values())])
-        order = np.argsort(indices, kind="stable")  # merges: each shard's are ascending
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
+        places = _core.find_places(indices)
         begin = 0
         for shard, of in found.items():
             end = begin + len(of.indices)
             self._places[name, shard] = places[begin:end]
             begin = end
-        self._rows[name] = ShardRows(indices[order], counts[order])
+        self._rows[name] = ShardRows(np.empty_like(indices), np.empty_like(counts))
+        self._rows[name].indices[places] = indices
+        self._rows[name].row_counts[places] = counts
         return len(indices)
 
     def add(self, shard: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -210,7 +211,9 @@ class Joining:
         for name, part in values.items():
             whole = self._values[name]
             if (places := self._places.get((name, shard))) is not None:
-                _as_items(whole)[places] = _as_items(part)
+                if whole.nbytes and len(places):
+                    part_rows = part.reshape(len(places), -1)
+                    _core.put_rows(_as_bytes(whole), places, _as_bytes(part_rows))
             else:
                 first, end = self._plan.runs(name)[shard]
                 whole.reshape(-1)[first:end] = part
@@ -243,13 +246,8 @@ def bytes_of(partial: GroupPartial) -> int:
     )
 
 
-def _as_items(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each row as one item, if it has bytes: items are copied faster than rows."""
-    size = values[:1].nbytes
-    if size == 0:
-        return values
-    flat = np.ascontiguousarray(values).reshape(len(values), -1)
-    return flat.view(np.dtype((np.void, size))).reshape(-1)
+def _as_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return values.reshape(len(values), -1).view(np.uint8)
 
 
 def _is_sparse(spec: TensorSpec) -> bool:

@@ -1,5 +1,6 @@
 """A shard: it keeps pieces of hosts' batches until their round is over."""
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from shmacc._multihost.messages import BatchKey, Fence
@@ -20,6 +21,11 @@ class ShardCore(Generic[_Piece]):
     def __init__(self) -> None:
         self._fence = Fence(-1, -1)
         self._pieces: dict[str, dict[BatchKey, _Piece]] = {}  # by host
+
+    @property
+    def fence(self) -> Fence:
+        """That of the pieces."""
+        return self._fence
 
     def __len__(self) -> int:
         return sum(len(own) for own in self._pieces.values())
@@ -46,6 +52,11 @@ class ShardCore(Generic[_Piece]):
         if fence != self._fence:
             return keys
         return tuple(key for key in keys if key not in self._pieces.get(key.host, {}))
+
+    def latest(self, hosts: Iterable[str]) -> tuple[BatchKey, ...]:
+        """Return the last batch of each of these hosts, if all have staged one; else nothing."""
+        own = [self._pieces.get(host) for host in hosts]
+        return tuple(max(batches) for batches in own if batches) if all(own) else ()
 
     def pieces(self, keys: tuple[BatchKey, ...]) -> list[_Piece]:
         """Return pieces that are here."""

@@ -2,8 +2,8 @@
 // have sent of it. Equal rows are added up in the order of their sources.
 #pragma once
 
-#include "kernels.hpp"
-#include "round.hpp"
+#include "lane.hpp"
+#include "reduction.hpp"
 #include "row_order.hpp"
 
 namespace shmacc {
@@ -45,8 +45,12 @@ class Merge {
     // All rows, shard by shard and ascending in each, reduced. False: a result does not fit.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         bool fits = true;
-        with_width(width_,
-                   [&](auto width) { fits = read_rows<width.value>(keys, values, contributions, reduce); });
+        const bool streamed = is_streamed(values, rows() * width_ * sizeof(T), width_ * sizeof(T));
+        with_width(width_, [&](auto width) {
+            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce)
+                            : read_rows<width.value, false>(keys, values, contributions, reduce);
+        });
+        if (streamed) end_of_stream();
         return fits;
     }
 
@@ -67,10 +71,11 @@ class Merge {
     }
 
     // kWidth: the row's width, or 0 for any.
-    template <uint64_t kWidth>
+    template <uint64_t kWidth, bool kStreamed>
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : width_;
         PlacesByShard places(keys_.data(), keys_.size(), shards_);
+        std::vector<T> sum(repeats_.empty() ? 0 : width);
         bool fits = true;
         uint64_t row = 0;
         for (uint64_t i = 0; i < total_; ++row) {
@@ -80,22 +85,20 @@ class Merge {
                 prefetch_row(source.rows + at * width, width);
             }
             const uint64_t place = places.place(row, keys_[row]);
-            T* const out = values + place * width;
             const auto [source, at] = find(order_.empty() ? i : order_[i]);
+            const T* sums = source.rows + at * width;
             int64_t count = contributions_of(source, at);
-            ++i;
-            if (repeats_.empty() || i == total_ || !repeats_[i]) {
-                fits = reduce_into(out, source.rows + at * width, width, count, reduce) && fits;
-            } else {
-                copy_numbers(out, source.rows + at * width, width);
-                for (; i < total_ && repeats_[i]; ++i) {
-                    const auto [other, there] = find(order_[i]);
-                    if (__builtin_add_overflow(count, contributions_of(other, there), &count))
-                        data_loss("a row's contributions do not fit");
-                    fits = add_numbers(out, other.rows + there * width, width) && fits;
-                }
-                fits = reduce_into(out, out, width, count, reduce) && fits;
+            for (++i; !repeats_.empty() && i < total_ && repeats_[i]; ++i) {
+                const auto [other, there] = find(order_[i]);
+                if (__builtin_add_overflow(count, contributions_of(other, there), &count))
+                    data_loss("a row's contributions do not fit");
+                const T* const row_there = other.rows + there * width;
+                fits = (sums == sum.data() ? add_numbers(sum.data(), row_there, width)
+                                           : add_into(sum.data(), sums, row_there, width)) &&
+                       fits;
+                sums = sum.data();
             }
+            fits = reduce_row<kWidth, kStreamed>(values + place * width, sums, width, count, reduce) && fits;
             keys[place] = keys_[row];
             contributions[place] = count;
         }

@@ -1,5 +1,6 @@
 // The extension module: shmacc._core.
 #include "arrays.hpp"
+#include "joined_rows.hpp"
 #include "plain.hpp"
 #include "view.hpp"
 
@@ -336,6 +337,32 @@ NB_MODULE(_core, m) {
             return ends_of_shards(rows.data(), rows.size(), shards);
         },
         nb::arg("indices"), nb::arg("shards"));
+    m.def(
+        "find_places",
+        [](nb::handle indices) {
+            need_numpy();
+            View<int64_t> rows(indices, 1);
+            Output places(rows.size() * sizeof(int64_t));
+            {
+                WithoutGil released;
+                find_places(rows.data(), rows.size(), static_cast<int64_t*>(places.get()));
+            }
+            return array_of<int64_t>(places, rows.size());
+        },
+        nb::arg("indices"));
+    m.def(
+        "put_rows",
+        [](nb::handle all, nb::handle places, nb::handle rows) {
+            View<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
+            View<int64_t> where(places, 1);
+            const uint64_t size = static_cast<uint64_t>(target.dims(0)[0]);
+            const uint64_t row_bytes = size ? target.size() / size : 0;
+            if (source.size() != where.size() * row_bytes)
+                throw Error(Failure::kInvalidArgument, "The rows are not as many as their places");
+            WithoutGil released;
+            put_rows(target.writable(), size, row_bytes, where.data(), source.data(), where.size());
+        },
+        nb::arg("all"), nb::arg("places"), nb::arg("rows"));
     watch_forks();
     export_layout(m);
 }

@@ -76,8 +76,8 @@ class Output {
             size += size /
                     16;  // for a next result that is a little larger; pages that it does not touch cost none
         }
-        memory_.reset(std::malloc(size));
-        if (!memory_ && KeptMemory::instance().free_all()) memory_.reset(std::malloc(size));
+        memory_.reset(allocate(size));
+        if (!memory_ && KeptMemory::instance().free_all()) memory_.reset(allocate(size));
         if (!memory_) throw std::bad_alloc();
         constexpr uint64_t kHuge = 1 << 21;
         const uint64_t from = (reinterpret_cast<uint64_t>(memory_.get()) + kHuge - 1) / kHuge * kHuge;
@@ -99,6 +99,13 @@ class Output {
     struct Drop {
         void operator()(void* memory) const { drop(memory); }
     };
+
+    // From the start of a cache line if it is large, to be written by lines (reduction.hpp).
+    static void* allocate(uint64_t size) {
+        constexpr uint64_t kLine = 64;
+        return size > KeptMemory::kLarge ? std::aligned_alloc(kLine, (size + kLine - 1) / kLine * kLine)
+                                         : std::malloc(size);
+    }
 
     uint64_t bytes_;
     std::unique_ptr<void, Drop> memory_;

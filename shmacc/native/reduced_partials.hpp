@@ -78,9 +78,9 @@ class ReducedPartials {
         TakenMember& out = taken_.members.emplace_back(TakenMember{first->member(), count, weight,
                                                                    first->dims(), 0, Output(0),
                                                                    Output(size * sizeof(T)), Output(0)});
-        auto* const values = static_cast<T*>(out.values.get());
-        const auto array = [&](size_t i) { return static_cast<const DensePart<T>*>(parts[i])->values(); };
-        return reduce_arrays(values, parts.size(), array, size, reduce);
+        std::vector<const T*> arrays;
+        for (const Part* part : parts) arrays.push_back(static_cast<const DensePart<T>*>(part)->values());
+        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, size, reduce);
     }
 
     const MemberSpecs& specs_;

@@ -1,4 +1,4 @@
-// The shape of a member's round, its memory, and its reduction.
+// The shape of a member's round.
 #pragma once
 
 #include <type_traits>
@@ -94,63 +94,6 @@ inline void check_shape(Member& member, const Dims& dims) {
             throw Error(Failure::kInvalidArgument,
                         "Shape mismatch: expected values dim " + std::to_string(i + 1) + " to be " +
                             std::to_string(round[i]) + ", got " + std::to_string(dims[i]));
-}
-
-// How a take reduces, and the range that results must fit.
-struct Reduce {
-    bool divide;
-    int64_t divisor;  // 0: a row's contributions
-    int64_t lowest;  // integers: the dtype's range
-    uint64_t highest;
-};
-
-template <class T>
-bool within(T value, const Reduce& reduce) {
-    if constexpr (std::is_floating_point_v<T>) return true;
-    // No early exit: several at a time.
-    if constexpr (std::is_signed_v<T>)
-        return (value >= reduce.lowest) & ((value < 0) | (static_cast<uint64_t>(value) <= reduce.highest));
-    return static_cast<uint64_t>(value) <= reduce.highest;
-}
-
-// out[i] = sums[i], divided if asked to; false if a result does not fit the dtype.
-template <class T>
-bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, const Reduce& reduce) {
-    bool fits = true;
-    if (!reduce.divide) {
-        for (uint64_t j = 0; j < count; ++j) {
-            out[j] = sums[j];
-            if constexpr (std::is_integral_v<T>) fits &= within(out[j], reduce);
-        }
-    } else {
-        const int64_t divisor = reduce.divisor ? reduce.divisor : contributions;
-        if constexpr (std::is_floating_point_v<T>) {
-            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is
-            // much cheaper.
-            if (count > 1 && (divisor & (divisor - 1)) == 0) {
-                const T inverse = T{1} / static_cast<T>(divisor);
-                for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;
-                return true;
-            }
-        }
-        if constexpr (std::is_integral_v<T>) {
-            // A shift instead of a division, which takes as long as a dozen of them; towards zero as well.
-            if ((divisor & (divisor - 1)) == 0) {
-                const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
-                const T below = static_cast<T>(divisor - 1);
-                for (uint64_t j = 0; j < count; ++j) {
-                    out[j] = (sums[j] + (sums[j] < 0 ? below : 0)) >> shift;
-                    fits &= within(out[j], reduce);
-                }
-                return fits;
-            }
-        }
-        for (uint64_t j = 0; j < count; ++j) {
-            out[j] = sums[j] / static_cast<T>(divisor);
-            if constexpr (std::is_integral_v<T>) fits &= within(out[j], reduce);
-        }
-    }
-    return fits;
 }
 
 }  // namespace shmacc

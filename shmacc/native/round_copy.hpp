@@ -79,13 +79,26 @@ class Tables {
 };
 
 // The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
-template <class T, class Array>
-bool reduce_arrays(T* out, size_t count, Array array, uint64_t size, const Reduce& reduce) {
-    if (count == 1) return reduce_into(out, array(0), size, reduce.divisor, reduce);
+template <class T>
+bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
+    constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
+    const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
+    T sum[kPiece];
     bool fits = true;
-    copy_numbers(out, array(0), size);
-    for (size_t i = 1; i < count; ++i) fits = add_many(out, array(i), size) && fits;
-    return reduce_into(out, static_cast<const T*>(out), size, reduce.divisor, reduce) && fits;
+    for (uint64_t at = 0; at < size; at += kPiece) {
+        const uint64_t count = std::min(kPiece, size - at);
+        const T* sums = arrays[0] + at;
+        for (size_t i = 1; i < arrays.size(); ++i) {
+            fits = add_into(sum, sums, arrays[i] + at, count) && fits;
+            sums = sum;
+        }
+        fits = (streamed && count == kPiece
+                    ? reduce_row<kPiece, true>(out + at, sums, count, reduce.divisor, reduce)
+                    : reduce_into(out + at, sums, count, reduce.divisor, reduce)) &&
+               fits;
+    }
+    if (streamed) end_of_stream();
+    return fits;
 }
 
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
@@ -162,14 +175,12 @@ class RoundCopy {
                                static_cast<int64_t*>(out.contributions.get()), reduce);
         }
         reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
-        const T* sums = Buffer<T>(parts[0]).sums();  // proved before anything is allocated
+        std::vector<const T*> arrays;  // proved before anything is allocated
+        for (Member& part : parts) arrays.push_back(Buffer<T>(part).sums());
         TakenMember& out = taken.members.emplace_back(TakenMember{first.number(), count, weight,
                                                                   round_dims(parts[0]), 0, Output(0),
                                                                   Output(first.row_bytes()), Output(0)});
-        auto* values = static_cast<T*>(out.values.get());
-        const uint64_t elements = first.state.row_elements;
-        const auto array = [&](size_t i) { return i == 0 ? sums : Buffer<T>(parts[i]).sums(); };
-        return reduce_arrays(values, parts.size(), array, elements, reduce);
+        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, first.state.row_elements, reduce);
     }
 
     [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {

@@ -44,9 +44,13 @@ class Rows {
     // All rows, shard by shard and ascending in each, reduced. False: a result does not fit the dtype.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
         bool fits = true;
+        const uint64_t row_bytes = state_.row_elements * sizeof(T);
+        const bool streamed = is_streamed(values, state_.rows * row_bytes, row_bytes);
         with_width(state_.row_elements, [&](auto width) {
-            fits = read_rows<width.value>(keys, values, contributions, reduce, shards);
+            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce, shards)
+                            : read_rows<width.value, false>(keys, values, contributions, reduce, shards);
         });
+        if (streamed) end_of_stream();
         return fits;
     }
 
@@ -66,7 +70,7 @@ class Rows {
         uint32_t count_;
     };
 
-    template <uint64_t kWidth>
+    template <uint64_t kWidth, bool kStreamed>
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
@@ -87,7 +91,8 @@ class Rows {
             keys[at] = table[slot].row;
             contributions[at] = table[slot].contributions;
             if (contributions[at] <= 0) data_loss("a row has no contributions");
-            fits = reduce_into(values + at * width, sums + slot * width, width, contributions[at], reduce) &&
+            fits = reduce_row<kWidth, kStreamed>(values + at * width, sums + slot * width, width,
+                                                 contributions[at], reduce) &&
                    fits;
         }
         return fits;

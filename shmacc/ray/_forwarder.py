@@ -219,7 +219,7 @@ class _Loop:
             match action:
                 case act.Seal():
                     self._sealed = segment.seal(core.listed)
-                    core.sealed(describe(self._sealed))
+                    core.sealed(describe(self._sealed), time.monotonic())
                     self._count("seals")
                 case act.Ship(seq):
                     if self._shipping is None or self._shipping.seq != seq:
@@ -270,7 +270,8 @@ class _Loop:
 
     def _talk(self, now: float) -> None:
         """Report, if it is time; have a call at the owner that waits for a new order."""
-        if self._core.report_due(now) <= now or (not self._polls and now >= self._poll_from):
+        listens = self._polls or self._core.has_answer_to_come or now < self._poll_from
+        if self._core.report_due(now) <= now or not listens:
             self._count("reports")
             self._polls.append(self._call(self._owner.report, self._core.report(now), self._serial))
 

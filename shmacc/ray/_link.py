@@ -1,6 +1,7 @@
 """What a chief's group and its rounds have in common: the way to the owner."""
 
 import contextlib
+import functools
 import time
 from typing import Any
 
@@ -8,7 +9,7 @@ import ray
 
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import FailedPreconditionError
-from shmacc.ray._parts import LOST, NAMESPACE, Config
+from shmacc.ray._parts import LOST, NAMESPACE, Config, find
 
 PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
@@ -29,6 +30,11 @@ class Link:
         self.config: Config = ray.get(owner.config.remote())
         self.plan = Plan(self.config.members, self.config.shards)
         self.closed = False
+
+    @functools.cached_property
+    def shards(self) -> list[Any]:
+        """The actors of the shards. Ray starts one that has died again, as the same actor."""
+        return [find(self.config, f"shard {number}") for number in range(self.config.shards)]
 
     def call(self, method: str, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
         """Call the owner; again if it is being started again. All its methods may be repeated.

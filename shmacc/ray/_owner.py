@@ -81,7 +81,7 @@ class OwnerActor:
         self._wake()
 
         timeout = self._config.timing.heartbeat * self._core.pace * 2
-        await self._park(timeout, lambda: self._core.serial == serial)
+        await self._park(timeout, lambda: not self._core.has_news(report.host, serial))
         return self._core.order(report.host, report.incarnation)
 
     # Chiefs

@@ -23,7 +23,7 @@ from shmacc.errors import (
     WorkerDiedError,
 )
 from shmacc.ray._link import PARKED, Link
-from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken, find
+from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -113,9 +113,9 @@ class Round(Generic[_Result]):
 
     def _fetch(self, opened: Opened) -> Any:
         """Have the shards add up; Missing: some have lost pieces."""
-        config, plan = self._link.config, self._link.plan
-        numbers = [number for number in range(config.shards) if opened.of_shard(number)]
-        actors = {number: find(config, f"shard {number}") for number in numbers}
+        link = self._link
+        numbers = [number for number in range(link.config.shards) if opened.of_shard(number)]
+        actors = link.shards
         missing: set[BatchKey] = set()
 
         def arrived(results: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
@@ -139,15 +139,15 @@ class Round(Generic[_Result]):
             dict(arrived({n: call.future() for n, call in calls.items()}))
             shards = tuple(Shard(n, actors[n], opened) for n in numbers)
             return Missing(tuple(missing)) if missing else ShardedTaken(opened, shards)
-        calls = {n: actors[n].hand_out.options(num_returns=2).remote(opened) for n in numbers}
         # Futures fetch what there is at once, from other nodes, too.
-        pairs = {n: [each.future() for each in call] for n, call in calls.items()}
-        rows = dict(arrived({n: pair[0] for n, pair in pairs.items()}))
+        rows = {n: actors[n].rows.remote(opened).future() for n in numbers}
+        values = {n: actors[n].values.remote(opened).future() for n in numbers}
+        found = dict(arrived(rows))
         if missing:
             return Missing(tuple(missing))
-        joining = Joining(plan, opened, rows)
-        for number, values in arrived({n: pairs[n][1] for n in rows}):
-            joining.add(number, values)
+        joining = Joining(link.plan, opened, found)
+        for number, part in arrived(values):
+            joining.add(number, part)
         return Missing(tuple(missing)) if missing else joining.taken()
 
     def __exit__(

@@ -1,15 +1,20 @@
 """The actor of a shard."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy.typing as npt
+import ray
+
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.pieces import Handed, Plan, hand_out
+from shmacc._multihost.pieces import Plan, ShardRows, rows_of, values_of
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.sums import reduced
+from shmacc._multihost.sums import Part, reduced
 from shmacc._records import GroupPartial, GroupTaken
+from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
 
 
@@ -19,6 +24,10 @@ class ShardActor:
     Pieces are read where Ray has put them. Its group, which is private and stays empty, checks
     whatever has arrived as gradients are checked: a piece that does not fit is an error of the
     round, and not of memory.
+
+    Once all hosts of the last round have sent their pieces it reduces them, while these hosts tell
+    the owner, and the owner the chief. What the chief then asks for is compared with that: if
+    hosts have come or gone, it is reduced once more.
     """
 
     def __init__(self, config: Config, number: int) -> None:
@@ -27,7 +36,9 @@ class ShardActor:
         self._core: ShardCore[GroupPartial] = ShardCore()
         self._group = AccumulatorGroup(plan.at_shard(number), reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._reduced: tuple[Opened, GroupTaken] | None = None
+        self._hosts: tuple[str, ...] = ()  # in the last round
+        self._reduced: tuple[Part, GroupTaken] | None = None
+        self._myself = ray.get_runtime_context().current_actor
 
     def pid(self) -> int:
         """Return the process that the shard is."""
@@ -35,25 +46,46 @@ class ShardActor:
 
     def stage(self, fence: Fence, key: BatchKey, piece: GroupPartial) -> None:
         """Keep a piece."""
-        self._core.stage(fence, key, piece)
+        if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
+            # In a call of its own: the host waits for the end of this one.
+            self._myself.reduce_ahead.remote()
+
+    def reduce_ahead(self) -> None:
+        """Reduce what the next round will probably be."""
+        if keys := self._core.latest(self._hosts):
+            pieces = self._core.pieces(keys)
+            count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
+            part = Part(self._core.fence, keys, count, weight, pieces[0].step)
+            with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
+                self._reduce(part)
+
+    def _reduce(self, part: Part) -> GroupTaken:
+        if self._reduced is None or self._reduced[0] != part:
+            self._reduced = None  # two at a time might not fit
+            self._reduced = part, reduced(self._group, self._core.pieces(part.keys), part)
+        return self._reduced[1]
 
     def reduced(self, opened: Opened) -> GroupTaken | Missing:
         """Return the reduction of this shard's part of a round."""
-        keys = opened.of_shard(self._number)
-        if missing := self._core.missing(opened.fence, keys):
+        part = Part.of(opened, self._number)
+        if missing := self._core.missing(opened.fence, part.keys):
             return Missing(missing)
-        if self._reduced is None or not _is_same(self._reduced[0], opened):
-            self._reduced = None  # two at a time might not fit
-            self._reduced = opened, reduced(self._group, self._core.pieces(keys), opened)
-        return self._reduced[1]
+        self._hosts = tuple(key.host for key in part.keys)
+        return self._reduce(part)
 
-    def hand_out(self, opened: Opened) -> Handed | tuple[Missing, None]:
-        """Return this shard's part of a round: its rows, and the values.
+    def rows(self, opened: Opened) -> dict[str, ShardRows] | Missing:
+        """Return which rows this shard has in a round.
 
-        As two results of Ray's: a chief can have the first one before the second one has come.
+        In a call of their own, since they are little: they are with the chief before the values
+        have been copied.
         """
         taken = self.reduced(opened)
-        return (taken, None) if isinstance(taken, Missing) else hand_out(taken)
+        return taken if isinstance(taken, Missing) else rows_of(taken)
+
+    def values(self, opened: Opened) -> dict[str, npt.NDArray[Any]] | Missing:
+        """Return the values that this shard has in a round."""
+        taken = self.reduced(opened)
+        return taken if isinstance(taken, Missing) else values_of(taken)
 
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
@@ -67,8 +99,3 @@ class ShardActor:
         self._core.forget(before)
         if self._reduced is not None and self._reduced[0].fence < before:
             self._reduced = None
-
-
-def _is_same(one: Opened, other: Opened) -> bool:
-    keys = [member.key for member in one.members]
-    return one.fence == other.fence and keys == [member.key for member in other.members]

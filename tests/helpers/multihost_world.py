@@ -168,7 +168,7 @@ class Host:
                 case None:
                     return
                 case act.Seal():
-                    core.sealed(segment.sealed())
+                    core.sealed(segment.sealed(), self.world.now)
                 case act.Ship(seq):
                     if seq not in self.shipping:
                         self.ship(core, seq)
@@ -453,7 +453,10 @@ class World:
         if self._seen != (self.term, self.owner.serial):
             self._seen = (self.term, self.owner.serial)
             for host in self.hosts:
-                self.answer(host)
+                order = host.core._order if host.core is not None else None
+                serial = -1 if order is None or order.term != self.term else order.serial
+                if self.owner.has_news(host.name, serial):
+                    self.answer(host)
 
     _seen = (0, 0)
 

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import ray
 from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
-from shmacc._multihost.messages import Report, Timing
+from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment, describe
 from shmacc.errors import CancelledError, DeadlineExceededError, NotFoundError, WorkerDiedError
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
+from shmacc.ray._shard import ShardActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,6 +239,63 @@ def test_what_a_forwarder_has_done_is_shown_on_its_host(
         assert (each["starts"], each["resent"], each["refused"]) == (0, 0, 0)
 
 
+class _Shard:
+    """A shard of a group of its own, and rounds of it that are made by hand."""
+
+    def __init__(self) -> None:
+        rows = shmacc.IndexedSlicesSpec((10, 1), "float64", reduction_type="CMEAN")
+        members: dict[str, shmacc.TensorSpec] = {"m": rows}
+        self.plan = Plan(members, 1)
+        config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), "home")
+        self.actor: Any = ray.remote(ShardActor).remote(config, 0)
+
+    def stage(self, number: int, host: str, seq: int, weight: int, row: int | None) -> Member:
+        """Have a host ship a gradient that has 1.0 in a row; None: in no row."""
+        fence, key = Fence(1, number), BatchKey(host, 1, seq)
+        with shmacc.AccumulatorGroup(self.plan.members) as group:
+            rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
+            assert group.apply({"m": rows}, 0, weight=weight)
+            sealed = LocalSegment(group, 1).seal()
+        pieces = dict(self.plan.split(sealed)) if row is not None else {}
+        if row is not None:
+            ray.get(self.actor.stage.remote(fence, key, pieces[0]))
+        return Member(key, Batch(seq, describe(sealed), frozenset(pieces)))
+
+    def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
+        """Which rows the round has, and their values; then it is over."""
+        opened = Opened(Fence(1, number), 0, members)
+        rows = ray.get(self.actor.rows.remote(opened))["m"].indices.tolist()
+        values = ray.get(self.actor.values.remote(opened))["m"].reshape(-1).tolist()
+        ray.get(self.actor.forget.remote(Fence(1, number + 1)))
+        return rows, values
+
+
+def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_has(
+    nodes: Nodes,  # noqa: ARG001
+) -> None:
+    """Once pieces of the hosts of the last round are there it reduces them, and is told later."""
+    shard = _Shard()
+    for number in range(2):  # the first round says which hosts there are
+        members = shard.stage(number, "a", 1, 3, 5), shard.stage(number, "b", 1, 1, 5)
+        assert shard.round(number, *members) == ([5], [1.0]), "(3 + 1) / weight 4"
+    a, b = shard.stage(2, "a", 2, 2, 1), shard.stage(2, "b", 2, 2, 1)
+    c = shard.stage(2, "c", 2, 4, 2)
+    assert shard.round(2, a, b, c) == ([1, 2], [0.5, 0.5]), "another host has come"
+    a, b = shard.stage(3, "a", 3, 2, 1), shard.stage(3, "b", 3, 2, 4)
+    shard.stage(3, "c", 3, 2, 7)
+    assert shard.round(3, a, b) == ([1, 4], [0.5, 0.5]), "one of them is gone"
+    a, b = shard.stage(4, "a", 4, 1, 1), shard.stage(4, "b", 4, 1, 2)
+    c = shard.stage(4, "c", 4, 2, None)
+    assert shard.round(4, a, b, c) == ([1, 2], [0.25, 0.25]), "one has nothing at this shard"
+    a, b = shard.stage(5, "a", 5, 1, 1), shard.stage(5, "b", 5, 1, 2)
+    late = shard.stage(5, "b", 6, 3, 2)
+    assert shard.round(5, a, late) == ([1, 2], [0.25, 0.75]), "one has shipped again"
+    a, b = shard.stage(6, "a", 7, 1, 1), shard.stage(6, "b", 7, 1, 2)
+    shard.stage(6, "b", 8, 5, 2)
+    assert shard.round(6, a, b) == ([1, 2], [0.5, 0.5]), "one has shipped again, for nothing"
+    ray.kill(shard.actor)
+
+
 class _CountingCore(OwnerCore):
     """Counts how often somebody asks whether something has changed."""
 
@@ -244,6 +305,10 @@ class _CountingCore(OwnerCore):
     def serial(self) -> int:
         self.looks += 1
         return super().serial
+
+    def has_news(self, name: str, serial: int) -> bool:
+        self.looks += 1
+        return super().has_news(name, serial)
 
 
 class _Owner(OwnerActor):

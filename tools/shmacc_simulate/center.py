@@ -67,7 +67,7 @@ class Owner:
             call = _Call(host, report.incarnation, serial)
             self._calls.append(call)
             self._look()
-            if serial != self.core.serial:
+            if self.core.has_news(host.name, serial):
                 self._answer(call)
             else:
                 timeout = self._job.scenario.timing.heartbeat * self.core.pace * 2
@@ -117,7 +117,7 @@ class Owner:
         core, job = self.core, self._job
         if core.serial != self._serial:
             self._serial = core.serial
-            for call in [call for call in self._calls if call.serial != core.serial]:
+            for call in [c for c in self._calls if core.has_news(c.host.name, c.serial)]:
                 self._answer(call)
         for ask in list(self._asks):
             if not isinstance(core.answer(ask.ticket), Waiting):

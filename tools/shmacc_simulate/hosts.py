@@ -156,7 +156,7 @@ class Host:
         if self.sealing or core is not self.core:
             return
         due = core.report_due(job.clock.now)
-        if due <= job.clock.now or not self.calls:
+        if due <= job.clock.now or not (self.calls or core.has_answer_to_come):
             self.calls += 1
             report = core.report(job.clock.now)
             who = len(report.batch.sealed.contributors) if report.batch is not None else 0
@@ -220,7 +220,7 @@ class Host:
         def done() -> None:
             if core is self.core:
                 self.sealing = False
-                core.sealed(content)
+                core.sealed(content, self._job.clock.now)
                 self._drive()
 
         self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)

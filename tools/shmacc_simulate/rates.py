@@ -12,9 +12,9 @@ import numpy as np
 import shmacc
 from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
-from shmacc._multihost.pieces import Joining, Plan, hand_out
+from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc._multihost.sums import reduced
+from shmacc._multihost.sums import Part, reduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,8 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             batch = Batch(1, describe(sums), frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
             opened = Opened(Fence(1, 0), sums.step, hosts)
-            part = watch.time("reduce", partial(reduced, shard, [pieces[0]] * 2, opened))
+            of_it = Part.of(opened, 0)
+            part = watch.time("reduce", partial(reduced, shard, [pieces[0]] * 2, of_it))
             watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
             watch.time("join", partial(_join, plan, opened, part))
             watch.bytes("join", _SHARDS * _size(part["table"]))
@@ -64,10 +65,9 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
 
 def _join(plan: Plan, opened: Opened, part: GroupTaken) -> GroupTaken:
     """Put a round together of as many shards that all have the same part."""
-    rows, values = hand_out(part)
-    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows))
+    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows_of(part)))
     for shard in range(_SHARDS):
-        joining.add(shard, values)
+        joining.add(shard, values_of(part))
     return joining.taken()
 
 

@@ -1,0 +1,175 @@
+"""Results larger than the caches, which are written past these, are those of small ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc import _core
+from shmacc._multihost.messages import Fence
+from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.sums import Part, reduced
+from shmacc.errors import InvalidArgumentError, OutOfRangeError
+
+LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches
+
+# Rows of a cache line, of some lines, of more than one piece, and those that are not whole lines.
+WIDTHS = [
+    ("float32", 16),
+    ("float32", 64),
+    ("float32", 384),
+    ("float32", 100),
+    ("float64", 8),
+    ("float64", 1000),
+    ("int64", 24),
+    ("uint8", 40),
+    ("complex64", 8),
+    ("bfloat16", 32),
+]
+
+
+def table(name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in no order, and values that are different everywhere and exact in every dtype."""
+    sums = 8 if name in ("int64", "uint8", "complex64", "float64") else 4
+    count = LARGE // (width * sums) + 3
+    indices = np.random.default_rng(0).permutation(2 * count)[:count]
+    values = np.arange(count * width).reshape(count, width) % 61
+    return indices, values.astype(shmacc.IndexedSlicesSpec((None, width), name).dtype)
+
+
+@pytest.mark.parametrize(("name", "width"), WIDTHS)
+def test_a_take_of_many_rows(name: str, width: int) -> None:
+    indices, values = table(name, width)
+    shape = (2 * len(indices), width)
+    with shmacc.SparseConditionalAccumulator(name, shape, reduction_type="MEAN") as accumulator:
+        assert accumulator.apply_grad(indices, values, local_step=0)
+        assert accumulator.apply_grad(indices[::3], values[::3], local_step=0)
+        taken = accumulator.take_grad(2)
+    order = np.argsort(indices)
+    assert np.array_equal(taken.indices, indices[order])
+    assert np.array_equal(taken.values, values[order])
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "int64", "complex128", "float16"])
+@pytest.mark.parametrize("more", [0, 1, 1023])
+def test_a_take_of_a_large_array(name: str, more: int) -> None:
+    size = LARGE // (4 if name in ("float32", "float16") else 8) // 1024 * 1024 + more
+    value = (np.arange(size) % 100).astype(name)
+    with shmacc.ConditionalAccumulator(name, (size,)) as accumulator:
+        for _ in range(3):
+            assert accumulator.apply_grad(value, local_step=0)
+        assert np.array_equal(accumulator.take_grad(3), value)
+
+
+def pieces_of(*arrays: Any) -> list[shmacc.GroupPartial]:
+    parts: Any = [
+        shmacc.SparsePartial(
+            array[0], array[1], np.array([-1, 64]), np.ones(len(array[0]), np.int64), 1, 0, 1
+        )
+        if isinstance(array, tuple)
+        else shmacc.DensePartial(array, 1, 0, 1)
+        for array in arrays
+    ]
+    return [shmacc.GroupPartial({"m": part}, 1, 0, 1) for part in parts]
+
+
+def part_of(count: int) -> Part:
+    return Part(Fence(1, 0), (), count, count, 0)
+
+
+def test_rows_of_several_hosts_are_added_up() -> None:
+    count = LARGE // 256
+    rows = [np.arange(start, count, step) for start, step in ((0, 1), (1, 2), (0, 3))]
+    values = [(np.arange(len(own) * 64).reshape(-1, 64) % 61).astype(np.float32) for own in rows]
+    expected, counts = np.zeros((count, 64), np.float32), np.zeros(count, np.int64)
+    for own, part in zip(rows, values, strict=True):
+        expected[own] += part
+        counts[own] += 1
+    members = {"m": shmacc.IndexedSlicesSpec((None, 64), "float32", reduction_type="SUM")}
+    with shmacc.AccumulatorGroup(members) as group:
+        pieces = pieces_of(*zip(rows, values, strict=True))
+        taken = reduced(group, pieces, part_of(3))["m"]
+    assert np.array_equal(taken.indices, np.arange(count))
+    assert np.array_equal(taken.row_counts, counts)
+    assert np.array_equal(taken.values, expected)
+
+
+def test_arrays_of_several_hosts_are_added_up() -> None:
+    size = LARGE // 8 + 5
+    arrays = [np.arange(size) % (7 * host + 11) for host in range(3)]
+    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((size,), "int64")}) as group:
+        taken = reduced(group, pieces_of(*arrays), part_of(3))["m"]
+        assert np.array_equal(taken.value, sum(arrays) // 3)
+        arrays[1][-2] = 2**63 - 1
+        with pytest.raises(OutOfRangeError):
+            reduced(group, pieces_of(*arrays), part_of(3))
+
+
+def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
+    count = LARGE // (64 * 8)
+    values = np.full((count, 64), 100, np.int8)
+    shape = (count, 64)
+    for row in 0, count // 2, count - 1:
+        with shmacc.SparseConditionalAccumulator("int8", shape, reduction_type="SUM") as sums:
+            assert sums.apply_grad(np.arange(count), values, local_step=0)
+            assert sums.apply_grad([row], values[:1], local_step=0)
+            with pytest.raises(OutOfRangeError, match="does not fit"):
+                sums.take_grad(2)
+            assert sums.num_accumulated() == 2
+
+
+def test_rows_of_a_sealed_segment_are_in_order_of_shard() -> None:
+    indices, values = table("float32", 64)
+    members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), 64), "float32")}
+    with shmacc.AccumulatorGroup(members) as group:
+        assert group.apply({"m": (indices, values)}, 0)
+        sealed = LocalSegment(group, 5).seal()["m"]
+    where = np.argsort(sealed.indices)
+    order = np.argsort(indices)
+    assert np.array_equal(sealed.indices[where], indices[order])
+    assert np.array_equal(sealed.values[where], values[order])
+    ends = _core.ends_of_shards(sealed.indices, 5)
+    for begin, end in zip([0, *ends], ends, strict=False):
+        assert (np.diff(sealed.indices[begin:end]) > 0).all()
+
+
+@pytest.mark.parametrize("row_bytes", [4, 12, 64, 256])
+@pytest.mark.parametrize("size", [1 << 12, LARGE])
+def test_rows_are_put_into_their_places(row_bytes: int, size: int) -> None:
+    count = size // row_bytes
+    whole = _core.memory(count * row_bytes).reshape(count, row_bytes)
+    places = np.random.default_rng(1).permutation(count)
+    rows = np.random.default_rng(2).integers(0, 256, (count, row_bytes), dtype=np.uint8)
+    half = count // 2
+    _core.put_rows(whole, places[:half], rows[:half])
+    _core.put_rows(whole, places[half:], rows[half:])
+    assert np.array_equal(whole[places], rows)
+
+
+def test_rows_without_a_place_are_refused_and_nothing_is_written() -> None:
+    whole = np.zeros((4, 3), np.uint8)
+    rows = np.ones((2, 3), np.uint8)
+    for places in [0, 4], [0, -1], [0, 2**40]:
+        with pytest.raises(InvalidArgumentError, match="place"):
+            _core.put_rows(whole, np.array(places), rows)
+    with pytest.raises(InvalidArgumentError, match="as many as their places"):
+        _core.put_rows(whole, np.array([0, 1, 2]), rows)
+    with pytest.raises((BufferError, ValueError)):
+        _core.put_rows(bytes(12), np.array([0, 1]), rows)
+    assert not whole.any()
+
+
+@pytest.mark.parametrize("highest", [2**11, 2**31, 2**32, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("count", [0, 1, 200, 5000])
+def test_places_are_those_in_ascending_order(highest: int, count: int) -> None:
+    random = np.random.default_rng(count)
+    rows = np.unique(random.integers(0, highest, count, dtype=np.int64))
+    random.shuffle(rows)
+    places = _core.find_places(rows)
+    expected = np.empty(len(rows), np.int64)
+    expected[np.argsort(rows)] = np.arange(len(rows))
+    assert places.dtype == np.int64
+    assert np.array_equal(places, expected)
