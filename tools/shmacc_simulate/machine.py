@@ -47,15 +47,15 @@ class Machine:
 
 
 # `tools/simulate.py --rates` printed these on the machine of docs/many-hosts.md; `owner_call` and
-# the bandwidth are what `make bench-ray` measured there: 870 reports a second; and, in 142 ms by
+# the bandwidth are what `make bench-ray` measured there: 870 reports a second; and, in 125 ms by
 # bare Ray calls, half of each host's 50.5 MB to the other one, then half of 91.5 MB to the chief.
 MEASURED: Final = Machine(
-    bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.142,
+    bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.125,
     latency=0.0,
     call=0.13e-3,
     owner_call=1 / 870,
-    sparse=Rates(seal=6.5e9, reduce=7.0e9, join=5.3e9),
-    dense=Rates(seal=1.2e10, reduce=7.2e9, join=1.25e10),
+    sparse=Rates(seal=7.1e9, reduce=6.3e9, join=8.0e9),
+    dense=Rates(seal=1.37e10, reduce=8.7e9, join=1.0e10),
 )
 
 # The same software on hosts of their own, with NICs of 25 Gb/s.
