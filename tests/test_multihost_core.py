@@ -25,8 +25,10 @@ from shmacc._multihost.messages import (
     Member,
     NotReady,
     Opened,
+    Order,
     Report,
     Sealed,
+    Timing,
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
@@ -785,8 +787,9 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
     core.observe(segment.step, 1, 0)
     assert core.next_action() == act.Seal()
     assert core.report_due(table.now) > table.now
-    core.sealed(segment.sealed(), table.now)
-    assert core.report_due(table.now) == table.now + TIMING.grace / 4, "slow pieces: before grace"
+    began, table.now = table.now, table.now + 0.05
+    core.sealed(segment.sealed(), began)
+    assert core.report_due(table.now) == began + TIMING.grace / 4, "slow pieces: before grace"
     assert core.has_answer_to_come
     assert core.next_action() == act.Ship(1)
     core.shipped(1, frozenset({0}))
@@ -794,6 +797,17 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
     table.hear()
     assert not core.has_answer_to_come
     assert isinstance(table.owner.answer("t"), Opened)
+
+
+def test_a_host_that_ships_sends_its_heartbeats_however_long_the_grace_is() -> None:
+    timing = Timing(grace=30.0)
+    core = ForwarderCore("a", 1, timing, 7)
+    core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
+    core.observe(0, 1, 0)
+    assert core.next_action() == act.Seal()
+    core.report(5.0)
+    core.sealed(Sealed(1, 1), 5.1)
+    assert core.report_due(5.1) == 5.0 + timing.heartbeat
 
 
 def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:

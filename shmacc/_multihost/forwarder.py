@@ -83,7 +83,7 @@ class ForwarderCore:
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
         self._seq = 0
         self._unshipped: Sealed | None = None
-        self._sealed_at = float("-inf")
+        self._seal_began = float("-inf")
         self._dropped = 0
         self._dropped_before = 0  # when the segment was sealed
         self._grants: frozenset[int] = frozenset()  # for which it has been, since then
@@ -201,9 +201,9 @@ class ForwarderCore:
             return Consume()
         return Reset(order.step, order.listed)
 
-    def sealed(self, content: Sealed, now: float) -> None:
-        """Say that the segment is sealed, and has this."""
-        self._sealed_at = now
+    def sealed(self, content: Sealed, began: float) -> None:
+        """Say that the segment is sealed, and has this; sealing began then."""
+        self._seal_began = began
         order = self._order
         if not self._held:
             self._held, self._dropped_before = True, self._dropped
@@ -273,7 +273,8 @@ class ForwarderCore:
             return now
         if report.sealed_for != last.sealed_for:
             # Most pieces arrive before the owner would wonder, and then one report says all.
-            return now if self._unshipped is None else self._sealed_at + self._timing.grace / 4
+            answer = now if self._unshipped is None else self._seal_began + self._timing.grace / 4
+            return min(answer, self._reported_at + heartbeat)
         slack = 1 if self._order is None else self._order.slack
         if report.count - last.count >= slack:
             return self._reported_at + announce

@@ -168,11 +168,12 @@ class OwnerCore:
     def has_news(self, name: str, serial: int) -> bool:
         """Whether the host must follow another order than that of `serial`.
 
-        That a block is open is no news to a host whose batch is in it: its segment stays as it is.
+        That a block is open is no news to a host that has shipped for its grant: the segment stays
+        as it is.
         """
         if self._block is not None and (serial, self._serial) == (self._opening - 1, self._opening):
             host = self._hosts.find(name)
-            return host is None or host.member is None
+            return host is None or not host.has_committed(self.counters.grants, self._fence)
         return serial != self._serial
 
     @property

@@ -355,8 +355,8 @@ NB_MODULE(_core, m) {
         [](nb::handle all, nb::handle places, nb::handle rows) {
             View<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
             View<int64_t> where(places, 1);
-            const uint64_t size = static_cast<uint64_t>(target.dims(0)[0]);
-            const uint64_t row_bytes = size ? target.size() / size : 0;
+            const uint64_t row_bytes = product(target.dims(1));
+            const uint64_t size = row_bytes ? target.size() / row_bytes : 0;
             if (source.size() != where.size() * row_bytes)
                 throw Error(Failure::kInvalidArgument, "The rows are not as many as their places");
             WithoutGil released;

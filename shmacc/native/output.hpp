@@ -103,8 +103,8 @@ class Output {
     // From the start of a cache line if it is large, to be written by lines (reduction.hpp).
     static void* allocate(uint64_t size) {
         constexpr uint64_t kLine = 64;
-        return size > KeptMemory::kLarge ? std::aligned_alloc(kLine, (size + kLine - 1) / kLine * kLine)
-                                         : std::malloc(size);
+        return size >= KeptMemory::kLarge ? std::aligned_alloc(kLine, (size + kLine - 1) / kLine * kLine)
+                                          : std::malloc(size);
     }
 
     uint64_t bytes_;

@@ -62,9 +62,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     return fits;
 }
 
-// A row of a result, as above, with the width as a constant or 0. kStreamed: past the caches (is_streamed): these would
-// be read from memory before they are written, and pushed out before they are read, so a take of many rows would
-// move half as many bytes again.
+// A row of a result, as above, with the width as a constant or 0. kStreamed: past the caches (is_streamed).
 template <uint64_t kWidth, bool kStreamed, class T>
 bool reduce_row(T* out, const T* sums, uint64_t width, int64_t contributions, const Reduce& reduce) {
     if constexpr (!kStreamed) return reduce_into(out, sums, kWidth ? kWidth : width, contributions, reduce);

@@ -89,7 +89,8 @@ bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, c
         const uint64_t count = std::min(kPiece, size - at);
         const T* sums = arrays[0] + at;
         for (size_t i = 1; i < arrays.size(); ++i) {
-            fits = add_into(sum, sums, arrays[i] + at, count) && fits;
+            fits = (i == 1 ? add_into(sum, sums, arrays[1] + at, count) : add_many(sum, arrays[i] + at, count)) &&
+                   fits;
             sums = sum;
         }
         fits = (streamed && count == kPiece

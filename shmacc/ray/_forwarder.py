@@ -218,8 +218,9 @@ class _Loop:
         while (action := core.next_action()) is not None:
             match action:
                 case act.Seal():
+                    began = time.monotonic()
                     self._sealed = segment.seal(core.listed)
-                    core.sealed(describe(self._sealed), time.monotonic())
+                    core.sealed(describe(self._sealed), began)
                     self._count("seals")
                 case act.Ship(seq):
                     if self._shipping is None or self._shipping.seq != seq:

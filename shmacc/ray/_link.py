@@ -36,6 +36,11 @@ class Link:
         """The actors of the shards. Ray starts one that has died again, as the same actor."""
         return [find(self.config, f"shard {number}") for number in range(self.config.shards)]
 
+    def lost_shard(self, error: Exception) -> None:
+        """Find the shards again, if Ray has given one up: an owner may have made another one."""
+        if isinstance(error, ray.exceptions.ActorDiedError):
+            self.__dict__.pop("shards", None)
+
     def call(self, method: str, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
         """Call the owner; again if it is being started again. All its methods may be repeated.
 

@@ -124,7 +124,8 @@ class Round(Generic[_Result]):
             for result in as_completed(shards):
                 try:
                     found = result.result()
-                except LOST:
+                except LOST as error:
+                    link.lost_shard(error)
                     missing.update(opened.of_shard(shards[result]))
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None

@@ -27,7 +27,8 @@ class ShardActor:
 
     Once all hosts of the last round have sent their pieces it reduces them, while these hosts tell
     the owner, and the owner the chief. What the chief then asks for is compared with that: if
-    hosts have come or gone, it is reduced once more.
+    hosts have come or gone, it is reduced once more. At most one reduction is kept, until its
+    fence is over.
     """
 
     def __init__(self, config: Config, number: int) -> None:
@@ -36,7 +37,7 @@ class ShardActor:
         self._core: ShardCore[GroupPartial] = ShardCore()
         self._group = AccumulatorGroup(plan.at_shard(number), reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # in the last round
+        self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
         self._reduced: tuple[Part, GroupTaken] | None = None
         self._myself = ray.get_runtime_context().current_actor
 
@@ -52,12 +53,17 @@ class ShardActor:
 
     def reduce_ahead(self) -> None:
         """Reduce what the next round will probably be."""
-        if keys := self._core.latest(self._hosts):
-            pieces = self._core.pieces(keys)
-            count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
-            part = Part(self._core.fence, keys, count, weight, pieces[0].step)
+        keys = self._core.latest(self._hosts)
+        # What a chief has asked for stays: its block may be open.
+        if keys and (self._reduced is None or self._reduced[0].fence != self._core.fence):
             with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
-                self._reduce(part)
+                self._reduce(self._all_of(keys))
+
+    def _all_of(self, keys: tuple[BatchKey, ...]) -> Part:
+        """Return the part of a round that has nothing but these pieces."""
+        pieces = self._core.pieces(keys)
+        count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
+        return Part(self._core.fence, keys, count, weight, pieces[0].step)
 
     def _reduce(self, part: Part) -> GroupTaken:
         if self._reduced is None or self._reduced[0] != part:
@@ -70,7 +76,8 @@ class ShardActor:
         part = Part.of(opened, self._number)
         if missing := self._core.missing(opened.fence, part.keys):
             return Missing(missing)
-        self._hosts = tuple(key.host for key in part.keys)
+        is_all = part.keys and part == self._all_of(part.keys)
+        self._hosts = tuple(dict.fromkeys(key.host for key in part.keys)) if is_all else ()
         return self._reduce(part)
 
     def rows(self, opened: Opened) -> dict[str, ShardRows] | Missing:

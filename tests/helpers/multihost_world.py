@@ -454,7 +454,7 @@ class World:
             self._seen = (self.term, self.owner.serial)
             for host in self.hosts:
                 order = host.core._order if host.core is not None else None
-                serial = -1 if order is None or order.term != self.term else order.serial
+                serial = -1 if order is None else order.serial
                 if self.owner.has_news(host.name, serial):
                     self.answer(host)
 

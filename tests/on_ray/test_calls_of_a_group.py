@@ -296,6 +296,22 @@ def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_h
     ray.kill(shard.actor)
 
 
+def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
+    nodes: Nodes,  # noqa: ARG001
+) -> None:
+    shard = _Shard()
+    opened = Opened(Fence(1, 0), 0, (shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)))
+
+    def mark(taken: shmacc.GroupTaken) -> float:
+        taken["m"].values[...] += 7  # which only the same arrays remember
+        return float(taken["m"].values[0, 0])
+
+    assert ray.get(shard.actor.run.remote(opened, mark, ())) == 8.0
+    shard.stage(0, "a", 2, 1, 5)
+    assert ray.get(shard.actor.run.remote(opened, mark, ())) == 15.0
+    ray.kill(shard.actor)
+
+
 class _CountingCore(OwnerCore):
     """Counts how often somebody asks whether something has changed."""
 

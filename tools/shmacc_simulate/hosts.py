@@ -215,12 +215,13 @@ class Host:
         """Copy the segment's content, which takes the thread its time."""
         content = self.segment.seal()
         self.sealing = True
+        began = self._job.clock.now
         scenario = self._job.scenario
 
         def done() -> None:
             if core is self.core:
                 self.sealing = False
-                core.sealed(content, self._job.clock.now)
+                core.sealed(content, began)
                 self._drive()
 
         self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)
