@@ -853,6 +853,24 @@ def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
     assert table.owner.has_news("a", serials["a"])
 
 
+@pytest.mark.parametrize("hosts", [4, 60])
+def test_many_hosts_are_told_between_rounds_how_much_is_worth_a_report(hosts: int) -> None:
+    """Most orders are given when nobody waits; few hosts report each gradient soon."""
+    names = [f"host{number}" for number in range(hosts)]
+    table = Table(*names)
+    table.settle()
+    for number, name in enumerate(names):
+        for worker in range(8):
+            assert table.apply(name, 8 * number + worker)
+    assert table.opened(8 * hosts).count == 8 * hosts
+    table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    slack = {
+        table.owner.order(name, core._incarnation).slack for name, (core, _) in table.hosts.items()
+    }
+    assert slack == {4 if hosts > 50 else 1}
+
+
 def test_a_shard_finds_the_last_batch_of_each_host() -> None:
     shard: ShardCore[str] = ShardCore()
     assert shard.latest(["a", "b"]) == ()

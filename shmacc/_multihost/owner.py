@@ -62,6 +62,7 @@ class OwnerCore:
         self._grant: Grant | None = None
         self._block: Opened | None = None  # the head of the line has it
         self._opening = 0  # the serial that came with it
+        self._last_required = 0  # by the last chief that got a block
         self._block_ticket = ""
         self._withdrawn = Withdrawn(timing.expiry, first=self._ready)
 
@@ -182,10 +183,17 @@ class OwnerCore:
         return self._timing.pace(self._hosts.counted(self._fence)[1])
 
     def _slack(self) -> int:
-        """Return how much more a host must have for a report at once: O(hosts x log) a round."""
+        """Return how much more a host must have for a report at once: O(hosts x log) a round.
+
+        Between two rounds nobody waits. Then, if there are many hosts, the next round is taken to
+        require as many as the last one: most orders are given at that time.
+        """
         head = self._line.head
         accumulated, living = self._hosts.counted(self._fence)
-        missing = 0 if head is None else head.required - accumulated
+        if head is not None:
+            missing = head.required - accumulated
+        else:
+            missing = self._last_required - accumulated if self.pace > 1 else 0
         return max(1, missing // (2 * max(1, living)))
 
     # Chiefs
@@ -334,7 +342,7 @@ class OwnerCore:
             return
         if enough and head is not None:
             self._block = Opened(self._fence, self._step, tuple(members))
-            self._opening = self._serial
+            self._opening, self._last_required = self._serial, head.required
             self._block_ticket = head.name
         else:
             self.counters.withdrawn += 1
