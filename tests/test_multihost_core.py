@@ -807,7 +807,7 @@ def test_a_host_that_ships_sends_its_heartbeats_however_long_the_grace_is() -> N
     assert core.next_action() == act.Seal()
     core.report(5.0)
     core.sealed(Sealed(1, 1), 5.1)
-    assert core.report_due(5.1) == 5.0 + timing.heartbeat
+    assert core.report_due(5.1) == 5.0 + timing.lease / 4
 
 
 def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:

@@ -274,7 +274,7 @@ class ForwarderCore:
         if report.sealed_for != last.sealed_for:
             # Most pieces arrive before the owner would wonder, and then one report says all.
             answer = now if self._unshipped is None else self._seal_began + self._timing.grace / 4
-            return min(answer, self._reported_at + heartbeat)
+            return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         slack = 1 if self._order is None else self._order.slack
         if report.count - last.count >= slack:
             return self._reported_at + announce
