@@ -246,6 +246,16 @@ class Table:
         return opened
 
 
+def with_a_gradient_each(*hosts: str) -> Table:
+    """Hosts that have reported a gradient each, of the contributors 1, 2 and so on."""
+    table = Table(*hosts)
+    table.settle()
+    for contributor, host in enumerate(hosts, 1):
+        assert table.apply(host, contributor)
+    table.settle()
+    return table
+
+
 def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     table = Table("a", "b")
     table.settle()
@@ -313,11 +323,7 @@ def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
 
 
 def test_a_grant_expires_though_a_host_sends_heartbeats() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
-    table.settle()
+    table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")  # b never follows the order, but reports all the time
     table.pass_time(TIMING.grace + 0.2, "a", "b")
@@ -330,11 +336,7 @@ def test_a_grant_expires_though_a_host_sends_heartbeats() -> None:
 
 
 def test_a_host_that_does_not_answer_is_not_waited_for_beyond_the_grace() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
-    table.settle()
+    table = with_a_gradient_each("a", "b")
     table.ask(1)
     table.settle("a")
     assert isinstance(table.ask(1), Waiting)
@@ -410,10 +412,7 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
 
 
 def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
-    table.settle()
+    table = with_a_gradient_each("a")
     old, segment = table.hosts["a"]
     table.add("a", segment)
     table.owner.report(old.report(table.now), table.now)
@@ -565,11 +564,7 @@ def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
 
 
 def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_next_step() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
-    table.settle()
+    table = with_a_gradient_each("a", "b")
     forwarder, _ = table.hosts["b"]
     assert isinstance(table.owner.ask("t", 2, table.now, tell=True), Waiting)  # the grant is made
     forwarder.died((17,), (2,))
@@ -666,11 +661,7 @@ def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
 
 def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> None:
     """They wait for the next step, and what is missing would never come: the step is void."""
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
-    table.settle()
+    table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")
     assert table.apply("a", 3) is False
@@ -777,10 +768,7 @@ def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
 
 
 def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arrived() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
-    table.settle()
+    table = with_a_gradient_each("a")
     table.ask(1)
     table.hear()
     core, segment = table.hosts["a"]
@@ -799,7 +787,7 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
     assert isinstance(table.owner.answer("t"), Opened)
 
 
-def test_a_host_that_ships_sends_its_heartbeats_however_long_the_grace_is() -> None:
+def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grace_is() -> None:
     timing = Timing(grace=30.0)
     core = ForwarderCore("a", 1, timing, 7)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
@@ -811,11 +799,7 @@ def test_a_host_that_ships_sends_its_heartbeats_however_long_the_grace_is() -> N
 
 
 def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
-    table.settle()
+    table = with_a_gradient_each("a", "b")
     table.ask(1)
     table.settle("b")
     table.hear("a")
@@ -829,10 +813,7 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     table.pass_time(3 * TIMING.grace, "a", "b")
     assert isinstance(table.ask(1), Waiting), "what it ships is waited for"
     core.shipped(1, frozenset({0}))
-    table.hear("a")
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
-    assert opened.count == 2
+    assert table.opened(1).count == 2
 
 
 def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:

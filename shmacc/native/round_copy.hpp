@@ -83,6 +83,7 @@ template <class T>
 bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
     constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
     const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
+    if (arrays.size() == 1 && !streamed) return reduce_into(out, arrays[0], size, reduce.divisor, reduce);
     T sum[kPiece];
     bool fits = true;
     for (uint64_t at = 0; at < size; at += kPiece) {
