@@ -61,7 +61,7 @@ test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in 
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror shmacc/native/*
+	$(BIN)/clang-format --dry-run --Werror $(shell find shmacc/native -name "*.?pp")
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 

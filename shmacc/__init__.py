@@ -1,12 +1,11 @@
 """Conditional accumulators for separate processes on one machine, without a server.
 
-Layout, from the ground up: `_names`, `errors` and `_dtypes` define names, error classes and dtypes;
-``_core`` (C++, shmacc/native) does everything under the lock, and is the one place that opens
-segments' files; `_segment` opens and creates segments by name; `_gradients` checks gradients,
-`_records` defines results, and `_results` makes them; `_accumulator` is the common base of all
-kinds, `_single` that of `_sparse` and `_dense`, `_group` has many tensors, `_shared_arrays` is for
-parameters, and `_lookup` finds one of all these by name. `raw_ops`, `inspection` and `testing` are
-built on these.
+Layout, from the ground up; a folder imports only from those before it, and from `errors`:
+`_layout`, what a segment is called and what stands in it; `_records`, what the API hands out and
+takes in; ``_core`` (C++, shmacc/native), everything under the lock; `_gradients`, a caller's data,
+checked and converted before any lock; `_opening`, how a process gets a segment and leaves it;
+`_accumulators`, the objects that users hold. `raw_ops`, `inspection`, `testing` and the modules for
+other packages are built on these.
 """
 
 from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here
@@ -15,12 +14,12 @@ __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,
     {"errors", "inspection", "raw_ops", "sparse", "testing"},
     {
-        "shmacc._accumulator": ("NEVER_STALE",),
-        "shmacc._async": ("AsyncRound",),
-        "shmacc._dense": ("ConditionalAccumulator",),
-        "shmacc._group": ("AccumulatorGroup",),
-        "shmacc._lookup": ("attach",),
-        "shmacc._records": (
+        "shmacc._accumulators.accumulator": ("NEVER_STALE",),
+        "shmacc._accumulators.coroutines": ("AsyncRound",),
+        "shmacc._accumulators.dense": ("ConditionalAccumulator",),
+        "shmacc._accumulators.group": ("AccumulatorGroup",),
+        "shmacc._accumulators.lookup": ("attach",),
+        "shmacc._records.records": (
             "DensePartial",
             "DenseTaken",
             "GroupPartial",
@@ -30,11 +29,11 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "SparsePartial",
             "SparseTaken",
         ),
-        "shmacc._shared_arrays": ("SharedArrays",),
-        "shmacc._sparse": ("SparseConditionalAccumulator",),
-        "shmacc._spec": ("IndexedSlicesSpec", "TensorSpec"),
-        "shmacc._stats": ("Stats",),
-        "shmacc._taking": ("Round",),
+        "shmacc._accumulators.shared_arrays": ("SharedArrays",),
+        "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),
+        "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
+        "shmacc._records.stats": ("Stats",),
+        "shmacc._accumulators.taking": ("Round",),
         "shmacc._version": ("__version__",),
     },
 )

@@ -1,10 +1,14 @@
 from shmacc import errors, inspection, raw_ops, sparse, testing
-from shmacc._accumulator import NEVER_STALE
-from shmacc._async import AsyncRound
-from shmacc._dense import ConditionalAccumulator
-from shmacc._group import AccumulatorGroup
-from shmacc._lookup import attach
-from shmacc._records import (
+from shmacc._accumulators.accumulator import NEVER_STALE
+from shmacc._accumulators.coroutines import AsyncRound
+from shmacc._accumulators.dense import ConditionalAccumulator
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.lookup import attach
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.sparse import SparseConditionalAccumulator
+from shmacc._accumulators.taking import Round
+from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._records.records import (
     DensePartial,
     DenseTaken,
     GroupPartial,
@@ -14,11 +18,7 @@ from shmacc._records import (
     SparsePartial,
     SparseTaken,
 )
-from shmacc._shared_arrays import SharedArrays
-from shmacc._sparse import SparseConditionalAccumulator
-from shmacc._spec import IndexedSlicesSpec, TensorSpec
-from shmacc._stats import Stats
-from shmacc._taking import Round
+from shmacc._records.stats import Stats
 
 __all__ = [
     "NEVER_STALE",

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._arguments import Shape, Terms
+from shmacc._gradients.arguments import Shape, Terms
 
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int

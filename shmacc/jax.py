@@ -16,12 +16,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import _arguments as arguments
-from shmacc import _dtypes as dtypes
-from shmacc._arrays import as_array, converted
-from shmacc._records import GroupTaken, SparseTaken
-from shmacc._shared_arrays import SharedArrays
-from shmacc._spec import IndexedSlicesSpec, TensorSpec
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import arguments, dtypes
+from shmacc._gradients.arrays import as_array, converted
+from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._records.records import GroupTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 __all__ = ["TreeSpec"]

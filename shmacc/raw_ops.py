@@ -8,13 +8,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shmacc import _dense as dense
-from shmacc import _dtypes as dtypes
-from shmacc import _lookup as lookup
 from shmacc import sparse
-from shmacc._accumulator import Accumulator, AccumulatorRef
-from shmacc._records import SparseGradient, ValueArray
-from shmacc._single import SingleAccumulator
+from shmacc._accumulators import dense, lookup
+from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
+from shmacc._accumulators.single import SingleAccumulator
+from shmacc._gradients import dtypes
+from shmacc._records.records import SparseGradient, ValueArray
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [

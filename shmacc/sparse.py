@@ -1,5 +1,5 @@
 """``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
 
-from shmacc._sparse import SparseConditionalAccumulator
+from shmacc._accumulators.sparse import SparseConditionalAccumulator
 
 __all__ = ["SparseConditionalAccumulator"]

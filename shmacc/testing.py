@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shmacc import _names as names
+from shmacc._layout import names
 
 _SETTING = "shmacc_namespace"
 

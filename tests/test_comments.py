@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parents[1]
-NATIVE: Final = sorted((ROOT / "shmacc" / "native").iterdir())
+NATIVE: Final = sorted((ROOT / "shmacc" / "native").rglob("*.?pp"))
 PYTHON: Final = sorted((ROOT / "shmacc").rglob("*.py"))
 
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -179,7 +179,7 @@ def archaisms(text: str) -> list[str]:
 def sentences_of(path: Path) -> str:
     """A file's text; of C++ the comments and the texts in quotes."""
     text = path.read_text(encoding="utf-8")
-    if path.parent != ROOT / "shmacc" / "native":
+    if path not in NATIVE:
         return text
     quoted = (match["text"] for match in _CPP_TOKEN.finditer(text) if match["text"] is not None)
     return "\n".join([native()[path.name].comments, *quoted])

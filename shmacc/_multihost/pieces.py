@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc._arguments import describe_shape
+from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._multihost.messages import Opened
-from shmacc._records import (
+from shmacc._records.records import (
     DensePartial,
     DenseTaken,
     GroupPartial,
@@ -26,7 +27,6 @@ from shmacc._records import (
     SparsePartial,
     SparseTaken,
 )
-from shmacc._spec import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
 
 _SMALL = 1 << 14  # elements of a dense member that are not worth a message to each shard

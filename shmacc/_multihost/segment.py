@@ -12,11 +12,11 @@ import contextlib
 
 import numpy as np
 
-from shmacc import _taking as taking
+from shmacc._accumulators import taking
+from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
-from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import Sealed
-from shmacc._records import GroupPartial
+from shmacc._records.records import GroupPartial
 from shmacc.errors import ShmaccError, WorkerDiedError
 
 

@@ -6,10 +6,10 @@ Results are those of one host to the bit where the order of additions does not m
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
-from shmacc._group import AccumulatorGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._records import GroupPartial, GroupTaken
+from shmacc._records.records import GroupPartial, GroupTaken
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "shared_memory_space",
             "summarise",
         ),
-        "shmacc._names": ("SegmentName",),
-        "shmacc._stats": ("Stats",),
+        "shmacc._layout.names": ("SegmentName",),
+        "shmacc._records.stats": ("Stats",),
     },
 )

@@ -1,5 +1,5 @@
-from shmacc._names import SegmentName
-from shmacc._stats import Stats
+from shmacc._layout.names import SegmentName
+from shmacc._records.stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
 from shmacc.inspection._description import Description, Event, LaneState, describe

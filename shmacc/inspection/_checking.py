@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from shmacc import _names as names
-from shmacc import _removal as removal
-from shmacc._names import SegmentName
+from shmacc._layout import names
+from shmacc._layout.names import SegmentName
+from shmacc._opening import removal
 from shmacc.errors import NotFoundError
 from shmacc.inspection import _processes as processes
 from shmacc.inspection import _soundness as soundness

@@ -14,12 +14,10 @@ from typing import Any
 import posix_ipc
 
 from shmacc import _core
-from shmacc import _layout as layout
-from shmacc import _names as names
-from shmacc import _removal as removal
-from shmacc import _segment as segment
-from shmacc._names import SegmentName
-from shmacc._removal import UnfinishedError
+from shmacc._layout import layout, names
+from shmacc._layout.names import SegmentName
+from shmacc._opening import removal, segment
+from shmacc._opening.removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,

@@ -5,8 +5,8 @@ Apart from `_segments`, since a list needs less and is to be there sooner.
 
 from dataclasses import dataclass
 
-from shmacc import _layout as layout
-from shmacc._stats import Stats
+from shmacc._layout import layout
+from shmacc._records.stats import Stats
 from shmacc.inspection._look import SegmentLook
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc import _dtypes as dtypes
-from shmacc import _layout as layout
-from shmacc._records import IndexArray, ValueArray
+from shmacc._gradients import dtypes
+from shmacc._layout import layout
+from shmacc._records.records import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._segments import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables

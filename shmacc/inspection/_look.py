@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shmacc import _core
-from shmacc import _layout as layout
-from shmacc import _names as names
-from shmacc._names import SegmentName
+from shmacc._layout import layout, names
+from shmacc._layout.names import SegmentName
 from shmacc.inspection._processes import Look, started
 from shmacc.inspection._records import AttachedProcess, LockState, WaitingTake
 

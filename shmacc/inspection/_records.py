@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from shmacc._names import SegmentName
+from shmacc._layout.names import SegmentName
 
 
 class SegmentState(enum.StrEnum):

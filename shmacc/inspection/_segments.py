@@ -12,12 +12,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from shmacc import _core
-from shmacc import _dtype_names as dtype_names
-from shmacc import _layout as layout
-from shmacc import _names as names
-from shmacc import _removal as removal
-from shmacc._names import SegmentName
-from shmacc._removal import UnfinishedError
+from shmacc._layout import layout, names
+from shmacc._layout.names import SegmentName
+from shmacc._opening import removal
+from shmacc._opening.removal import UnfinishedError
+from shmacc._records import dtype_names
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,

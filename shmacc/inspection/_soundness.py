@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmacc import _core
-from shmacc import _layout as layout
-from shmacc import _names as names
-from shmacc._names import SegmentName
+from shmacc._layout import layout, names
+from shmacc._layout.names import SegmentName
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe

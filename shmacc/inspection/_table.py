@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc import _layout as layout
-from shmacc._records import IndexArray
+from shmacc._layout import layout
+from shmacc._records.records import IndexArray
 from shmacc.errors import DataLossError
 
 _PLACES = 10

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from shmacc import _core
-from shmacc import _layout as layout
-from shmacc._records import IndexArray
+from shmacc._layout import layout
+from shmacc._records.records import IndexArray
 from shmacc.errors import DataLossError
 
 _ALIGNED = 16  # bytes

@@ -6,8 +6,8 @@ import pwd
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shmacc import _names as names
-from shmacc._names import SegmentName
+from shmacc._layout import names
+from shmacc._layout.names import SegmentName
 
 _DELETED = " (deleted)"
 _LOGIND_SETTINGS = "/etc/systemd/logind.conf"

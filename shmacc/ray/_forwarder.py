@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import ray
 
-from shmacc._group import AccumulatorGroup
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan, bytes_of
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc._records import GroupPartial
-from shmacc._shared_arrays import SharedArrays
-from shmacc._stats import Stats
+from shmacc._records.records import GroupPartial
+from shmacc._records.stats import Stats
 from shmacc.ray._parts import LOST, Config, counters_of, find, was_restarted
 
 _logger = logging.getLogger("shmacc")

@@ -10,15 +10,15 @@ from typing import Any, Self
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shmacc import _arguments as arguments
-from shmacc import _names as names
-from shmacc._group import AccumulatorGroup as LocalGroup
+from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._gradients import arguments
+from shmacc._gradients.spec import TensorSpec
+from shmacc._layout import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
-from shmacc._records import GroupTaken, IndexArray
-from shmacc._segment import Owners
-from shmacc._spec import TensorSpec
-from shmacc._stats import Stats
+from shmacc._opening.segment import Owners
+from shmacc._records.records import GroupTaken, IndexArray
+from shmacc._records.stats import Stats
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

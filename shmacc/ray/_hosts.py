@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import ray
 
-from shmacc._group import AccumulatorGroup as LocalGroup
-from shmacc._records import GroupPartial, GroupTaken, IndexArray
-from shmacc._stats import Stats
+from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._records.records import GroupPartial, GroupTaken, IndexArray
+from shmacc._records.stats import Stats
 from shmacc.ray._link import Link
 from shmacc.ray._parts import LOST
 

@@ -45,9 +45,9 @@ import numpy.typing as npt
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shmacc._arguments import IfExists
-from shmacc._segment import Owners
-from shmacc._shared_arrays import SharedArrays
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients.arguments import IfExists
+from shmacc._opening.segment import Owners
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._parts import LOST, NAMESPACE
 

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import ray
 
-from shmacc import _arguments as arguments
+from shmacc._gradients import arguments
 from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
 from shmacc._multihost.pieces import Joining
-from shmacc._records import GroupTaken
+from shmacc._records.records import GroupTaken
 from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,

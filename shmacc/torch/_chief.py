@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from shmacc import _arguments as arguments
-from shmacc import _names as names
-from shmacc._arguments import IfExists, OnDeath
-from shmacc._group import AccumulatorGroup
-from shmacc._records import GroupTaken
-from shmacc._segment import Owners
-from shmacc._shared_arrays import SharedArrays
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import arguments
+from shmacc._gradients.arguments import IfExists, OnDeath
+from shmacc._layout import names
+from shmacc._opening.segment import Owners
+from shmacc._records.records import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from shmacc import _dtypes as dtypes
-from shmacc._conversions.torch import tensor
-from shmacc._records import ValueArray
-from shmacc._shared_arrays import SharedArrays
-from shmacc._spec import IndexedSlicesSpec, TensorSpec
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import dtypes
+from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._records.conversions.torch import tensor
+from shmacc._records.records import ValueArray
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import nn
 
-from shmacc import _arguments as arguments
-from shmacc._accumulator import NEVER_STALE
-from shmacc._group import AccumulatorGroup
-from shmacc._segment import Owners
-from shmacc._shared_arrays import SharedArrays
-from shmacc._spec import IndexedSlicesSpec
+from shmacc._accumulators.accumulator import NEVER_STALE
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import arguments
+from shmacc._gradients.spec import IndexedSlicesSpec
+from shmacc._opening.segment import Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

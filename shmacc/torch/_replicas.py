@@ -2,9 +2,9 @@
 
 from torch import nn
 
-from shmacc import _arguments as arguments
-from shmacc._arguments import IfExists
-from shmacc._segment import Owners
+from shmacc._gradients import arguments
+from shmacc._gradients.arguments import IfExists
+from shmacc._opening.segment import Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._chief import Chief
 

@@ -20,7 +20,7 @@ from helpers.lock_holder import held
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

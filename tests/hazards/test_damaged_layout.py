@@ -13,7 +13,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import _core
-from shmacc import _names as names
+from shmacc._layout import names
 
 pytestmark = forks
 

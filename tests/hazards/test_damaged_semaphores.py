@@ -17,7 +17,7 @@ from helpers.apart import Apart, forks, run_apart
 
 import shmacc
 from shmacc import SparseConditionalAccumulator
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

@@ -19,8 +19,8 @@ from helpers.stepping_tracer import on_one_core
 from helpers.support import SANITIZED
 
 import shmacc
-from shmacc import _names as names
 from shmacc import errors, inspection
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.killing_scenes import Record

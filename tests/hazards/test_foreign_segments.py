@@ -13,7 +13,7 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
-from shmacc import _names as names
+from shmacc._layout import names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

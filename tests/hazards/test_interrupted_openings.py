@@ -30,7 +30,7 @@ from shmacc import (
     inspection,
     testing,
 )
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc import _dtypes as dtypes
+from shmacc._gradients import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from helpers.stepping_walk import judge, walk_between_marks
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, _core, errors, inspection, testing
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

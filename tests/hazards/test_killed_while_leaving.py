@@ -13,7 +13,7 @@ from helpers.stepping_walk import judge, walk_between_marks
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection, testing
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

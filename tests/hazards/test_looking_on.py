@@ -10,7 +10,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, _core
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

@@ -22,7 +22,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
-from shmacc import _names as names
+from shmacc._layout import names
 from shmacc.inspection import SegmentState, Severity
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

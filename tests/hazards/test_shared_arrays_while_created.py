@@ -20,7 +20,7 @@ from helpers.stepping_calls import needs_calls
 from helpers.support import until
 
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from types import FrameType

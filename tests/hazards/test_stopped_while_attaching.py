@@ -20,7 +20,7 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
-from shmacc import _names as names
+from shmacc._layout import names
 
 pytestmark = forks
 

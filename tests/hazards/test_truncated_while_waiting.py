@@ -16,7 +16,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from helpers.apart import forks, needs_root, run_apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ import numpy as np
 from helpers.support import SANITIZED
 
 import shmacc
-from shmacc import _names as names
 from shmacc import inspection, testing
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,7 @@ from shmacc import (
     inspection,
     testing,
 )
-from shmacc import _names as names
+from shmacc._layout import names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:

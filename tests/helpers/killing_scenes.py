@@ -27,7 +27,7 @@ from shmacc import (
     SparseConditionalAccumulator,
     TensorSpec,
 )
-from shmacc import _names as names
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.numpy_model import Array

@@ -14,8 +14,8 @@ from helpers.apart import Apart
 from helpers.support import until
 
 import shmacc
-from shmacc import _names as names
 from shmacc import inspection
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,8 @@ from helpers.support import same_bits
 from jax.experimental.sparse import BCOO
 
 import shmacc
-from shmacc import _arrays as arrays
-from shmacc import _dtypes as dtypes
 from shmacc import errors
+from shmacc._gradients import arrays, dtypes
 
 TABLE: Final = np.array([[0, 0], [0, 3], [0, 0], [5, 5]], np.float32)
 COLUMN: Final = [1.5, -2.0, 0.25]

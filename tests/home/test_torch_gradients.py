@@ -10,9 +10,8 @@ import torch
 from helpers.support import refused
 
 import shmacc
-from shmacc import _arrays as arrays
-from shmacc import _dtypes as dtypes
 from shmacc import errors
+from shmacc._gradients import arrays, dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +226,7 @@ def test_a_tensor_is_read_where_it_is(view: Any) -> None:
 
 
 def test_the_rows_of_an_embedding_are_read_where_they_are() -> None:
-    from shmacc import _foreign as foreign
+    from shmacc._gradients import foreign
 
     gradient = embedding_gradient(coalesced=False)
     slices = foreign.slices(gradient)

@@ -1,4 +1,4 @@
-/* The commit (native/commit.hpp, lane.hpp, rows.hpp, buffer.hpp): begin, save, publish, add, commit and recover in the
+/* The commit (native/protocol/commit.hpp, lane.hpp, table.hpp, buffer.hpp): begin, save, publish, add, commit and recover in the
  * lanes, the commit of the round over all of them, and what a take sees.
  *
  * Modelled: WORKERS processes that each do OPERATIONS things, every choice explored: in any of LANES lanes, with its
@@ -614,7 +614,7 @@ inline insert() {
   step(bucket_of(m_now, NOW.at).tag = row_now + 1; NOW.at = 0)
 }
 
-/* ---- rows.hpp ---- */
+/* ---- table.hpp ---- */
 #define to_be_added(x) (touches(x) && NOW.found[x] != ABSENT)
 #define is_fresh(x) (touches(x) && NOW.found[x] == ABSENT)
 #if ITEMS == 1

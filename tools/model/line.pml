@@ -1,4 +1,4 @@
-/* The line of waiting takers (native/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
+/* The line of waiting takers (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
  * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
  * cancel; claim (presence.hpp).
  *

@@ -1,4 +1,4 @@
-/* The lock (native/lock.hpp): acquire, release, and the takeover from a dead owner.
+/* The lock (native/segment/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
  * Modelled: the named semaphore (a counter), the record lock on byte LOCK (owned by a process, dropped
  * by the kernel when it ends), the mutex in front for the threads of one process, and every interleaving

@@ -1,6 +1,6 @@
 /* Opening against creating, unlinking and cleaning: open_or_create and _attach (_segment.py), create_segment,
- * look_again, remove_names, take_back_new (native/opening.hpp), enter, attach_child, with_name_lock, unlink
- * (native/handle.hpp), claim (native/presence.hpp), clean, remove (inspection/_cleanup.py).
+ * look_again, remove_names, take_back_new (native/protocol/opening.hpp), enter, attach_child, with_name_lock, unlink
+ * (native/python/handle.hpp), claim (native/segment/presence.hpp), clean, remove (inspection/_cleanup.py).
  *
  * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
  * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both

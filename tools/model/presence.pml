@@ -1,4 +1,4 @@
-/* The table of processes that are attached (native/presence.hpp): claim, leave, sweep, and `top`, which bounds
+/* The table of processes that are attached (native/segment/presence.hpp): claim, leave, sweep, and `top`, which bounds
  * what anybody looks at.
  *
  * Modelled: ENTRIES entries with their tokens and their two record locks, allocation and life, which the kernel

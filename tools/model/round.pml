@@ -1,4 +1,4 @@
-/* Rounds, lanes and contributors (native/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, close_round, advance_step and
+/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, close_round, advance_step and
  * set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
  *
  * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a round:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import shmacc
-from shmacc._group import AccumulatorGroup
+from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
 from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
 from shmacc._multihost.segment import LocalSegment, describe
@@ -19,7 +19,7 @@ from shmacc._multihost.sums import Part, reduced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._records import GroupTaken
+    from shmacc._records.records import GroupTaken
 
 _TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
 

@@ -1,0 +1,141 @@
+"""The dense accumulator."""
+
+from typing import Any
+
+from shmacc import _core
+from shmacc._accumulators import results, taking
+from shmacc._accumulators.single import SingleAccumulator
+from shmacc._accumulators.takes import Takes
+from shmacc._core import TakenRound
+from shmacc._gradients import arguments, arrays, gradients
+from shmacc._opening.segment import Owners
+from shmacc._records.records import DensePartial, DenseTaken, ValueArray
+
+__all__ = ["ConditionalAccumulator"]
+
+
+class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial]):
+    """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
+
+    _KIND = "dense"
+    _DEFAULT_NAME = "conditional_accumulator"
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = "conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
+        )
+
+    def apply_grad(
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
+    ) -> bool:
+        """Add a gradient, unless it is stale (TF: AccumulatorApplyGradient).
+
+        Args:
+            grad: An array of the declared shape; all gradients of a round have the same shape.
+            local_step: The step that the gradient was computed at.
+            name: Ignored.
+            contributor: As for `SparseConditionalAccumulator.apply_grad`, as are the next two.
+            weight: How often the values count.
+            timeout: Seconds.
+
+        Returns:
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the accumulator's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
+                the round's. Nothing was added.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
+        """
+        step = arguments.int64(local_step, "local_step")
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
+            terms = arguments.terms(contributor, weight, timeout)
+        value = grad
+        if not _core.is_plain_dense(value, self._plain_type, self._shape):
+            value = arrays.values_array(value, self._dtype, "grad")
+            gradients.check_dense(value.shape, self._shape)
+        if terms is not None:
+            value = arrays.weighted(value, terms[1], "grad")
+        return self._handle.apply_dense(value, step, terms)
+
+    def apply_partial(
+        self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
+        """Add a partial from another accumulator's `take_partial`.
+
+        It counts as ``partial.count`` gradients of ``partial.weight``, and brings its contributors.
+
+        Returns:
+            As for `apply_grad`.
+
+        Raises:
+            As for `apply_grad`; also AlreadyExistsError if one of its contributors is in the round
+            already.
+        """
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        sums = gradients.dense_sums(partial, self._dtype)
+        who = gradients.partial_contributors(partial)
+        if sums.count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        gradients.check_dense(sums.values.shape, self._shape)
+        terms = sums.count, sums.weight, who, seconds
+        return self._handle.apply_dense(sums.values, step, terms)
+
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> ValueArray:
+        """Wait for gradients and take their reduction (TF: AccumulatorTakeGradient).
+
+        Arguments and errors as for `SparseConditionalAccumulator.take_grad`.
+
+        Returns:
+            An array of the round's shape.
+        """
+        return taking.take(self._handle, self._gradient, num_required, timeout)
+
+    def _gradient(self, place: TakenRound) -> ValueArray:
+        return results.to_dtype(self._dtype, place.values(0))
+
+    def _taken(self, place: TakenRound) -> DenseTaken:
+        return results.dense_taken(place, self._member)
+
+    def _partial(self, place: TakenRound) -> DensePartial:
+        return results.dense_partial(place, self._member)

@@ -1,0 +1,222 @@
+"""A group: the gradients of many tensors, accumulated as one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmacc._accumulators import results
+from shmacc._accumulators.accumulator import Accumulator
+from shmacc._accumulators.takes import Takes
+from shmacc._core import TakenRound
+from shmacc._gradients import arguments, gradients
+from shmacc._gradients.member import Member, Part
+from shmacc._gradients.spec import MemberSpec, TensorSpec
+from shmacc._layout import layout
+from shmacc._opening.segment import Owners
+from shmacc._records.records import GroupPartial, GroupTaken
+from shmacc.errors import InvalidArgumentError, ShmaccError
+
+
+class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
+    """Accumulates the gradients of many tensors as one: a step, a count, a commit for all of them.
+
+    A gradient of all members is in the round wholly or not at all, whatever dies when.
+    """
+
+    _KIND = "group"
+    _DEFAULT_NAME = "accumulator_group"
+
+    def __init__(
+        self,
+        members: Mapping[str, TensorSpec],
+        shared_name: str | None = None,
+        name: str | None = None,
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        """Create the group, or attach to the one that has this shared_name.
+
+        Args:
+            members: From name (1 to 200 printable characters) to `TensorSpec` (dense) or
+                `IndexedSlicesSpec` (sparse); 1 to 4,096 of them. Their order does not matter.
+            shared_name: As for an accumulator, as are all the others.
+            name: A label.
+            reduction_type: Of members that have none of their own. MEAN divides a dense member by
+                the gradients that had it, and each row of a sparse one by those that touched it;
+                CMEAN divides by all gradients of the round.
+            mode: Permission bits.
+            owners: Whose group may be attached.
+            if_exists: What to do with an existing one.
+            unlink_on_close: Whether its creator removes the name.
+            lanes: How many applies go on at the same time.
+            capacity: How many gradients may be pending.
+
+        Raises:
+            InvalidArgumentError: A bad argument, or the existing group of this name disagrees (the
+                message names the first member that differs, and both values).
+            Everything else as for an accumulator.
+        """
+        reduction = arguments.reduction(reduction_type)
+        self._open(
+            _member_specs(members, reduction),
+            shared_name,
+            name,
+            reduction,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
+        )
+
+    def _adopted(self) -> None:
+        self._members = {
+            spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} of {len(self._members)} members "
+            f"{self._spec.reduction}{' closed' if self._handle.closed else ''}>"
+        )
+
+    @property
+    def members(self) -> dict[str, TensorSpec]:
+        """The specs of the members, by name."""
+        return {name: member.tensor_spec() for name, member in self._members.items()}
+
+    def apply(
+        self,
+        gradient: Mapping[str, Any],
+        local_step: int,
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
+    ) -> bool:
+        """Add a gradient of some members or all, unless it is stale.
+
+        Args:
+            gradient: From member to its gradient: an array for a dense one; ``(indices, values)``
+                or an object with ``.indices``, ``.values`` and ``.dense_shape`` for a sparse one.
+                A member left out contributes nothing to that member. An empty mapping is a gradient
+                that touches nothing; it counts.
+            local_step: The step that the gradient was computed at.
+            contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
+                of the same contributor adds nothing.
+            weight: How often the values count, in the sum and in the divisor; a quorum counts the
+                gradient once.
+            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+                open round, for room (``capacity``); None: for ever.
+
+        Returns:
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the group's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: An unknown member, or a member's gradient is malformed or does not
+                fit (the message names the member). Nothing was added to any member.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
+        """
+        step = arguments.int64(local_step, "local_step")
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
+            terms = arguments.terms(contributor, weight, timeout)
+        times = 1 if terms is None else terms[1]
+        if not isinstance(gradient, Mapping):
+            raise InvalidArgumentError(
+                "A gradient of a group is a mapping from member to its gradient, but was a "
+                f"{type(gradient).__name__}"
+            )
+        parts = []
+        for name, value in gradient.items():
+            member = self._member(name)
+            try:
+                parts.append(member.part(value, times))
+            except ShmaccError as error:
+                raise error.of_member(name) from error.__cause__
+        return self._handle.apply_group(parts, step, terms)
+
+    def apply_partial(
+        self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
+        """Add a partial from another group's `take_partial`.
+
+        It counts as ``partial.count`` gradients of ``partial.weight``, each member as its own
+        counts say, and it brings its contributors.
+
+        Returns:
+            As for `apply`.
+
+        Raises:
+            As for `apply`; also AlreadyExistsError if one of its contributors is in the round
+            already.
+        """
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        if isinstance(partial, GroupTaken):
+            raise InvalidArgumentError(
+                "A partial was expected, but this GroupTaken is the result of a take, which is "
+                "reduced already; take_partial hands out sums"
+            )
+        parts, count, weight = self._parts(partial)
+        who = gradients.partial_contributors(partial)
+        if count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        return self._handle.apply_group(parts, step, (count, weight, who, seconds))
+
+    def _parts(self, partial: GroupPartial) -> tuple[list[Part], int, int]:
+        """Return what a partial has of each of its members, its count and its weight."""
+        gradients.check_has(partial, "A partial of a group", "items", "count")
+        count, weight = gradients.count_and_weight(partial)
+        parts = []
+        for name, sums in partial.items():
+            member = self._member(name)
+            try:
+                parts.append(member.partial(sums, count, weight))
+            except ShmaccError as error:
+                raise error.of_member(name) from error.__cause__
+        return parts, count, weight
+
+    def _member(self, name: object) -> Member:
+        member = self._members.get(name) if isinstance(name, str) else None
+        if member is None:
+            known = ", ".join(map(repr, list(self._members)[:8]))
+            more = f" and {len(self._members) - 8} more" if len(self._members) > 8 else ""  # noqa: PLR2004
+            raise InvalidArgumentError(f"The group has no member {name!r}; it has {known}{more}")
+        return member
+
+    def _taken(self, place: TakenRound) -> GroupTaken:
+        return results.group_taken(place, self._spec.members)
+
+    def _partial(self, place: TakenRound) -> GroupPartial:
+        return results.group_partial(place, self._spec.members)
+
+
+def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
+    if not isinstance(members, Mapping):
+        raise InvalidArgumentError(
+            "The members of a group are a mapping from name to TensorSpec or IndexedSlicesSpec, "
+            f"but were a {type(members).__name__}"
+        )
+    if not 1 <= len(members) <= layout.MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"A group has 1 to {layout.MAX_MEMBERS} members, but {len(members)} were given"
+        )
+    specs = []
+    for name, spec in members.items():
+        arguments.check_member_name(name)
+        if not isinstance(spec, TensorSpec):
+            raise InvalidArgumentError(
+                f"Member {name!r} must be a TensorSpec or an IndexedSlicesSpec, but was a "
+                f"{type(spec).__name__}"
+            )
+        specs.append(spec.member(name, reduction))
+    return tuple(specs)

@@ -1,0 +1,120 @@
+"""An accumulator's whole content as a plain dict of arrays, for ``np.savez``, and back.
+
+``members`` and ``specs`` say what it is of; ``step``, ``count``, ``weight`` and ``contributors``
+are the round's; and for the member of number i that gradients have touched, ``i.values`` (sums),
+``i.count``, ``i.weight``, and of a sparse one ``i.indices``, ``i.row_counts``, ``i.shape``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shmacc._core import TakenRound
+from shmacc._gradients import arguments, gradients
+from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.member import Member, Part
+from shmacc._gradients.spec import MemberSpec
+from shmacc._records.records import DensePartial, SparsePartial, ValueArray
+from shmacc.errors import InvalidArgumentError, ShmaccError
+
+
+def to_arrays(place: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
+    """Return what was looked at, as a state."""
+    state: dict[str, ValueArray] = {
+        "members": np.array([spec.name for spec in specs]),
+        "specs": np.array([_described(spec) for spec in specs]),
+        "step": np.array(place.step),
+        "count": np.array(place.count),
+        "weight": np.array(place.weight),
+        "contributors": place.contributors,
+    }
+    for i, (number, count, weight) in enumerate(place.members()):
+        state[f"{number}.values"] = place.values(i)
+        state[f"{number}.count"] = np.array(count)
+        state[f"{number}.weight"] = np.array(weight)
+        if specs[number].kind == "sparse":
+            state[f"{number}.indices"] = place.indices(i)
+            state[f"{number}.row_counts"] = place.row_counts(i)
+            state[f"{number}.shape"] = place.shape(i)
+    return state
+
+
+def from_arrays(
+    state: Any, specs: tuple[MemberSpec, ...]
+) -> tuple[list[Part], int, arguments.Terms]:
+    """Return what the extension needs to restore a state: parts, step, terms.
+
+    Raises:
+        InvalidArgumentError: It is no state, one of other members, or inconsistent.
+        ResourceExhaustedError: There is no memory for contiguous copies.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(
+            f"A state is a mapping from name to array, but was a {type(state).__name__}"
+        )
+    own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
+    order = _saved_members(state, own)
+    count = arguments.partial_count(_get(state, "count"), "the state's count")
+    weight = arguments.partial_count(_get(state, "weight"), "the state's weight")
+    step = arguments.int64(_get(state, "step"), "the state's step")
+    who = gradients.distinct(_get(state, "contributors"), "the state's contributors")
+    parts = []
+    for saved, name in enumerate(order):
+        if f"{saved}.values" in state:
+            number, spec = own[name]
+            try:
+                partial = _partial(state, saved, spec)
+                parts.append(Member(number, spec).partial(partial, count, weight))
+            except ShmaccError as error:
+                raise (error.of_member(name) if name else error) from error.__cause__
+    if weight < count or (count == 0 and weight > 0):
+        raise InvalidArgumentError(
+            f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
+        )
+    if who is not None and len(who) > count:
+        raise InvalidArgumentError(
+            f"The state has {len(who)} contributors, but its count is {count}"
+        )
+    return parts, step, (count, weight, who, None)
+
+
+def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpec]]) -> list[str]:
+    order = [str(name) for name in np.ravel(_get(state, "members"))]
+    described = [str(spec) for spec in np.ravel(_get(state, "specs"))]
+    existing = {name: _described(spec) for name, (_, spec) in own.items()}
+    saved = dict(zip(order, described, strict=False))
+    for name in existing.keys() | saved.keys():
+        if existing.get(name) != saved.get(name):
+            of_member = f" of member {name!r}" if name else ""
+            raise InvalidArgumentError(
+                f"The state{of_member} is that of {saved.get(name, 'no such member')}, but the "
+                f"accumulator's is {existing.get(name, 'no such member')}"
+            )
+    return order
+
+
+def _partial(state: Mapping[str, Any], number: int, spec: MemberSpec) -> Any:
+    values, count = _get(state, f"{number}.values"), _get(state, f"{number}.count")
+    step, weight = 0, _get(state, f"{number}.weight")
+    if spec.kind == "dense":
+        return DensePartial(values, count, step, weight)
+    return SparsePartial(
+        _get(state, f"{number}.indices"),
+        values,
+        _get(state, f"{number}.shape"),
+        _get(state, f"{number}.row_counts"),
+        count,
+        step,
+        weight,
+    )
+
+
+def _get(state: Mapping[str, Any], key: str) -> Any:
+    if key not in state:
+        raise InvalidArgumentError(f"The state has no {key!r}")
+    return state[key]
+
+
+def _described(spec: MemberSpec) -> str:
+    return f"{spec.kind} {spec.dtype.name} {describe_shape(spec.shape)} {spec.reduction}"

@@ -1,0 +1,261 @@
+"""The sparse accumulator; ``shmacc.sparse.SparseConditionalAccumulator``, as in ``tf.sparse``."""
+
+from typing import Any
+
+from shmacc import _core
+from shmacc._accumulators import results, taking
+from shmacc._accumulators.single import SingleAccumulator
+from shmacc._accumulators.takes import Takes
+from shmacc._core import TakenRound
+from shmacc._gradients import arguments, arrays, foreign, gradients
+from shmacc._opening.segment import Owners
+from shmacc._records.records import (
+    IndexArray,
+    IndexedSlices,
+    SparseGradient,
+    SparsePartial,
+    SparseTaken,
+    ValueArray,
+)
+from shmacc.errors import InvalidArgumentError
+
+__all__ = ["SparseConditionalAccumulator"]
+
+
+class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparsePartial]):
+    """Accumulates sparse gradients: rows of a tensor with their indices.
+
+    Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
+    repeat (repeats within a gradient are summed, and count as one touch of the row), that results
+    are always in ascending order, and that a malformed gradient raises even when it is stale.
+    """
+
+    _KIND = "sparse"
+    _DEFAULT_NAME = "sparse_conditional_accumulator"
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Any = None,
+        shared_name: str | None = None,
+        name: str | None = "sparse_conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: arguments.IfExists = "attach",
+        unlink_on_close: bool = False,
+        lanes: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
+        )
+
+    def apply_grad(
+        self,
+        grad_indices: Any,
+        grad_values: Any,
+        grad_shape: Any = None,
+        local_step: int = 0,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
+    ) -> bool:
+        """Add a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
+
+        Beware of the default: after the first take the step is 1, and step 0 is stale.
+
+        Args:
+            grad_indices: Integers, shape ``(n,)``: which rows; any order, repeats allowed.
+            grad_values: Shape ``(n, ...)``: the rows.
+            grad_shape: The whole tensor's shape; -1: unknown; None or ``[]``: not given.
+            local_step: The step that the gradient was computed at.
+            name: Ignored.
+            contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
+                of the same contributor adds nothing. A worker that was killed and started again
+                just computes its batch again.
+            weight: How often the values count, in the sum and in the divisor; a quorum counts the
+                gradient once.
+            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+                open round, for room (``capacity``); None: for ever.
+
+        Returns:
+            True if it is in the round; False if it was dropped, because ``local_step`` is less than
+            the accumulator's step, or because of a seal.
+
+        Raises:
+            InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
+                the round's. Nothing was added.
+            OutOfRangeError: A 64-bit sum would overflow. Nothing was added.
+            ResourceExhaustedError: Shared memory is full. Nothing was added.
+            DeadlineExceededError: The timeout passed. Nothing was added.
+        """
+        step = arguments.int64(local_step, "local_step")
+        terms = None  # for most gradients: a call saved
+        if contributor is not None or timeout is not None or weight is not arguments.ONCE:
+            terms = arguments.terms(contributor, weight, timeout)
+        indices, values, ascending = grad_indices, grad_values, None
+        if grad_shape is None:
+            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
+        if ascending is None:
+            values = arrays.values_array(values, self._dtype, "grad_values")
+            indices = arrays.index_array(indices, "grad_indices")
+        given = None if grad_shape is None else gradients.given_shape(grad_shape)
+        if terms is not None:
+            values = arrays.weighted(values, terms[1], "grad_values")
+        if ascending is not None:
+            return self._handle.apply_sparse(indices, values, None, ascending, step, terms)
+        return self._add(indices, values, given, None, step, terms)
+
+    def apply_indexed_slices_grad(
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        contributor: int | None = None,
+        weight: int = 1,
+        timeout: float | None = None,
+    ) -> bool:
+        """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
+
+        Or a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or a
+        ``scipy.sparse`` matrix: of these, the rows that have stored entries.
+        """
+        grad = foreign.slices(grad)
+        gradients.check_has(
+            grad, "Something like IndexedSlices", "indices", "values", "dense_shape"
+        )
+        return self.apply_grad(
+            grad.indices,
+            grad.values,
+            grad.dense_shape,
+            local_step,
+            name,
+            contributor=contributor,
+            weight=weight,
+            timeout=timeout,
+        )
+
+    def apply_partial(
+        self, partial: SparsePartial, local_step: int = 0, *, timeout: float | None = None
+    ) -> bool:
+        """Add a partial from another accumulator's `take_partial`.
+
+        It counts as ``partial.count`` gradients of ``partial.weight``, each row as its
+        ``row_counts`` entry says, and it brings its contributors.
+
+        Returns:
+            As for `apply_grad`.
+
+        Raises:
+            As for `apply_grad`; also InvalidArgumentError if the partial's counts are inconsistent,
+            or its indices repeat, and AlreadyExistsError if one of its contributors is in the round
+            already.
+        """
+        step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
+        sums = gradients.sparse_sums(partial, self._dtype)
+        who = gradients.partial_contributors(partial)
+        if sums.count == 0:
+            return not self._handle.drop_if_stale(step, 0)
+        terms = sums.count, sums.weight, who, seconds
+        return self._add(sums.rows(), sums.values, sums.given, sums.row_counts, step, terms)
+
+    def _add(
+        self,
+        indices: IndexArray,
+        values: ValueArray,
+        given: tuple[int, ...] | None,
+        counts: IndexArray | None,
+        step: int,
+        terms: arguments.Terms | None,
+    ) -> bool:
+        ascending = gradients.check_sparse(indices, values, given, self._shape)
+        refusal = gradients.own_refusal(
+            indices, values, given, ascending=ascending, repeats=counts is None
+        )
+        conflict = gradients.declared_conflict(values.shape, self._shape)
+        if (
+            conflict is not None
+            and refusal is None
+            and self._handle.drop_if_stale(step, 1 if terms is None else terms[0])
+        ):
+            return False
+        if conflict is not None and (refusal is None or step >= self._handle.step):
+            raise InvalidArgumentError(conflict)
+        if refusal is not None:
+            raise InvalidArgumentError(refusal)
+        return self._handle.apply_sparse(indices, values, counts, ascending, step, terms)
+
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> SparseGradient:
+        """Wait for gradients and take their reduction (TF: SparseAccumulatorTakeGradient).
+
+        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
+        empties the accumulator and adds 1 to its step.
+
+        If an exception interrupts it (a signal handler's, a MemoryError), either nothing was
+        consumed, or the round was taken already: then this object's next take of the same sort
+        hands it out at once, whatever that one requires. (`take`, `take_grad` and
+        `take_indexed_slices_grad` are of one sort; partials with ``seal`` and partials without are
+        two others.) The round belongs to this object in this process alone, and is lost when either
+        ends.
+
+        Args:
+            num_required: At least 1.
+            name: Ignored.
+            timeout: Seconds; None: for ever; 0: succeed only if it can be served at once.
+
+        Returns:
+            ``(indices, values, shape)``.
+
+        Raises:
+            DeadlineExceededError: The timeout passed; nothing was consumed.
+            CancelledError: `cancel` was called, or the handle closed; nothing was consumed.
+            OutOfRangeError: An integer result does not fit the dtype; the round stays.
+            InvalidArgumentError: A bad argument.
+        """
+        return taking.take(self._handle, self._gradient, num_required, timeout)
+
+    def take_indexed_slices_grad(
+        self,
+        num_required: int,
+        name: str | None = None,  # noqa: ARG002  TensorFlow's signature
+        *,
+        timeout: float | None = None,
+    ) -> IndexedSlices:
+        """Take like `take_grad`; return IndexedSlices."""
+        return taking.take(self._handle, self._slices, num_required, timeout)
+
+    def _gradient(self, place: TakenRound) -> SparseGradient:
+        return SparseGradient(
+            place.indices(0), results.to_dtype(self._dtype, place.values(0)), place.shape(0)
+        )
+
+    def _slices(self, place: TakenRound) -> IndexedSlices:
+        values = results.to_dtype(self._dtype, place.values(0))
+        return IndexedSlices(values, place.indices(0), place.shape(0))
+
+    def _taken(self, place: TakenRound) -> SparseTaken:
+        return results.sparse_taken(place, self._member)
+
+    def _partial(self, place: TakenRound) -> SparsePartial:
+        return results.sparse_partial(place, self._member)

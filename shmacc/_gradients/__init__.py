@@ -1,0 +1,1 @@
+"""A caller's data, checked and converted before any lock."""

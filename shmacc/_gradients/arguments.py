@@ -1,0 +1,268 @@
+"""Checks of arguments other than arrays: integers, timeouts, shapes, modes."""
+
+import itertools
+import math
+import operator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc._layout import layout
+from shmacc.errors import InvalidArgumentError
+
+Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
+"""What the extension must know of an apply: count, weight, contributors (one, or a partial's, or
+None), timeout in seconds."""
+
+OnDeath = Literal["wait", "raise"]
+"""What a take does when a process that has applied dies: nothing, or WorkerDiedError."""
+
+Shape = tuple[int | None, ...] | None
+"""A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
+
+IfExists = Literal["attach", "error", "replace"]
+"""What a constructor does with an accumulator that has its name already."""
+
+INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+_MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
+ONCE = 1
+"""The default weight. Known by identity, since ``True`` and 1.0 equal it."""
+MOST_GRADIENTS = 2**48
+"""In a partial, pending, or the weight of one: more than any job adds up one by one."""
+_LONGEST_NAME = 200
+_OWNERS_BITS = 0o600
+_IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
+
+
+def int64(value: object, what: str) -> int:
+    """Return an integer argument: an int, a NumPy integer or scalar array; no bool, no float.
+
+    Raises:
+        InvalidArgumentError: It is anything else, or does not fit int64.
+    """
+    if type(value) is not int:
+        if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == np.bool_:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}")
+        try:
+            value = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
+    if not _INT64_MIN <= value <= INT64_MAX:
+        raise InvalidArgumentError(f"{what} must fit 64 bits, but was {value}")
+    return value
+
+
+def timeout(value: object) -> float | None:
+    """Return a timeout in seconds; None: for ever.
+
+    Raises:
+        InvalidArgumentError: It is negative, NaN or no number.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool | np.bool_ | str | bytes):
+            raise TypeError  # noqa: TRY301
+        seconds = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"timeout must be a number of seconds or None, but was {value!r}"
+        ) from None
+    if math.isnan(seconds) or seconds < 0:
+        raise InvalidArgumentError(f"timeout must not be negative or NaN, but was {value!r}")
+    return None if math.isinf(seconds) else seconds
+
+
+def attach_timeout(value: object) -> float | None:
+    """Return for how many seconds to wait for a name; None: not at all; infinity: for ever.
+
+    Raises:
+        InvalidArgumentError: As for `timeout`.
+    """
+    seconds = timeout(value)
+    return math.inf if seconds is None and value is not None else seconds
+
+
+def declared_shape(shape: Any, kind: str) -> Shape:
+    """Return a constructor's shape: None, an int, or a sequence of ints and None.
+
+    A ``tf.TensorShape`` is such a sequence.
+
+    Raises:
+        InvalidArgumentError: It is anything else, or so large that nothing could be accumulated.
+    """
+    if shape is None or (hasattr(shape, "rank") and shape.rank is None):
+        return None
+    if hasattr(shape, "as_list"):
+        shape = shape.as_list()
+    if isinstance(shape, str | bytes):
+        raise InvalidArgumentError(f"shape must be integers or None, but was {shape!r}")
+    if hasattr(shape, "__index__") and np.ndim(shape) == 0:
+        shape = [shape]
+    try:
+        entries = list(itertools.islice(iter(shape), layout.MAX_RANK + 1))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"shape must be a sequence of integers and None, but was {shape!r}"
+        ) from None
+    if len(entries) > layout.MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
+    dims = tuple(
+        None if entry is None else int64(getattr(entry, "value", entry), "A dimension")
+        for entry in entries
+    )
+    for dim in dims:
+        if dim is not None and dim < 0:
+            raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
+    row = dims[1:] if kind == "sparse" else dims
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+    if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"
+        )
+    return dims
+
+
+def describe_shape(shape: Shape) -> str:
+    """Return a shape as TensorFlow prints it: ``[?,2]``."""
+    if shape is None:
+        return "<unknown>"
+    return "[" + ",".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def partial_count(value: object, what: str = "partial.count") -> int:
+    """Return how many gradients a partial counts for, or their weight.
+
+    Raises:
+        InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.
+    """
+    count = int64(value, what)
+    if not 0 <= count <= MOST_GRADIENTS:
+        raise InvalidArgumentError(
+            f"{what} must not be negative, nor more than 2**48, but was {count}"
+        )
+    return count
+
+
+def weight(value: object) -> int:
+    """Return how often a gradient counts.
+
+    Raises:
+        InvalidArgumentError: It is not 1 to 2**48.
+    """
+    count = int64(value, "weight")
+    if not 1 <= count <= MOST_GRADIENTS:
+        raise InvalidArgumentError(f"weight must be 1 to 2**48, but was {count}")
+    return count
+
+
+def contributor(value: object) -> int | None:
+    """Return who contributes a gradient; None: nobody is named.
+
+    Raises:
+        InvalidArgumentError: It is no integer from 0 to 2**63 - 1.
+    """
+    if value is None:
+        return None
+    number = int64(value, "contributor")
+    if number < 0:
+        raise InvalidArgumentError(f"contributor must not be negative, but was {number}")
+    return number
+
+
+def terms(contributed_by: object, times: object, seconds: object) -> Terms:
+    """Return what the extension must know of a gradient.
+
+    Raises:
+        InvalidArgumentError: As for `contributor`, `weight` and `timeout`.
+    """
+    return 1, weight(times), contributor(contributed_by), timeout(seconds)
+
+
+def limit(value: object, what: str, most: int) -> int | None:
+    """Return a constructor's lanes or capacity; None: not given.
+
+    Raises:
+        InvalidArgumentError: It is not 1 to `most`.
+    """
+    if value is None:
+        return None
+    number = int64(value, what)
+    if not 1 <= number <= most:
+        raise InvalidArgumentError(f"{what} must be 1 to {most}, but was {number}")
+    return number
+
+
+def on_death(value: object) -> bool:
+    """Return whether a take raises when a worker has died.
+
+    Raises:
+        InvalidArgumentError: Neither "wait" nor "raise".
+    """
+    if isinstance(value, str) and value in {"wait", "raise"}:
+        return value == "raise"
+    raise InvalidArgumentError(f'on_death must be "wait" or "raise", but was {value!r}')
+
+
+def check_member_name(name: object, whose: str = "A member") -> None:
+    """Refuse what cannot be the name of a group's member, or of a shared array.
+
+    Raises:
+        InvalidArgumentError: It is no string of 1 to 200 printable characters.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidArgumentError(
+            f"{whose}'s name is 1 to {_LONGEST_NAME} printable characters, but was {name!r}"
+        )
+
+
+def reduction(reduction_type: object) -> str:
+    """Return a constructor's reduction_type; None is the default, "MEAN".
+
+    Raises:
+        InvalidArgumentError: It is none of the three words.
+    """
+    if reduction_type is None:
+        return "MEAN"
+    if isinstance(reduction_type, bytes):
+        reduction_type = reduction_type.decode("ascii", "replace")
+    if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
+        raise InvalidArgumentError(
+            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
+            'not in: "MEAN", "SUM", "CMEAN".'
+        )
+    return reduction_type
+
+
+def if_exists(value: object) -> IfExists:
+    """Return a constructor's if_exists.
+
+    Raises:
+        InvalidArgumentError: It is none of the three words.
+    """
+    for word in _IF_EXISTS:
+        if isinstance(value, str) and value == word:
+            return word
+    raise InvalidArgumentError(
+        f'if_exists must be "attach", "error" or "replace", but was {value!r}'
+    )
+
+
+def mode_bits(mode: object) -> int | None:
+    """Return a constructor's mode; None: not given.
+
+    Raises:
+        InvalidArgumentError: It is no permission bits, or takes the owner's away.
+    """
+    if mode is None:
+        return None
+    bits = int64(mode, "mode")
+    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
+        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    if bits & _OWNERS_BITS != _OWNERS_BITS:
+        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
+    return bits

@@ -1,0 +1,130 @@
+"""What shared arrays are: as a constructor is given them, and as a segment has them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shmacc._gradients import arguments, arrays, dtypes
+from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.dtypes import DType
+from shmacc._gradients.spec import MemberSpec, TensorSpec
+from shmacc._layout import layout
+from shmacc._records import dtype_names
+from shmacc._records.records import ValueArray
+from shmacc.errors import DataLossError, InvalidArgumentError
+
+REDUCTION = "SUM"  # every segment has one; nothing is reduced here
+_BOOL = DType(
+    "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An array that a constructor is given.
+
+    Attributes:
+        spec: Its name, dtype and shape.
+        given: Its contents; None: zeros.
+    """
+
+    spec: MemberSpec
+    given: ValueArray | None
+
+    def contents(self) -> tuple[int, ValueArray | None]:
+        """Return how many bytes it has, and these; None: zeros."""
+        dtype = self.spec.dtype.numpy
+        if self.given is None:
+            shape = (dim or 0 for dim in self.spec.shape or ())
+            return math.prod(shape) * dtype.itemsize, None
+        as_bytes = arrays.as_bytes(self.given, dtype, f"array {self.spec.name!r}")
+        return as_bytes.size, as_bytes
+
+
+def asked(contents: object) -> tuple[Asked, ...]:
+    """Return what a constructor is given, checked.
+
+    Raises:
+        InvalidArgumentError: A bad name, shape or dtype.
+    """
+    if not isinstance(contents, Mapping):
+        raise InvalidArgumentError(
+            "Shared arrays are a mapping from name to array or TensorSpec, but were a "
+            f"{type(contents).__name__}"
+        )
+    if not 1 <= len(contents) <= layout.MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(contents)} were given"
+        )
+    return tuple(_one_asked(name, value) for name, value in contents.items())
+
+
+def _one_asked(name: str, value: object) -> Asked:
+    arguments.check_member_name(name, "An array")
+    given = None
+    if isinstance(value, TensorSpec):
+        if value.shape is None or None in value.shape:
+            raise InvalidArgumentError(
+                f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
+            )
+        dtype, shape = value.dtype, value.shape
+    else:
+        given = arrays.as_array(value, f"array {name!r}")
+        dtype, shape = given.dtype, given.shape
+    known = _known(dtype)
+    if known is None:
+        allowed = ", ".join(sorted([_BOOL.name, *dtype_names.NUMBERS]))
+        raise InvalidArgumentError(
+            f"Array {name!r} has dtype {dtype}, which is not in list of allowed values: {allowed}"
+        )
+    if len(shape) > layout.MAX_RANK:
+        raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
+    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+    if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
+        raise InvalidArgumentError(
+            f"An array has at most 2**40 bytes, but array {name!r} of shape "
+            f"{describe_shape(shape)} has more"
+        )
+    return Asked(MemberSpec(name, "dense", known, shape, REDUCTION), given)
+
+
+def _known(dtype: np.dtype[Any]) -> DType | None:
+    if dtype == _BOOL.numpy:
+        return _BOOL
+    try:
+        return dtypes.resolve(dtype)
+    except InvalidArgumentError:
+        return None
+
+
+def of_config(config: dict[str, Any]) -> MemberSpec:
+    """Return an array of a segment with this configuration.
+
+    Raises:
+        DataLossError: Its dtype or shape is unknown.
+    """
+    number, declared = config["dtype"], config["declared"]
+    dtype = _BOOL if number == _BOOL.number else dtypes.by_number(number)
+    if dtype is None or declared is None or config["kind"] != layout.KINDS["dense"]:
+        raise DataLossError(f"array {config['name']!r} has an unknown dtype or shape")
+    return MemberSpec(config["name"], "dense", dtype, tuple(declared), REDUCTION)
+
+
+def differences(
+    name: str, has: MemberSpec | None, wants: MemberSpec | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, existing, asked)."""
+    if has is None or wants is None:
+        yield f"array {name!r}", _describe(has), _describe(wants)
+        return
+    if has.dtype.name != wants.dtype.name:
+        yield f"dtype of array {name!r}", has.dtype.name, wants.dtype.name
+    if has.shape != wants.shape:
+        yield f"shape of array {name!r}", describe_shape(has.shape), describe_shape(wants.shape)
+
+
+def _describe(array: MemberSpec | None) -> str:
+    return "none" if array is None else f"{array.dtype.name} {describe_shape(array.shape)}"

@@ -1,0 +1,272 @@
+"""Arrays on their way in: converted to the type of sums without silent loss.
+
+Arrays follow NumPy's ``same_kind`` rule; a conversion that would change a value's meaning is
+refused. A plain array of the right type is used as it is.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from shmacc import _core
+from shmacc._gradients import foreign
+from shmacc._gradients.arguments import INT64_MAX, describe_shape
+from shmacc._gradients.dtypes import DType, kind_of
+from shmacc._records.records import IndexArray, ValueArray
+from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
+
+_INT64 = np.dtype(np.int64).num
+_EXACT_IN_FLOAT32 = 2**24
+# NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
+_SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
+
+
+def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
+    """Return a gradient's values, C-contiguous, in the type of its sums (complex: pairs of it).
+
+    Arrays (and everything that NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python
+    numbers are converted by value. A conversion that would change a value's meaning is refused: an
+    integer out of the dtype's range, a finite number that would become infinite, a fraction into an
+    integer dtype.
+
+    Raises:
+        InvalidArgumentError: The conversion is refused, or the value is no array at all.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    if _core.is_plain(value, dtype.plain_type):
+        return value  # type: ignore[no-any-return]
+    array = converted(value, dtype, what)
+    try:
+        return dtype.widen(array)
+    except (MemoryError, ValueError) as error:  # NumPy's ValueError: larger than any memory
+        raise _too_large(array, what) from error
+
+
+def converted(value: Any, dtype: DType, what: str) -> ValueArray:
+    """Return values, C-contiguous, in the dtype itself; rules and errors as for `values_array`."""
+    array, by_value = _view(value, what)
+    # First of all: an array too large for memory is not scanned for an hour either.
+    array = _contiguous(array, what)
+    if array.dtype.names is not None and array.dtype == dtype.numpy:
+        array = array.view(dtype.storage)
+    try:
+        return _convert(array, dtype.storage, what, by_value=by_value)
+    except InvalidArgumentError:
+        raise
+    except (MemoryError, ValueError) as error:
+        raise _too_large(array, what) from error
+
+
+def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
+    """Return a partial's sums; they must have the dtype that this accumulator's partials have.
+
+    Raises:
+        InvalidArgumentError: They have another one.
+        ResourceExhaustedError: There is no memory for a contiguous copy.
+    """
+    array, _ = _view(value, what)
+    if array.dtype != dtype.partial:
+        raise InvalidArgumentError(
+            f"{what} of a partial for a {dtype.name} accumulator must be {dtype.partial.name}, "
+            f"but are {array.dtype}"
+        )
+    return _contiguous(array, what)
+
+
+def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
+    """Return values, in the type of sums, as often as the gradient counts.
+
+    Raises:
+        OutOfRangeError: A product does not fit the type of sums (integers).
+        ResourceExhaustedError: There is no memory for the products.
+    """
+    if weight == 1 or values.size == 0:
+        return values
+    try:
+        if values.dtype.kind in "iu":
+            info = np.iinfo(values.dtype)
+            lowest, highest = int(values.min()), int(values.max())
+            if lowest * weight < info.min or highest * weight > info.max:
+                raise OutOfRangeError(
+                    f"{what} times their weight, {weight}, do not fit 64 bits; nothing was added"
+                )
+        if values.dtype.kind in "fc" and weight > _EXACT_IN_FLOAT32:  # rounded once
+            wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
+            return _product(wide, weight).astype(values.dtype)
+        return _product(values, weight)
+    except MemoryError as error:
+        raise _too_large(values, what) from error
+
+
+def _product(values: ValueArray, weight: int) -> ValueArray:
+    return np.asarray(np.multiply(values, values.dtype.type(weight)))
+
+
+def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
+    """Return a new array of zeros.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for it.
+    """
+    try:
+        return np.zeros(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory for an array of shape {describe_shape(tuple(shape))}"
+        ) from error
+
+
+def index_array(value: Any, what: str) -> IndexArray:
+    """Return row indices as C-contiguous int64 of any rank.
+
+    Raises:
+        InvalidArgumentError: They are not integers, or do not fit int64.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    if _core.is_plain(value, _INT64):
+        return value  # type: ignore[no-any-return]
+    array, by_value = _view(value, what)
+    if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
+        raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+    array = _contiguous(array, what)
+    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+        raise InvalidArgumentError(f"{what} must fit 64 bits, but one is {int(array.max())}")
+    return _contiguous(array, what, np.int64)
+
+
+def as_array(value: Any, what: str) -> ValueArray:
+    """Return anything that NumPy can view as an array, with a dtype of its own.
+
+    Raises:
+        InvalidArgumentError: It is no array.
+        ResourceExhaustedError: There is no memory for it.
+    """
+    return _view(value, what)[0]
+
+
+def as_bytes(array: ValueArray, dtype: np.dtype[Any], what: str) -> ValueArray:
+    """Return an array's elements, converted to the dtype, as bytes in C order.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    return _contiguous(array, what, dtype).reshape(-1).view(np.uint8)
+
+
+def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np.ndarray[Any, Any]:
+    try:
+        return np.require(array, dtype, ["C", "A"])
+    except (MemoryError, ValueError) as error:
+        raise _too_large(array, what) from error
+
+
+def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"This process has no memory for a converted copy of {what}, of shape "
+        f"{describe_shape(array.shape)} and dtype {array.dtype}; nothing was changed"
+    )
+
+
+def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
+    """Return the value as an array, and whether it came as plain Python numbers."""
+    if isinstance(value, np.ndarray) and hasattr(value, "mask"):
+        raise InvalidArgumentError(
+            f"{what} must not be a masked array, whose mask would be ignored: pass the numbers to "
+            "add, `masked.filled(0)` for instance"
+        )
+    try:
+        if not isinstance(value, np.ndarray | list | tuple):
+            theirs = foreign.array(value, what)
+            if theirs is not None:
+                return theirs, False
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value), False
+        array = np.asarray(value)
+        if array.dtype == np.float64 and isinstance(value, list | tuple):
+            array = _exact(value, array)
+    except InvalidArgumentError:
+        raise
+    except MemoryError as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory to view {what} as an array; nothing was changed"
+        ) from error
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
+        ) from error
+    if array.dtype == np.object_:
+        raise InvalidArgumentError(
+            f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
+        )
+    by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
+        value, np.generic
+    )
+    return array, by_value
+
+
+def _named(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return "an array of Python objects was given"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} that holds more than numbers was given"
+    return "None was given" if value is None else f"a {type(value).__name__} was given"
+
+
+def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Keep integers exact where NumPy made floats of some below and some above 2**63."""
+    objects = np.asarray(value, dtype=object)
+    if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
+        return rounded
+    return objects.astype(np.uint64 if min(objects.flat) >= 0 else np.int64)
+
+
+def _convert(
+    array: np.ndarray[Any, Any], to: np.dtype[Any], what: str, *, by_value: bool
+) -> np.ndarray[Any, Any]:
+    if array.dtype == to:
+        return array
+    source, target = kind_of(array.dtype), kind_of(to)
+    if by_value and array.size == 0:
+        return array.astype(to)
+    allowed = target in _SAME_KIND.get(source, "")
+    if by_value and source in "iuf" and target in "iu":
+        allowed = True
+        if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
+            raise InvalidArgumentError(
+                f"{what} must be integers for dtype {to.name}, but are not all"
+            )
+    if not allowed:
+        raise InvalidArgumentError(
+            f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
+        )
+    if target in "iu" and source != "b":
+        _check_integer_range(array, to, what)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(to)
+        if target in "fc" and _can_overflow(array.dtype, to):
+            infinite = ~np.isfinite(converted) & np.isfinite(array)
+            if bool(infinite.any()):
+                raise InvalidArgumentError(
+                    f"{what} hold {array[infinite].flat[0]!r}, which would become infinite in "
+                    f"{to.name}"
+                )
+    return converted
+
+
+def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: str) -> None:
+    if array.size == 0:
+        return
+    info = np.iinfo(to)
+    for extreme in (array.min(), array.max()):
+        if not info.min <= int(extreme) <= info.max:
+            raise InvalidArgumentError(
+                f"{what} hold {int(extreme)}, which does not fit {to.name} "
+                f"({info.min} to {info.max})"
+            )
+
+
+def _can_overflow(source: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    # Float32 and wider hold every 64-bit integer's magnitude; half only up to 65504.
+    if kind_of(source) in "biu":
+        return to.name == "float16"
+    return not np.can_cast(source, to, "safe") if to.name != "bfloat16" else source != to

@@ -1,0 +1,187 @@
+"""The 19 dtypes that TensorFlow's op registry advertises for accumulators.
+
+Sums are kept in one of four types: float32 (also for the half types, which are rounded once, at
+the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes use
+TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc import _core
+from shmacc._layout import layout
+from shmacc._records.dtype_names import NUMBERS
+from shmacc.errors import InvalidArgumentError
+
+SUM_BOUNDS = (-(2**63), 2**64 - 1)
+"""Lowest and highest value of the 64-bit integers that sums are kept in."""
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype of accumulators.
+
+    Attributes:
+        name: TensorFlow's name.
+        number: TensorFlow's ``DataType`` number, which the segment contains.
+        numpy: The dtype of arrays in and out.
+        storage: The same without a quantised dtype's field.
+        sums: The type of sums; a complex dtype has two sums for each number.
+        components: Sums for each number: 2 for complex dtypes, else 1.
+        sums_as_is: Whether results need no conversion from sums.
+        plain_type: NumPy's number of the type if gradients need no conversion, else -1.
+        bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
+    """
+
+    name: str
+    number: int
+    numpy: np.dtype[Any]
+    storage: np.dtype[Any]
+    sums: np.dtype[Any]
+    components: int
+    sums_as_is: bool = field(init=False)
+    plain_type: int = field(init=False)
+    bounds: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decide once what every apply and take needs."""
+        plain = self.storage == self.partial
+        object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
+        object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
+        bounds = SUM_BOUNDS
+        if self.storage.kind in "iu":
+            info = np.iinfo(self.storage)
+            bounds = int(info.min), int(info.max)
+        object.__setattr__(self, "bounds", bounds)
+
+    def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Convert values of the dtype to the type of sums, C-contiguous (complex: as they are)."""
+        if values.dtype == np.float16 and _core.CONVERTS_HALVES:
+            wide = np.empty(values.shape, np.float32)
+            _core.widen(np.require(values, requirements=["C", "A"]), wide)
+            return wide
+        return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
+
+    def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Convert results from the type of sums (complex: as they are) to the dtype."""
+        if self.storage == np.float16 and _core.CONVERTS_HALVES:
+            narrow = np.empty(values.shape, np.float16)
+            _core.narrow(values, narrow)
+            return narrow
+        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+            return values.astype(self.storage, copy=False).view(self.numpy)
+
+    @property
+    def partial(self) -> np.dtype[Any]:
+        """The dtype of a partial's sums."""
+        return self.storage if self.components > 1 else self.sums
+
+    @property
+    def sum_code(self) -> int:
+        """The number by which the extension knows the type of sums."""
+        return _SUM_CODES[self.sums]
+
+
+# By dtype: for a dtype's name NumPy imports a module, which is too late at an interpreter's end.
+_SUM_CODES = {np.dtype(name): code for name, code in layout.SUMS.items()}
+_SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
+
+
+def _plain(name: str, number: int) -> DType:
+    storage = np.dtype(name)
+    sums = _SUMS.get(storage.char) or ("int64" if storage.kind == "i" else "uint64")
+    components = 2 if storage.kind == "c" else 1
+    return DType(name, number, storage, storage, np.dtype(sums), components)
+
+
+def _quantised(name: str, number: int) -> DType:
+    plain = _plain(name.removeprefix("q"), number)
+    structured = np.dtype([(name, plain.storage)])
+    return DType(name, number, structured, plain.storage, plain.sums, 1)
+
+
+_KNOWN = {
+    name: (_quantised if name.startswith("q") else _plain)(name, number)
+    for name, number in NUMBERS.items()
+    if name != "bfloat16"  # NumPy has none: see _bfloat16
+}
+_BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
+# Where a name means different dtypes in TensorFlow and NumPy, TensorFlow's meaning counts.
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+
+
+def _bfloat16() -> DType:
+    # Imported when first needed: `import shmacc` must load nothing heavier than NumPy.
+    import ml_dtypes
+
+    storage = np.dtype(ml_dtypes.bfloat16)
+    return DType("bfloat16", NUMBERS["bfloat16"], storage, storage, np.dtype("float32"), 1)
+
+
+def by_number(number: int) -> DType | None:
+    """Return the dtype of a ``DataType`` number; None if there is none."""
+    if number == NUMBERS["bfloat16"]:
+        return _bfloat16()
+    return _BY_NUMBER.get(number)
+
+
+def resolve(dtype: object) -> DType:
+    """Return the dtype that a user means.
+
+    Args:
+        dtype: Anything that TensorFlow or NumPy accepts as one: a NumPy dtype or type (JAX's are
+            such), a ``tf.DType``, a ``torch.dtype``, a name, a ``DataType`` number.
+
+    Raises:
+        InvalidArgumentError: It is none, or none that accumulators work with.
+    """
+    found = _lookup(dtype)
+    if found is None:
+        allowed = ", ".join(sorted(NUMBERS))
+        raise InvalidArgumentError(
+            f"Value passed to parameter 'dtype' is {dtype!r}, which is not in list of allowed "
+            f"values: {allowed}"
+        )
+    return found
+
+
+def is_one(dtype: object) -> bool:
+    """Return whether `resolve` knows it."""
+    return _lookup(dtype) is not None
+
+
+def _lookup(dtype: object) -> DType | None:
+    if dtype is None or isinstance(dtype, bool):
+        return None
+    if isinstance(dtype, int):
+        return by_number(dtype)
+    if dtype is float:
+        dtype = "float32"
+    dtype = getattr(dtype, "as_numpy_dtype", dtype)
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, str):
+        dtype = _ALIASES.get(dtype, dtype)
+        if dtype == "bfloat16":
+            return _bfloat16()
+        if dtype in _KNOWN:
+            return _KNOWN[dtype]
+    try:
+        return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+
+
+def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
+    if dtype.names is not None:
+        return next((known for known in _KNOWN.values() if known.numpy == dtype), None)
+    return _bfloat16() if dtype.name == "bfloat16" else _KNOWN.get(dtype.name)
+
+
+def kind_of(dtype: npt.DTypeLike) -> str:
+    """Return NumPy's kind letter; bfloat16, which is void to NumPy, is a float."""
+    dtype = np.dtype(dtype)
+    return "f" if dtype.name == "bfloat16" else dtype.kind

@@ -1,0 +1,211 @@
+"""Arrays and sparse matrices of other packages: where NumPy's view of them is none, or is wrong.
+
+Nothing is imported that the program has not imported: an object tells its package by its classes'
+modules. What NumPy views rightly by itself (JAX's arrays, TensorFlow's tensors) is not mentioned
+here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmacc._records.records import IndexedSlices, ValueArray
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+
+
+def array(value: Any, what: str) -> ValueArray | None:
+    """Return another package's array, without a copy where its memory allows; None: NumPy's view.
+
+    Raises:
+        InvalidArgumentError: It has no numbers that can be read here, or some of them are missing;
+            the message names the way out.
+    """
+    view = _owned(value, _VIEWS)
+    return None if view is None else view(value, what)
+
+
+def slices(value: Any) -> Any:
+    """Return the rows of another package's sparse matrix as IndexedSlices; anything else as it is.
+
+    The rows are those that have stored entries, zeros among them. Of a tensor that
+    ``nn.Embedding(sparse=True)`` left, nothing is copied, whether it is coalesced or not.
+
+    Raises:
+        InvalidArgumentError: It has no rows of numbers that can be read here.
+        ResourceExhaustedError: There is no memory for these rows, each of which is whole.
+    """
+    split = _owned(value, _SPLITS)
+    if split is None:
+        return value
+    try:
+        return split(value)
+    except InvalidArgumentError:
+        raise
+    except MemoryError as error:
+        raise ResourceExhaustedError(
+            f"This process has no memory for the rows of a {type(value).__name__} of shape "
+            f"{tuple(value.shape)}: {error}"
+        ) from error
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"A sparse gradient of type {type(value).__name__} has no rows that can be read "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _owned(value: object, table: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
+    for base in type(value).__mro__:
+        found = table.get(base.__module__.partition(".")[0])
+        if found is not None:
+            return found
+    return None
+
+
+def _refused(what: str, problem: str, way_out: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{what} {problem}: pass {way_out}")
+
+
+def _check_readable(tensor: Any, what: str) -> None:
+    if tensor.requires_grad:
+        raise _refused(
+            what,
+            "must not be a torch tensor that requires grad, as parameters do",
+            "the parameter's `.grad`, or `tensor.detach()`",
+        )
+    if tensor.device.type == "meta":
+        raise InvalidArgumentError(f"{what} must not be a torch tensor on 'meta', without numbers")
+    if tensor.device.type != "cpu":
+        raise _refused(
+            what, f"must not be a torch tensor on device '{tensor.device}'", "`tensor.cpu()`"
+        )
+
+
+def _torch_array(tensor: Any, what: str) -> ValueArray | None:
+    if not hasattr(tensor, "requires_grad"):  # a dtype, a module
+        return None
+    import torch  # the program has done so
+
+    _check_readable(tensor, what)
+    if type(tensor).__name__ == "MaskedTensor":
+        raise _refused(
+            what,
+            "must not be a masked tensor, whose mask would be ignored",
+            "the numbers to add, `masked.to_tensor(0)` for instance",
+        )
+    if tensor.layout != torch.strided:
+        raise _refused(what, f"must be dense, but is a {tensor.layout} tensor", "`.to_dense()`")
+    if tensor.is_quantized:
+        raise _refused(what, "must not be a quantised torch tensor", "`.dequantize()`")
+    plain: ValueArray
+    if tensor.dtype == torch.bfloat16:  # NumPy has none
+        import ml_dtypes
+
+        plain = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return plain
+    plain = tensor.resolve_conj().resolve_neg().numpy()
+    return plain
+
+
+def _torch_slices(tensor: Any) -> Any:
+    if not hasattr(tensor, "requires_grad"):
+        return tensor
+    import torch  # the program has done so
+
+    _check_readable(tensor, "A sparse gradient")
+    if tensor.layout == torch.strided:
+        raise _refused(
+            "A sparse gradient",
+            "must not be a dense tensor (which layers with `sparse=True` do not leave)",
+            "`(indices, values)`, or make the member dense",
+        )
+    if not tensor.dim():
+        raise InvalidArgumentError("A sparse gradient must have rows, but is a scalar")
+    if tensor.layout != torch.sparse_coo:
+        tensor = tensor.to_sparse_coo()
+    elif not tensor.sparse_dim():
+        raise _refused("A sparse gradient", "must be sparse in its rows", "`.to_dense()`")
+    # Of a tensor that is not coalesced, too: repeated rows are summed by the apply.
+    indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
+    if tensor.sparse_dim() > 1:
+        rows, place = torch.unique(indices[0], return_inverse=True)
+        dense = torch.zeros(len(rows), *tensor.shape[1:], dtype=values.dtype)
+        values = dense.index_put_((place, *indices[1:]), values, accumulate=True)
+        indices = rows[None]
+    return IndexedSlices(values, indices[0], tuple(tensor.shape))
+
+
+def _scipy_array(value: Any, what: str) -> None:
+    if hasattr(value, "tocsr"):
+        raise _refused(what, "must be dense, but is a scipy.sparse matrix", "`.toarray()`")
+
+
+def _scipy_slices(matrix: Any) -> Any:
+    if not hasattr(matrix, "tocsr"):
+        return matrix
+    if len(matrix.shape) != 2:  # noqa: PLR2004
+        raise InvalidArgumentError(
+            "A sparse gradient must be a scipy.sparse matrix of 2 dimensions, but has "
+            f"{len(matrix.shape)}"
+        )
+    by_row = matrix.tocsr()
+    rows = np.flatnonzero(np.diff(by_row.indptr))
+    return IndexedSlices(by_row[rows].toarray(), rows, matrix.shape)
+
+
+def _polars_array(value: Any, what: str) -> ValueArray | None:
+    if not hasattr(value, "to_numpy"):  # an expression, a lazy frame
+        return None
+    columns = value.get_columns() if hasattr(value, "get_columns") else [value]
+    _check_complete(sum(map(_polars_nulls, columns)), what, "`.fill_null(0)`")
+    return np.asarray(value.to_numpy())
+
+
+def _polars_nulls(column: Any) -> int:
+    """Return how many there are, also within rows of fixed width."""
+    nulls, kind = column.null_count(), type(column.dtype).__name__
+    if not nulls and kind == "Array":
+        nulls = _polars_nulls(column.explode())
+    if not nulls and kind == "Struct":
+        nulls = sum(map(_polars_nulls, column.struct.unnest().get_columns()))
+    return int(nulls)
+
+
+def _pandas_array(value: Any, what: str) -> ValueArray | None:
+    """Return columns of pandas' own dtypes; in those of NumPy's a NaN is no null, but NaN."""
+    if not hasattr(value, "isna"):
+        return None
+    dtypes = list(value.dtypes) if value.ndim > 1 else [value.dtype]
+    own = [not isinstance(dtype, np.dtype) for dtype in dtypes]
+    if not any(own):
+        return None
+    nulls = (value.loc[:, own] if value.ndim > 1 else value).isna()
+    _check_complete(int(np.asarray(nulls).sum()), what, "`.fillna(0)`")
+    plain = [getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes]
+    if not all(isinstance(dtype, np.dtype) for dtype in plain):
+        return None  # strings, categories
+    return np.asarray(value.to_numpy(dtype=np.result_type(*plain)))
+
+
+def _pyarrow_array(value: Any, what: str) -> None:
+    for column in getattr(value, "columns", [value]):
+        if hasattr(column, "null_count"):  # of encoded columns it is not that of their values
+            import pyarrow.compute
+
+            nulls = pyarrow.compute.count(column, mode="only_null").as_py()
+            _check_complete(nulls, what, "`pyarrow.compute.fill_null(array, 0)`")
+
+
+def _check_complete(nulls: int, what: str, way_out: str) -> None:
+    if nulls:
+        raise _refused(what, f"must have no nulls, but {nulls} are missing", way_out)
+
+
+_VIEWS: dict[str, Callable[[Any, str], ValueArray | None]] = {
+    "torch": _torch_array,
+    "scipy": _scipy_array,
+    "polars": _polars_array,
+    "pandas": _pandas_array,
+    "pyarrow": _pyarrow_array,
+}
+_SPLITS: dict[str, Callable[[Any], Any]] = {"torch": _torch_slices, "scipy": _scipy_slices}

@@ -1,0 +1,200 @@
+"""The properties of an accumulator, as a constructor asks for them or a segment has them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shmacc._gradients import arguments, dtypes
+from shmacc._gradients.arguments import Shape, describe_shape
+from shmacc._layout import layout
+
+
+class TensorSpec:
+    """A dense member of a group: an array of this shape and dtype.
+
+    Args:
+        shape: As for an accumulator: None for an unknown rank, None as a dimension for an unknown
+            one.
+        dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
+        reduction_type: "MEAN", "SUM" or "CMEAN"; None: the group's.
+
+    Raises:
+        InvalidArgumentError: A bad argument.
+    """
+
+    __slots__ = ("dtype", "reduction_type", "shape")
+    _KIND = "dense"
+
+    def __init__(
+        self, shape: Any = None, dtype: Any = "float32", *, reduction_type: str | None = None
+    ) -> None:
+        self.shape = arguments.declared_shape(shape, self._KIND)
+        self.dtype = dtypes.resolve(dtype).numpy
+        self.reduction_type = (
+            None if reduction_type is None else arguments.reduction(reduction_type)
+        )
+
+    def __repr__(self) -> str:
+        reduction = f", reduction_type={self.reduction_type!r}" if self.reduction_type else ""
+        return f"{type(self).__name__}({self.shape}, {self.dtype.name!r}{reduction})"
+
+    def member(self, name: str, reduction_type: str) -> "MemberSpec":
+        """Return the spec of a member of that name, in a group with that reduction_type."""
+        dtype = dtypes.resolve(self.dtype)
+        return MemberSpec(
+            name, self._KIND, dtype, self.shape, self.reduction_type or reduction_type
+        )
+
+
+class IndexedSlicesSpec(TensorSpec):
+    """A sparse member of a group: rows of a tensor of this shape and dtype.
+
+    Args and errors as for `TensorSpec`, as in ``tf.IndexedSlicesSpec``.
+    """
+
+    __slots__ = ()
+    _KIND = "sparse"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """What one member accumulates; a single accumulator has one, without a name.
+
+    Attributes:
+        name: The member's name.
+        kind: "sparse" or "dense".
+        dtype: The dtype of its gradients.
+        shape: The declared shape, None for unknown dimensions; None for an unknown rank.
+        reduction: "MEAN", "SUM" or "CMEAN".
+    """
+
+    name: str
+    kind: str
+    dtype: dtypes.DType
+    shape: Shape
+    reduction: str
+
+    @classmethod
+    def of_config(cls, config: dict[str, Any]) -> Self | None:
+        """Return the spec of a member with this configuration; None if its numbers are invalid."""
+        kind = layout.KIND_NAMES.get(config["kind"])
+        dtype = dtypes.by_number(config["dtype"])
+        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
+        if kind is None or dtype is None or reduction is None:
+            return None
+        if (dtype.sum_code, dtype.components) != (config["sum"], config["components"]):
+            return None
+        declared = config["declared"]
+        shape = None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
+        return cls(config["name"], kind, dtype, shape, reduction)
+
+    def config(self) -> tuple[Any, ...]:
+        """Return it as the extension takes it."""
+        declared = None
+        if self.shape is not None:
+            declared = [-1 if dim is None else dim for dim in self.shape]
+        lowest, highest = self.dtype.bounds
+        return (
+            self.name,
+            layout.KINDS[self.kind],
+            self.dtype.number,
+            self.dtype.sum_code,
+            self.dtype.components,
+            layout.REDUCTIONS[self.reduction],
+            declared,
+            lowest,
+            highest,
+        )
+
+    def tensor_spec(self) -> TensorSpec:
+        """Return it as a user gives it."""
+        make = IndexedSlicesSpec if self.kind == "sparse" else TensorSpec
+        return make(self.shape, self.dtype.numpy, reduction_type=self.reduction)
+
+    def disagreements(self, asked: "MemberSpec") -> Iterator[tuple[str, str, str]]:
+        """Yield where an existing member differs from the one asked for, as `Spec` does."""
+        pairs = [
+            ("kind", self.kind, asked.kind),
+            ("dtype", self.dtype.name, asked.dtype.name),
+            ("reduction_type", self.reduction, asked.reduction),
+        ]
+        if asked.shape is not None:
+            pairs.append(("shape", describe_shape(self.shape), describe_shape(asked.shape)))
+        for what, existing, wanted in pairs:
+            if existing != wanted:
+                yield what, existing, wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Members, limits and rights of an accumulator.
+
+    Attributes:
+        kind: "sparse", "dense" or "group".
+        members: In order; one without a name if it is no group.
+        reduction: "MEAN", "SUM" or "CMEAN"; of a group, that of members without their own.
+        lanes: How many applies go on at a time; None: 1, or as many as an existing one has.
+        capacity: How many gradients may be pending; None: any number, or as an existing one has it.
+        mode: Permission bits of segment and semaphore; None: 0600, or what an existing one has.
+        private: Whether it is removed with its creator.
+    """
+
+    kind: str
+    members: tuple[MemberSpec, ...]
+    reduction: str
+    lanes: int | None
+    capacity: int | None
+    mode: int | None
+    private: bool
+
+    @classmethod
+    def of_config(cls, config: dict[str, Any], mode: int) -> Self | None:
+        """Return the spec of a segment with this configuration; None if its numbers are invalid.
+
+        Args:
+            config: The extension's report of it.
+            mode: The permission bits that its file has.
+        """
+        kind = layout.KIND_NAMES.get(config["kind"])
+        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
+        members = tuple(MemberSpec.of_config(member) for member in config["members"])
+        known = tuple(member for member in members if member is not None)
+        if kind is None or reduction is None or len(known) < len(members):
+            return None
+        return cls(
+            kind, known, reduction, config["lanes"], config["capacity"], mode, config["is_private"]
+        )
+
+    def disagreements(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:
+        """Yield where an existing accumulator differs from the one asked for.
+
+        Each difference is (what, existing, asked). What is not given agrees with anything.
+        """
+        if self.kind != asked.kind:
+            yield "kind", self.kind, asked.kind
+        elif self.kind == "group":
+            yield from self._members_that_differ(asked)
+        else:
+            yield from self.members[0].disagreements(asked.members[0])
+        pairs: list[tuple[str, object, object]] = [
+            ("lanes", self.lanes, asked.lanes),
+            ("capacity", self.capacity or "unbounded", asked.capacity),
+            ("mode", f"{self.mode:04o}", None if asked.mode is None else f"{asked.mode:04o}"),
+        ]
+        for what, existing, wanted in pairs:
+            if wanted is not None and existing != wanted:
+                yield what, str(existing), str(wanted)
+
+    def _members_that_differ(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:
+        """Members agree by name; their order is no part of it."""
+        existing = {member.name: member for member in self.members}
+        wanted = {member.name: member for member in asked.members}
+        for name, member in wanted.items():
+            if name not in existing:
+                yield f"member {name!r}", "none", f"{member.kind} {member.dtype.name}"
+            else:
+                for what, has, wants in existing[name].disagreements(member):
+                    yield f"{what} of member {name!r}", has, wants
+        for name, member in existing.items():
+            if name not in wanted:
+                yield f"member {name!r}", f"{member.kind} {member.dtype.name}", "none"

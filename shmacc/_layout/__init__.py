@@ -1,0 +1,1 @@
+"""What a segment is called, and what stands in it."""

@@ -1,0 +1,1 @@
+"""How a process gets a segment, and leaves it."""

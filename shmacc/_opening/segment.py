@@ -1,0 +1,224 @@
+"""Opening and making segments by name.
+
+The extension does each step atomically (opening.hpp has the protocol); this module decides on the
+next one: when there is nothing under a name, another kind of file, or a segment that is being
+removed at this moment; and it words the errors. Removing is removal.py's.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from shmacc import _core
+from shmacc._layout import layout
+from shmacc._layout.names import SegmentName, semaphore_path
+from shmacc._opening import removal
+from shmacc.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ShmaccError,
+)
+
+if TYPE_CHECKING:
+    from shmacc._gradients.arguments import IfExists
+    from shmacc._gradients.spec import Spec  # needs NumPy, which inspection does not
+
+Owners = Literal["mine", "any"] | Iterable[int]
+"""Whose segments may be attached: this user's and root's, all users', or those of these uids."""
+
+Contents = Callable[[], list[tuple[int, Any]]]
+"""Returns new shared arrays as the extension takes them: bytes, and contents (None: zeros)."""
+
+_LARGEST_UID = 2**32 - 2
+_SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
+_LONGEST_PAUSE = 0.010
+
+
+def check_owners(owners: object) -> Owners:
+    """Return the argument as it is kept and pickled.
+
+    Raises:
+        InvalidArgumentError: Neither "mine" nor "any" nor uids.
+    """
+    if isinstance(owners, str):
+        if owners == "mine":
+            return "mine"
+        if owners == "any":
+            return "any"
+    elif isinstance(owners, Iterable) and not isinstance(owners, bytes):
+        uids = tuple(owners)
+        if all(type(uid) is int and 0 <= uid <= _LARGEST_UID for uid in uids):
+            return uids
+    raise InvalidArgumentError(
+        f'owners must be "mine", "any" or an iterable of uids, but was {owners!r}'
+    )
+
+
+def open_or_create(
+    name: SegmentName,
+    spec: "Spec",
+    owners: Owners,
+    if_exists: "IfExists" = "attach",
+    *,
+    unlink_on_close: bool = False,
+    contents: Contents = list,
+) -> _core.Handle:
+    """Return a handle on the segment of that name, which is made if there is none.
+
+    Args:
+        name: The name.
+        spec: Of a new segment.
+        owners: Whose segments may be attached.
+        if_exists: "attach": an existing segment is attached. "error" and "replace" return a handle
+            on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
+            processes that ask for it at once, one gets it, and the other one finds it taken.
+        unlink_on_close: Whether a new segment's name is removed with its handle.
+        contents: Of new shared arrays.
+
+    Raises:
+        AlreadyExistsError: It exists, and `if_exists` is "error".
+        FailedPreconditionError: It is in use, and `if_exists` is "replace".
+        DataLossError: The file under the name is no segment of this version.
+        PermissionDeniedError: It is another user's.
+        ResourceExhaustedError: Shared memory is full, or descriptors have run out.
+    """
+    while True:
+        handle = None
+        if if_exists == "attach":
+            handle = _attach(name, owners)
+        elif if_exists == "replace":
+            removal.remove_unused(
+                name
+            )  # a process that dies after this leaves nothing under the name
+        elif removal.is_taken(name):
+            raise _already_exists(name)
+        handle = handle or _create(name, spec, contents(), unlink_on_close=unlink_on_close)
+        if handle is not None:
+            return handle
+
+
+def attach(name: SegmentName, owners: Owners, timeout: float | None = None) -> _core.Handle:
+    """Return a handle on the segment of that name.
+
+    Args:
+        name: The name.
+        owners: Whose segments may be attached.
+        timeout: For how many seconds to wait until there is one; None: not at all.
+
+    Raises:
+        NotFoundError: There is none, and no timeout.
+        DeadlineExceededError: There was none until the end of the timeout.
+        DataLossError: The file under the name is no segment of this version.
+        PermissionDeniedError: It is another user's.
+        ResourceExhaustedError: Descriptors or places in the table of processes have run out.
+    """
+    handle = _attach(name, owners)
+    if handle is not None:
+        return handle
+    if timeout is None:
+        raise removal.not_found(name)
+    deadline = time.monotonic() + timeout
+    pause = _SHORTEST_PAUSE
+    while handle is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _still_not_found(name, timeout)
+        time.sleep(min(pause, left))  # signal handlers run here
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        handle = _attach(name, owners)
+    return handle
+
+
+def disagreement(
+    name: SegmentName, exists: str, what: str, existing: str, asked: str
+) -> InvalidArgumentError:
+    """Return the error for a segment that is not as it was asked for.
+
+    Args:
+        name: The segment.
+        exists: What there is, as the beginning of a sentence: "The accumulator 'x' exists".
+        what: In what it differs.
+        existing: What it has.
+        asked: What was asked for.
+    """
+    return InvalidArgumentError(
+        f"{exists} with {what} {existing}, but {asked} was asked for. If the existing one is left "
+        f"from an earlier run, `shmacc-inspect remove {name.system_name}` removes it, and so does "
+        'if_exists="replace"; or use another shared_name'
+    ).with_fields(segment=name.system_name, what=what, existing=existing, asked=asked)
+
+
+def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"There is still nothing {removal.named(name)}, after {timeout:g} seconds"
+    ).with_fields(**removal.fields(name))
+
+
+def _uids(owners: Owners) -> list[int] | None:
+    if owners == "any":
+        return None
+    return [os.geteuid(), 0] if owners == "mine" else [int(uid) for uid in owners]
+
+
+def _attach(name: SegmentName, owners: Owners) -> _core.Handle | None:
+    while True:
+        try:
+            found, version, handle = _core.open(name.path, _uids(owners))
+        except ShmaccError as error:
+            raise error.about(name.system_name) from None
+        if found == "nothing":
+            return None
+        if handle is None:
+            # Its creator is proved dead, if it ever had one, so any process may remove it.
+            if found == "unfinished" and _core.remove_unfinished(name.path):
+                return None
+            raise removal.refusal(name, found, version)
+        if _enter(name, handle):
+            return handle
+
+
+def _enter(name: SegmentName, handle: _core.Handle) -> bool:
+    try:
+        entered = handle.enter(
+            name.path, semaphore_path(name.system_name, handle.config()["token"])
+        )
+    except ShmaccError as error:
+        handle.close()
+        raise error.about(name.system_name) from None
+    except BaseException:
+        handle.close()
+        raise
+    if not entered:
+        handle.close()
+    return entered
+
+
+def _already_exists(name: SegmentName) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f'There is something {removal.named(name)} already, and if_exists is "error"'
+    ).with_fields(**removal.fields(name))
+
+
+def _create(
+    name: SegmentName, spec: "Spec", arrays: list[tuple[int, Any]], *, unlink_on_close: bool
+) -> _core.Handle | None:
+    """Return a handle on a new segment; None: another process has made one by now."""
+    token = int.from_bytes(os.urandom(8)) | 1
+    return _core.create(
+        name.path,
+        semaphore_path(name.system_name, token),
+        name=name.shared_name,
+        kind=layout.KINDS[spec.kind],
+        members=[member.config() for member in spec.members],
+        reduction=layout.REDUCTIONS[spec.reduction],
+        lanes=spec.lanes or 1,
+        capacity=spec.capacity,
+        is_private=spec.private,
+        unlink_on_close=unlink_on_close,
+        token=token,
+        hash_key=os.urandom(32),
+        mode=0o600 if spec.mode is None else spec.mode,
+        arrays=arrays,
+    )

@@ -1,0 +1,1 @@
+"""What the public API hands out and takes in."""

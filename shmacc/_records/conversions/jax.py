@@ -1,0 +1,48 @@
+"""NumPy's arrays as JAX's."""
+
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax.experimental import sparse as jax_sparse
+
+from shmacc._records.conversions.rows import number_of_rows
+from shmacc.errors import OutOfRangeError
+
+if TYPE_CHECKING:
+    from shmacc._records.records import DenseTaken, SparseTaken, ValueArray
+
+
+def array(values: "ValueArray") -> jax.Array:
+    """Return a JAX array, of 32 bits for 64 unless JAX was told otherwise, as ever with JAX.
+
+    Raises:
+        OutOfRangeError: An integer does not fit 32 bits.
+    """
+    if values.dtype.names is not None:  # quantised
+        values = values.view(values.dtype[0])
+    kept = jax.dtypes.canonicalize_dtype(values.dtype)
+    if kept.kind in "iu" and kept != values.dtype and values.size:
+        info = np.iinfo(kept)
+        if int(values.min()) < info.min or int(values.max()) > info.max:
+            raise OutOfRangeError(
+                f"An integer does not fit {kept.name}, which JAX makes of {values.dtype.name}: "
+                "set jax_enable_x64"
+            )
+    return jax.numpy.asarray(values.astype(kept, copy=False))
+
+
+def dense(taken: "DenseTaken") -> jax.Array:
+    """Return the value."""
+    return array(taken.value)
+
+
+def sparse(taken: "SparseTaken") -> jax_sparse.BCOO:
+    """Return a BCOO matrix whose elements are rows."""
+    shape = (number_of_rows(taken), *taken.values.shape[1:])
+    return jax_sparse.BCOO(
+        (array(taken.values), array(taken.indices[:, None])),
+        shape=shape,
+        indices_sorted=True,
+        unique_indices=True,
+    )

@@ -1,0 +1,36 @@
+"""NumPy's arrays as torch tensors on the same memory."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmacc._records.conversions.rows import number_of_rows
+
+if TYPE_CHECKING:
+    from shmacc._records.records import DenseTaken, SparseTaken, ValueArray
+
+
+def tensor(array: "ValueArray") -> torch.Tensor:
+    """Return a tensor that *is* the array's memory, writable or not."""
+    if array.dtype.name == "bfloat16":  # torch knows it of no array
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    if array.dtype.names is not None:  # quantised
+        array = array.view(array.dtype[0])
+    return torch.from_numpy(array)
+
+
+def dense(taken: "DenseTaken") -> torch.Tensor:
+    """Return the value."""
+    return tensor(taken.value)
+
+
+def sparse(taken: "SparseTaken") -> torch.Tensor:
+    """Return a coalesced COO tensor, as optimizers take it in ``.grad``."""
+    shape: list[Any] = [number_of_rows(taken), *taken.values.shape[1:]]
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(taken.indices)[None],
+        tensor(taken.values),
+        shape,
+        is_coalesced=True,  # ascending, each row once
+        check_invariants=False,
+    )

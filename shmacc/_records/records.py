@@ -1,0 +1,257 @@
+"""The records of the public API: slices, takes, partials."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import jax
+    import scipy.sparse
+    import torch
+    from jax.experimental.sparse import BCOO
+
+IndexArray = npt.NDArray[np.int64]
+ValueArray = npt.NDArray[Any]
+
+
+class IndexedSlices:
+    """Some rows of a tensor, like ``tf.IndexedSlices``.
+
+    Args:
+        values: Shape ``(n, ...)``: the rows.
+        indices: Shape ``(n,)``: which rows they are.
+        dense_shape: The shape of the whole tensor, or None.
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values = values
+        self.indices = indices
+        self.dense_shape = dense_shape
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
+            f"dense_shape={self.dense_shape!r})"
+        )
+
+
+class SparseGradient(NamedTuple):
+    """The result of a sparse ``take_grad``, like that of TensorFlow's op.
+
+    Attributes:
+        indices: int64, shape ``(n,)``, ascending, each row once.
+        values: The accumulator's dtype, shape ``(n, ...)``.
+        shape: int64: the declared first dimension (-1 if unknown), then those of ``values``.
+    """
+
+    indices: IndexArray
+    values: ValueArray
+    shape: IndexArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseTaken:
+    """The result of a take from a sparse accumulator, or of a group's sparse member.
+
+    Attributes:
+        indices: int64, shape ``(n,)``, ascending, each row once.
+        values: Shape ``(n, ...)``: reduced; in a partial, sums (float32 for the half types, 64
+            bits for integers).
+        shape: int64: the declared first dimension (-1 if unknown), then those of ``values``.
+        row_counts: int64, shape ``(n,)``: the weights of the gradients that touched each row, added
+            up (without weights: how many they were).
+        count: How many gradients were reduced; of a member, those that had it.
+        step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
+    """
+
+    indices: IndexArray
+    values: ValueArray
+    shape: IndexArray
+    row_counts: IndexArray
+    count: int
+    step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
+
+    def to_torch(self) -> "torch.Tensor":
+        """Return a coalesced sparse COO tensor on the same memory, as optimizers take it.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+        """
+        from shmacc._records.conversions import torch  # loads a package
+
+        return torch.sparse(self)
+
+    def to_jax(self) -> "BCOO":
+        """Return a ``jax.experimental.sparse.BCOO`` whose elements are rows.
+
+        What has 64 bits gets 32 unless JAX was told otherwise (``jax_enable_x64``).
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+            OutOfRangeError: An integer does not fit 32 bits.
+        """
+        from shmacc._records.conversions import jax  # loads a package
+
+        return jax.sparse(self)
+
+    def to_scipy(self) -> "scipy.sparse.csr_array":
+        """Return a ``scipy.sparse.csr_array`` on the memory of the values.
+
+        SciPy has no float16 and no bfloat16: these become float32.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared, or a
+                row is no vector.
+        """
+        from shmacc._records.conversions import scipy  # loads a package
+
+        return scipy.sparse(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseTaken:
+    """The result of a take from a dense accumulator, or of a group's dense member.
+
+    Attributes:
+        value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits
+            for integers).
+        count: How many gradients were reduced; of a member, those that had it.
+        step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
+    """
+
+    value: ValueArray
+    count: int
+    step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
+
+    def to_torch(self) -> "torch.Tensor":
+        """Return a tensor on the same memory."""
+        from shmacc._records.conversions import torch  # loads a package
+
+        return torch.dense(self)
+
+    def to_jax(self) -> "jax.Array":
+        """Return a JAX array; errors and 64 bits as for `SparseTaken.to_jax`."""
+        from shmacc._records.conversions import jax  # loads a package
+
+        return jax.dense(self)
+
+    def to_scipy(self) -> ValueArray:
+        """Return the value: what is dense in SciPy is NumPy's."""
+        return self.value
+
+
+def _complete(taken: SparseTaken | DenseTaken) -> None:
+    if taken.weight is None:
+        object.__setattr__(taken, "weight", taken.count)
+    if taken.contributors is None:
+        object.__setattr__(taken, "contributors", np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparsePartial(SparseTaken):
+    """Sums of a sparse accumulator, not divided, to be applied to another one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DensePartial(DenseTaken):
+    """Sums of a dense accumulator, not divided, to be applied to another one."""
+
+
+_Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
+
+
+class _Members(Mapping[str, _Member], Generic[_Member]):
+    """The members that a round touched, by name."""
+
+    __slots__ = ("_members", "contributors", "count", "step", "weight")
+
+    def __init__(
+        self,
+        members: Mapping[str, _Member],
+        count: int,
+        step: int,
+        weight: int | None = None,
+        contributors: IndexArray | None = None,
+    ) -> None:
+        self._members = dict(members)
+        self.count = count
+        self.step = step
+        self.weight = count if weight is None else weight
+        self.contributors = np.empty(0, np.int64) if contributors is None else contributors
+
+    def __getitem__(self, name: str) -> _Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        """Return tensors by member; errors as for one."""
+        return {name: member.to_torch() for name, member in self._members.items()}
+
+    def to_jax(self) -> "dict[str, jax.Array | BCOO]":
+        """Return JAX arrays by member; errors as for one."""
+        return {name: member.to_jax() for name, member in self._members.items()}
+
+    def to_scipy(self) -> "dict[str, ValueArray | scipy.sparse.csr_array]":
+        """Return ``scipy.sparse`` and NumPy arrays by member; errors as for one."""
+        return {name: member.to_scipy() for name, member in self._members.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._members!r}, count={self.count}, step={self.step}, "
+            f"weight={self.weight}, contributors={self.contributors!r})"
+        )
+
+
+class GroupTaken(_Members[Any]):
+    """The result of a take from a group: a mapping from member to its part of the round.
+
+    That is a `SparseTaken` or a `DenseTaken`, as the member is. (To type checkers it is Any: which
+    one a name leads to is not known to them.) A member that no gradient had is absent.
+
+    Attributes:
+        count: How many gradients were reduced.
+        step: The global step that this take closed.
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part in the round, of those that said so.
+    """
+
+    __slots__ = ()
+
+
+class GroupPartial(_Members[Any]):
+    """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
+
+    That is a `SparsePartial` or a `DensePartial`.
+
+    Attributes:
+        count: How many gradients they are of.
+        step: The step they belong to.
+        weight: The weights of these gradients, added up; without weights it equals ``count``.
+        contributors: int64, ascending: who took part, of those that said so.
+    """
+
+    __slots__ = ()

@@ -1,0 +1,288 @@
+// Putting gradients in: of lanes, members and contributors.
+#pragma once
+
+#include "operations/operation.hpp"
+#include "operations/parts.hpp"
+#include "protocol/queue_entry.hpp"
+
+namespace shmacc {
+
+// A gradient, or the sum of some (a partial).
+struct ApplyRequest {
+    int64_t local_step;
+    int64_t count;
+    int64_t weight;
+    Part* const* parts;
+    size_t part_count;
+    std::vector<int64_t> contributors;  // ascending
+    bool partial;  // a contributor that is in the round already is an error; else there is nothing to add
+    int64_t deadline;
+};
+
+class Apply : public Operation {
+  public:
+    using Operation::Operation;
+
+    // False: dropped, as stale or because of a seal.
+    bool apply(const ApplyRequest& request) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        HeadGrace grace;
+        for (bool everywhere = contributors_everywhere(request);;) {
+            activity.now(kWaitsForLock);
+            ApplySession session(segment_, contributor_of(request), everywhere,
+                                 lock_deadline(request.deadline), interruption_);
+            if (!session.held()) apply_deadline_exceeded();
+            activity.now(kApplies);
+            // Read before the queue: a take that leaves it needs no lock, and wakes once only.
+            const uint32_t seen = load(segment_.wait_queue().progress_word());
+            const bool open = round_is_open(session.round);
+            if (is_stale(session.round, open, request.local_step)) {
+                drop(session, activity, request.count);
+                return false;
+            }
+            Activity what = kWaitsForRound;
+            int64_t until = kForever;
+            if (!open) {
+                if (!everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request)) {
+                    everywhere = true;
+                    continue;
+                }
+                if (has_contributor(session, request, everywhere)) {
+                    note_applied(session, activity.entry(), request);
+                    return true;
+                }
+                const int64_t pending = session.pending();
+                const uint32_t head = segment_.living_head(session.lane_number());
+                const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
+                if (is_full(pending, request.count)) {
+                    what = kWaitsForRoom;
+                    if (heads) segment_.wait_queue().wake(head);
+                } else if (heads && grace.must_wait(segment_.wait_queue()[head], pending)) {
+                    what = kWaitsForHead;
+                    until = grace.until();
+                } else {
+                    put_in(session, request, [&] {
+                        if (request.partial) spread_contributors(session);
+                    });
+                    activity.entry().applied += static_cast<uint64_t>(request.count);
+                    note_applied(session, activity.entry(), request);
+                    wake_head_if_reached(session, head);
+                    return true;
+                }
+            }
+            session.release();
+            if (past(request.deadline)) apply_deadline_exceeded();
+            if (open && give_up_offered(session.round.holder)) continue;
+            wait_for_progress(activity, what, seen, std::min(until, request.deadline));
+        }
+    }
+
+    // For a gradient that does not fit the round: true if it is dropped anyway.
+    bool drop_if_stale(int64_t local_step, int64_t gradients) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ApplySession session(segment_, std::nullopt, false, kForever, interruption_);
+        if (!is_stale(session.round, round_is_open(session.round), local_step)) return false;
+        drop(session, activity, gradients);
+        return true;
+    }
+
+    // Everything that is there is replaced by the request's parts, of a round at this step. If a round is open, this
+    // ends it.
+    void restore(const ApplyRequest& request, int64_t step) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ApplySession session(segment_, std::nullopt, true, kForever, interruption_);
+        activity.now(kApplies);
+        RoundState& round = session.round;
+        round.discarded += static_cast<uint64_t>(session.pending());
+        round.step = step;
+        round.sealed = 0;
+        round.holder = {};
+        round.spread = ++round.round;
+        put_in(session, request, [&] {
+            round.needs = session.state.generation + 1;
+            segment_.round().commit(round);
+        });
+        let_others_go_on(session);
+    }
+
+  private:
+    [[noreturn]] void apply_deadline_exceeded() {
+        const Totals now = totals(segment_);
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
+                std::to_string(now.count) + " gradients are pending at step " + std::to_string(now.round.step),
+            {{"accumulated", now.count}, {"step", now.round.step}});
+    }
+
+    // open: whether a round is open; its step counts as closed.
+    static bool is_stale(const RoundState& round, bool open, int64_t local_step) {
+        return local_step < round.step || round.sealed || (open && local_step == round.step);
+    }
+
+    // Without the lock, until the step moves on, a take or a round ends, or the deadline.
+    void wait_for_progress(ActivityScope& activity, Activity what, uint32_t seen, int64_t deadline) {
+        activity.now(what);
+        futex_wait(segment_.wait_queue().progress_word(), seen, deadline);
+        segment_.check_file();
+        interruption_.check();
+    }
+
+    void drop(ApplySession& session, ActivityScope& activity, int64_t gradients) {
+        session.state.dropped += static_cast<uint64_t>(gradients);
+        session.commit();
+        activity.entry().dropped += static_cast<uint64_t>(gradients);
+    }
+
+    // A contributor is looked for, and put, in its own lane; those of a partial in all lanes, and then this round's
+    // everywhere (RoundState::spread).
+    bool contributors_everywhere(const ApplyRequest& request) const {
+        return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
+    }
+    static std::optional<int64_t> contributor_of(const ApplyRequest& request) {
+        if (request.partial || request.contributors.empty()) return std::nullopt;
+        return request.contributors.front();
+    }
+    // Whether another lane may have what this gradient must be compared with: its contributor; or the shape of the
+    // round, if it is the lane's first gradient of a shape that is not the declared one.
+    bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
+        if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
+        for (size_t i = 0; i < request.part_count; ++i) {
+            const Part& part = *request.parts[i];
+            if (part.dims() == (*segment_.specs())[part.member()].round) continue;
+            const MemberState& now = session.lane().current(part.member(), session.state);
+            if (now.round != session.round.round || now.count == 0) return true;
+        }
+        return false;
+    }
+    bool has_contributor(ApplySession& session, const ApplyRequest& request, bool everywhere) {
+        if (request.contributors.empty()) return false;
+        const auto set = static_cast<uint32_t>(segment_.specs()->size()) - 1;
+        const auto count = static_cast<uint32_t>(request.contributors.size());
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
+            if (!everywhere && i != session.lane_number()) continue;
+            LaneState state = i == session.lane_number() ? session.state : segment_.recovered(i);
+            Member member(*segment_.lanes()[i], set, state);
+            if (member.state.round != session.round.round) continue;
+            if (!Rows<float>(member).has_any(request.contributors.data(), count)) continue;
+            if (!request.partial) return true;
+            throw Error(Failure::kAlreadyExists,
+                        "A contributor of the partial is in the round already; nothing was added");
+        }
+        return false;
+    }
+
+    bool is_full(int64_t pending, int64_t count) const {
+        const int64_t capacity = segment_.config().capacity;
+        return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
+    }
+
+    // All of the gradient, or, if this throws, nothing. before_commit: no exception leaves it.
+    template <class Before>
+    void put_in(ApplySession& session, const ApplyRequest& request, Before before_commit) {
+        LaneState& state = session.state;
+        session.begin_round();
+        if (__builtin_add_overflow(state.count, request.count, &state.count) ||
+            __builtin_add_overflow(state.weight, request.weight, &state.weight) ||
+            __builtin_add_overflow(state.applied, static_cast<uint64_t>(request.count), &state.applied))
+            throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
+        try {
+            add_parts(session, request);
+        } catch (...) {
+            session.roll_back();
+            throw;
+        }
+        before_commit();
+        session.commit();
+    }
+    // From here on this round's contributors are looked for in all lanes. (The gradient itself may not get in.)
+    void spread_contributors(ApplySession& session) {
+        if (session.round.spread == session.round.round) return;
+        session.round.spread = session.round.round;
+        segment_.round().commit(session.round);
+    }
+    static void note_applied(const ApplySession& session, Participant& entry, const ApplyRequest& request) {
+        entry.applied_ns = wall_ns();
+        entry.applied_step = session.round.step;
+        entry.contributor = contributor_of(request).value_or(-1);
+    }
+    void add_parts(ApplySession& session, const ApplyRequest& request) {
+        const size_t count = request.part_count + !request.contributors.empty();
+        session.expect(count);
+        Part::Need need;
+        of_each(request, [&](Part& part) { prepare(session, part, need); });
+        std::optional<SparsePart<float>> contributors;
+        if (!request.contributors.empty()) {
+            contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
+                                 request.weight, request.contributors.data(), nullptr, nullptr,
+                                 static_cast<uint32_t>(request.contributors.size()), 0, true);
+            contributors->sort();
+            prepare(session, *contributors, need);
+        }
+        if (session.replaces_round()) need_for_replaced(session, need);
+        if (need.undo_rows > 0)
+            session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
+        session.lane().begin(session.state, need.new_rows);
+        Undo undo(session.lane(), session.state, need.undo_bytes);
+        if (session.replaces_round()) save_replaced(session, undo);
+        auto member = session.members().begin();
+        of_each(request, [&](Part& part) { part.add(*member++, undo); });
+        if (contributors) contributors->add(*member, undo);
+    }
+    static void need_for_replaced(ApplySession& session, Part::Need& need) {
+        for (const Member& member : session.members()) {
+            if (!session.replaces(member)) continue;
+            need.undo_rows += 2 * member.before.rows;  // with their numbers
+            need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
+        }
+    }
+    static void save_replaced(ApplySession& session, Undo& undo) {
+        for (Member& member : session.members())
+            if (session.replaces(member)) undo.save_all(member);
+    }
+    void prepare(ApplySession& session, Part& part, Part::Need& need) {
+        Member& member = session.member(part.member());
+        check_shape(member, part.dims());
+        if (session.everywhere()) check_other_lanes(session, part);
+        if (member.state.count == 0) start_round(member, part.dims());
+        member.state.count += part.count();  // at most the lane's, as is the weight
+        member.state.weight += part.weight();
+        const Part::Need more = part.prepare(member);
+        need.new_rows += more.new_rows;
+        need.undo_rows += more.undo_rows;
+        need.undo_bytes += more.undo_bytes + kUndoAlign;
+        session.state.applied_bytes += part.bytes();
+    }
+    void check_other_lanes(const ApplySession& session, const Part& part) {
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
+            if (i == session.lane_number()) continue;
+            LaneState state = segment_.recovered(i);
+            Member other(*segment_.lanes()[i], part.member(), state);
+            if (other.state.round == session.round.round) check_shape(other, part.dims());
+        }
+    }
+    // An error of a group's member names it.
+    template <class Act>
+    void of_each(const ApplyRequest& request, Act act) {
+        for (size_t i = 0; i < request.part_count; ++i) {
+            try {
+                act(*request.parts[i]);
+            } catch (const Error& error) {
+                const std::string& name = (*segment_.specs())[request.parts[i]->member()].name;
+                if (name.empty()) throw;
+                throw error.of_member(name);
+            }
+        }
+    }
+    // The session's commit is done. Of two lanes that commit at a time, one at least sees the other's count.
+    void wake_head_if_reached(ApplySession& session, uint32_t head) {
+        if (head == WaitQueue::kNobody) return;  // nor does one join while the lane's lock is held
+        full_barrier();
+        WaitQueue& queue = segment_.wait_queue();
+        const bool reached = session.pending() >= queue[head].num_required;
+        session.release();
+        if (reached) queue.wake(head);
+    }
+};
+
+}  // namespace shmacc

@@ -1,0 +1,128 @@
+// Rows of several tables or arrays, read out as one: what a round has of a sparse member in its lanes, or what hosts
+// have sent of it. Equal rows are added up in the order of their sources.
+#pragma once
+
+#include "protocol/lane.hpp"
+#include "rows/reduction.hpp"
+#include "rows/row_order.hpp"
+
+namespace shmacc {
+
+// Rows in any order, each once. Those of a segment may change while they are read, if it is damaged: what is done with
+// them must stay in bounds.
+template <class T>
+struct RowSource {
+    const int64_t* keys;  // of row i: keys[i * stride]
+    const int64_t* contributions;
+    uint64_t stride;
+    const T* rows;
+    uint64_t count;
+};
+
+template <class T>
+class Merge {
+  public:
+    Merge(std::vector<RowSource<T>> sources, uint64_t width, uint32_t shards)
+        : sources_(std::move(sources)), width_(width), shards_(shards) {
+        for (const RowSource<T>& source : sources_) {
+            starts_.push_back(total_);
+            total_ += source.count;
+        }
+        if (total_ > kMaxRows)
+            throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
+        keys_.reserve(total_);
+        source_of_.reserve(total_);
+        for (uint32_t number = 0; number < sources_.size(); ++number) {
+            const RowSource<T>& source = sources_[number];
+            for (uint64_t i = 0; i < source.count; ++i) keys_.push_back(source.keys[i * source.stride]);
+            source_of_.resize(keys_.size(), number);
+        }
+        if (!strictly_ascending(keys_.data(), total_)) sort();
+    }
+    // How many different rows there are.
+    uint64_t rows() const { return keys_.size(); }
+
+    // All rows, shard by shard and ascending in each, reduced. False: a result does not fit.
+    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+        bool fits = true;
+        const bool streamed = is_streamed(values, rows() * width_ * sizeof(T), width_ * sizeof(T));
+        with_width(width_, [&](auto width) {
+            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce)
+                            : read_rows<width.value, false>(keys, values, contributions, reduce);
+        });
+        if (streamed) end_of_stream();
+        return fits;
+    }
+
+  private:
+    static constexpr uint64_t kAhead = 32;
+
+    void sort() {
+        order_ = ascending_order(keys_.data(), static_cast<uint32_t>(total_));  // equal rows: by source
+        std::vector<int64_t> distinct;
+        distinct.reserve(total_);
+        for (const uint32_t i : order_)
+            if (distinct.empty() || keys_[i] != distinct.back()) distinct.push_back(keys_[i]);
+        if (distinct.size() < total_) {
+            repeats_.resize(total_);
+            for (uint64_t i = 1; i < total_; ++i) repeats_[i] = keys_[order_[i]] == keys_[order_[i - 1]];
+        }
+        keys_ = std::move(distinct);
+    }
+
+    // kWidth: the row's width, or 0 for any.
+    template <uint64_t kWidth, bool kStreamed>
+    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+        const uint64_t width = kWidth ? kWidth : width_;
+        PlacesByShard places(keys_.data(), keys_.size(), shards_);
+        std::vector<T> sum(repeats_.empty() ? 0 : width);
+        bool fits = true;
+        uint64_t row = 0;
+        for (uint64_t i = 0; i < total_; ++row) {
+            if (!order_.empty() && i + kAhead < total_) {
+                const auto [source, at] = find(order_[i + kAhead]);
+                __builtin_prefetch(&source.contributions[at * source.stride]);
+                prefetch_row(source.rows + at * width, width);
+            }
+            const uint64_t place = places.place(row, keys_[row]);
+            const auto [source, at] = find(order_.empty() ? i : order_[i]);
+            const T* sums = source.rows + at * width;
+            int64_t count = contributions_of(source, at);
+            for (++i; !repeats_.empty() && i < total_ && repeats_[i]; ++i) {
+                const auto [other, there] = find(order_[i]);
+                if (__builtin_add_overflow(count, contributions_of(other, there), &count))
+                    data_loss("a row's contributions do not fit");
+                const T* const row_there = other.rows + there * width;
+                fits = (sums == sum.data() ? add_numbers(sum.data(), row_there, width)
+                                           : add_into(sum.data(), sums, row_there, width)) &&
+                       fits;
+                sums = sum.data();
+            }
+            fits = reduce_row<kWidth, kStreamed>(values + place * width, sums, width, count, reduce) && fits;
+            keys[place] = keys_[row];
+            contributions[place] = count;
+        }
+        return fits;
+    }
+    static int64_t contributions_of(const RowSource<T>& source, uint64_t at) {
+        const int64_t contributions = source.contributions[at * source.stride];
+        if (contributions <= 0) data_loss("a row has no contributions");
+        return contributions;
+    }
+    std::pair<const RowSource<T>&, uint64_t> find(uint64_t i) const {
+        const uint64_t source = source_of_[i];
+        return {sources_[source], i - starts_[source]};
+    }
+
+    const std::vector<RowSource<T>> sources_;
+    const uint64_t width_;
+    const uint32_t shards_;
+    std::vector<uint64_t> starts_;  // of each source, among all rows
+    std::vector<uint32_t> source_of_;  // of each row
+    uint64_t total_ = 0;
+    std::vector<int64_t> keys_;  // ascending, each once
+    std::vector<uint32_t> order_;  // empty: the rows are ascending as they are
+    std::vector<uint8_t> repeats_;  // whether a row in that order is the one before it; empty: none is
+};
+
+}  // namespace shmacc

@@ -1,0 +1,103 @@
+// A gradient on its way in: a part for each member that it has. All in the caller, before the lock, but `prepare`
+// and `add`.
+#pragma once
+
+#include "operations/buffer.hpp"
+#include "operations/merge.hpp"
+#include "operations/table.hpp"
+
+namespace shmacc {
+
+class Part {
+  public:
+    // count, weight: of the gradients in it that have this member.
+    Part(uint32_t member, Dims dims, int64_t count, int64_t weight)
+        : member_(member), dims_(std::move(dims)), count_(count), weight_(weight) {}
+    virtual ~Part() = default;
+    Part(const Part&) = delete;
+    Part& operator=(const Part&) = delete;
+
+    uint32_t member() const { return member_; }
+    const Dims& dims() const { return dims_; }
+    int64_t count() const { return count_; }
+    int64_t weight() const { return weight_; }
+
+    virtual uint64_t bytes() const = 0;  // of values
+    virtual void sort() = 0;
+
+    // What `add` will do.
+    struct Need {
+        uint64_t new_rows = 0;
+        uint64_t undo_rows = 0;
+        uint64_t undo_bytes = 0;
+    };
+    // Under the lane's lock. Reserves memory; if it throws, no change is visible after a commit.
+    virtual Need prepare(Member& member) = 0;
+    // Between begin and commit.
+    virtual void add(Member& member, Undo& undo) = 0;
+
+  private:
+    const uint32_t member_;
+    const Dims dims_;
+    const int64_t count_, weight_;
+};
+
+template <class T>
+class SparsePart : public Part {
+  public:
+    // counts: as for Gradient. All arrays must outlive this.
+    SparsePart(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
+               const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
+        : Part(member, std::move(dims), count, weight), keys_(keys), values_(values), counts_(counts),
+          rows_(rows), width_(width), ascending_(ascending) {}
+
+    uint64_t bytes() const override { return rows_ * width_ * sizeof(T); }
+    void sort() override { gradient_.emplace(keys_, values_, counts_, weight(), rows_, width_, ascending_); }
+    Need prepare(Member& member) override {
+        found_ = Rows<T>(member).prepare(*gradient_);
+        const uint64_t added = gradient_->count() - found_.fresh;
+        return {found_.fresh, added, added * member.row_bytes()};
+    }
+    void add(Member& member, Undo& undo) override { Rows<T>(member).add(*gradient_, found_, undo); }
+
+    // Of a partial, whose rows have their own counts.
+    RowSource<T> source() const { return {keys_, counts_, 1, values_, rows_}; }
+    uint64_t width() const { return width_; }
+    bool ascending() const { return ascending_ && counts_ != nullptr; }
+
+  private:
+    const int64_t* keys_;
+    const T* values_;
+    const int64_t* counts_;
+    const uint32_t rows_;
+    const uint64_t width_;
+    const bool ascending_;
+    std::optional<Gradient<T>> gradient_;
+    typename Rows<T>::Found found_;
+};
+
+template <class T>
+class DensePart : public Part {
+  public:
+    DensePart(uint32_t member, Dims dims, int64_t count, int64_t weight, const T* values, uint64_t size)
+        : Part(member, std::move(dims), count, weight), values_(values), size_(size) {}
+
+    uint64_t bytes() const override { return size_ * sizeof(T); }
+    void sort() override {}
+    Need prepare(Member& member) override {
+        Buffer<T>(member).prepare();
+        return {};
+    }
+    void add(Member& member, Undo&) override {
+        Buffer<T>(member).add(values_, member.state.count == count());
+    }
+
+    const T* values() const { return values_; }
+    uint64_t size() const { return size_; }
+
+  private:
+    const T* values_;
+    const uint64_t size_;
+};
+
+}  // namespace shmacc

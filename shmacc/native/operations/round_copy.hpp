@@ -1,0 +1,199 @@
+// The copy that a take hands out: the round, reduced into the caller's memory before it is consumed.
+//
+// What several lanes have of a member is added up in order of lane.
+#pragma once
+
+#include <optional>
+
+#include "operations/merge.hpp"
+#include "operations/parts.hpp"
+#include "protocol/session.hpp"
+#include "rows/output.hpp"
+
+namespace shmacc {
+
+// What a round has of a member.
+struct TakenMember {
+    uint32_t number;
+    int64_t count;  // gradients that had it
+    int64_t weight;  // of these
+    Dims dims;
+    uint64_t rows;
+    Output indices, values, contributions;
+};
+
+struct Taken {
+    uint64_t serial;  // of the round that it opened; 0: it opened none
+    int64_t count;
+    int64_t weight;
+    int64_t step;
+    std::vector<TakenMember> members;
+    uint64_t contributor_count;
+    Output contributors;
+};
+
+enum class OnDeath { kWait, kRaise };
+
+struct TakeRequest {
+    int64_t num_required;
+    int64_t deadline;
+    bool partial;  // sums, which are not divided
+    uint32_t shards;  // rows are handed out shard by shard
+    bool advance_step;
+    bool seal;
+    bool hold;  // opens the round instead of consuming it
+    OnDeath on_death;
+    unsigned long loop_thread;  // the round is opened for this one (LoopRound); 0: for that of the call
+};
+
+// The tables that a sparse member has in its lanes.
+template <class T>
+class Tables {
+  public:
+    Tables(std::vector<Member>& parts, uint32_t shards) : parts_(parts), shards_(shards) {
+        std::vector<RowSource<T>> sources;
+        for (Member& part : parts) {
+            // The sizes are proved before anything is allocated that the segment only claims to hold.
+            const uint64_t count = part.state.rows;
+            const Slot* slots = part.array<Slot>(kSlots, count);
+            const T* rows = part.array<T>(kRows0, count * part.state.row_elements);
+            if (parts.size() > 1 && count > 0)
+                sources.push_back(
+                    {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
+        }
+        if (parts.size() > 1) merge_.emplace(std::move(sources), parts[0].state.row_elements, shards);
+    }
+    uint64_t rows() const { return merge_ ? merge_->rows() : parts_[0].state.rows; }
+
+    // All rows, shard by shard and ascending in each, reduced. values may be null: row numbers alone. False: a
+    // result does not fit.
+    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+        if (merge_) return merge_->read(keys, values, contributions, reduce);
+        return Rows<T>(parts_[0]).read(keys, values, contributions, reduce, shards_);
+    }
+
+  private:
+    std::vector<Member>& parts_;
+    const uint32_t shards_;
+    std::optional<Merge<T>> merge_;
+};
+
+// The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
+template <class T>
+bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
+    constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
+    const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
+    if (arrays.size() == 1 && !streamed) return reduce_into(out, arrays[0], size, reduce.divisor, reduce);
+    T sum[kPiece];
+    bool fits = true;
+    for (uint64_t at = 0; at < size; at += kPiece) {
+        const uint64_t count = std::min(kPiece, size - at);
+        const T* sums = arrays[0] + at;
+        for (size_t i = 1; i < arrays.size(); ++i) {
+            fits = (i == 1 ? add_into(sum, sums, arrays[1] + at, count) : add_many(sum, arrays[i] + at, count)) &&
+                   fits;
+            sums = sum;
+        }
+        fits = (streamed && count == kPiece
+                    ? reduce_row<kPiece, true>(out + at, sums, count, reduce.divisor, reduce)
+                    : reduce_into(out + at, sums, count, reduce.divisor, reduce)) &&
+               fits;
+    }
+    if (streamed) end_of_stream();
+    return fits;
+}
+
+// A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
+class RoundCopy {
+  public:
+    // heads: the round is another take's, so this one gets nothing.
+    RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
+        : taken{0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads), round_(session.state.round),
+          applied_(session.applied()) {
+        if (heads || session.count() == 0) return;
+        taken.count = session.count();
+        taken.weight = session.weight();
+        const auto members = static_cast<uint32_t>(specs.size()) - 1;
+        for (uint32_t number = 0; number < members; ++number) {
+            std::vector<Member> parts = session.parts(number);
+            if (parts.empty()) continue;
+            const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
+                return read<decltype(zero)>(parts, specs[number], request);
+            });
+            if (!fits) does_not_fit(specs, number);
+        }
+        std::vector<Member> parts = session.parts(members);
+        if (parts.empty()) return;
+        Tables<float> set(parts, 1);
+        taken.contributor_count = set.rows();
+        taken.contributors = Output(set.rows() * sizeof(int64_t));
+        Output ones(set.rows() * sizeof(int64_t)), none(0);
+        set.read(static_cast<int64_t*>(taken.contributors.get()), static_cast<float*>(none.get()),
+                 static_cast<int64_t*>(ones.get()), {false, 0, INT64_MIN, UINT64_MAX});
+    }
+
+    // Every change of a round increments one of these, or is a new step (set_step).
+    bool is_of(const RoundSession& session, bool heads) const {
+        return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
+               taken.step == session.state.step;
+    }
+    // Whether the round is another take's.
+    bool nothing() const { return nothing_; }
+    uint64_t bytes() const {
+        uint64_t bytes = taken.contributors.bytes();
+        for (const TakenMember& member : taken.members)
+            bytes += member.indices.bytes() + member.values.bytes() + member.contributions.bytes();
+        return bytes;
+    }
+
+    Taken taken;
+
+  private:
+    template <class T>
+    bool read(std::vector<Member>& parts, const MemberSpec& spec, const TakeRequest& request) {
+        int64_t count = 0, weight = 0;
+        for (const Member& part : parts) {
+            count += part.state.count;
+            weight += part.state.weight;
+            if (part.state.row_elements != parts[0].state.row_elements)
+                data_loss("its lanes' shapes disagree");
+        }
+        if (weight <= 0 || taken.weight < weight) data_loss("its weights disagree");
+        const Member& first = parts[0];
+        Reduce reduce{!request.partial && spec.reduction != kSum, 0, spec.lowest, spec.highest};
+        if (request.partial) {
+            reduce.lowest = INT64_MIN;
+            reduce.highest = UINT64_MAX;
+        }
+        if (spec.kind == kSparse) {
+            if (spec.reduction == kCmean) reduce.divisor = taken.weight;
+            Tables<T> tables(parts, request.shards);
+            const uint64_t rows = tables.rows();
+            TakenMember& out = taken.members.emplace_back(
+                TakenMember{first.number(), count, weight, round_dims(parts[0]), rows,
+                            Output(rows * sizeof(int64_t)), Output(rows * first.row_bytes()),
+                            Output(rows * sizeof(int64_t))});
+            return tables.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
+                               static_cast<int64_t*>(out.contributions.get()), reduce);
+        }
+        reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
+        std::vector<const T*> arrays;  // proved before anything is allocated
+        for (Member& part : parts) arrays.push_back(Buffer<T>(part).sums());
+        TakenMember& out = taken.members.emplace_back(TakenMember{first.number(), count, weight,
+                                                                  round_dims(parts[0]), 0, Output(0),
+                                                                  Output(first.row_bytes()), Output(0)});
+        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, first.state.row_elements, reduce);
+    }
+
+    [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
+        const Error error(Failure::kOutOfRange,
+                          "A result does not fit the accumulator's dtype; the round stays as it is, and "
+                          "take_partial hands out its 64-bit sums");
+        throw specs[number].name.empty() ? error : error.of_member(specs[number].name);
+    }
+
+    bool nothing_;
+    uint64_t round_, applied_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,227 @@
+// The table of a sparse member: adding a gradient's rows, and reading them out. Under the lane's lock.
+#pragma once
+
+#include "protocol/round.hpp"
+#include "protocol/undo.hpp"
+#include "rows/gradient.hpp"
+#include "rows/index.hpp"
+#include "rows/kernels.hpp"
+
+namespace shmacc {
+
+template <class T>
+class Rows {
+  public:
+    explicit Rows(Member& member) : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
+
+    // The slots that a gradient's rows have.
+    struct Found {
+        std::unique_ptr<Run[]> runs;
+        uint32_t count = 0;
+        uint64_t fresh = 0;  // rows that the table does not have yet
+    };
+    // Finds the gradient's rows, and reserves room for those that are new.
+    Found prepare(const Gradient<T>& gradient) {
+        Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
+        found.count = current_index().find(gradient.keys(), gradient.count(), table(state_.rows), state_.rows,
+                                           found.runs.get());
+        for (const Run& run : Runs(found)) found.fresh += run.slot == kAbsent ? run.length : 0;
+        reserve(found.fresh);
+        return found;
+    }
+    // Adds the gradient's rows, between begin and commit.
+    void add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+        with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
+        state_.index_filled += found.fresh;
+    }
+    // Whether the table has one of these rows; in ascending order.
+    bool has_any(const int64_t* keys, uint32_t count) {
+        std::unique_ptr<Run[]> runs(new Run[count]);
+        const uint32_t found = current_index().find(keys, count, table(state_.rows), state_.rows, runs.get());
+        return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
+    }
+
+    // All rows, shard by shard and ascending in each, reduced. False: a result does not fit the dtype.
+    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
+        bool fits = true;
+        const uint64_t row_bytes = state_.row_elements * sizeof(T);
+        const bool streamed = is_streamed(values, state_.rows * row_bytes, row_bytes);
+        with_width(state_.row_elements, [&](auto width) {
+            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce, shards)
+                            : read_rows<width.value, false>(keys, values, contributions, reduce, shards);
+        });
+        if (streamed) end_of_stream();
+        return fits;
+    }
+
+  private:
+    static constexpr uint64_t kPieceBytes = 2048;
+    static constexpr uint32_t kPieceRows = 256;
+    static constexpr uint32_t kAhead = 32;
+
+    class Runs {
+      public:
+        explicit Runs(const Found& found) : first_(found.runs.get()), count_(found.count) {}
+        const Run* begin() const { return first_; }
+        const Run* end() const { return first_ + count_; }
+
+      private:
+        const Run* first_;
+        uint32_t count_;
+    };
+
+    template <uint64_t kWidth, bool kStreamed>
+    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        const uint32_t count = static_cast<uint32_t>(state_.rows);
+        const Slot* table = this->table(count);
+        const T* sums = member_.array<T>(kRows0, count * width);
+        for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
+        std::vector<uint32_t> order;
+        if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
+        PlacesByShard places(keys, count, shards);
+        bool fits = true;
+        for (uint32_t i = 0; i < count; ++i) {
+            if (!order.empty() && i + kAhead < count) {
+                __builtin_prefetch(&table[order[i + kAhead]]);
+                prefetch_row(sums + order[i + kAhead] * width, width);
+            }
+            const uint32_t slot = order.empty() ? i : order[i];
+            const uint64_t at = places.place(i, table[slot].row);
+            keys[at] = table[slot].row;
+            contributions[at] = table[slot].contributions;
+            if (contributions[at] <= 0) data_loss("a row has no contributions");
+            fits = reduce_row<kWidth, kStreamed>(values + at * width, sums + slot * width, width,
+                                                 contributions[at], reduce) &&
+                   fits;
+        }
+        return fits;
+    }
+
+    // kWidth: the row's width, or 0 for any.
+    template <uint64_t kWidth>
+    void add_rows(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        Slot* table = this->table(state_.rows + found.fresh);
+        T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
+        Inserts inserts(current_index(), state_.rows);
+        const Runs runs(found);
+        undo.start(member_.number());
+
+        // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
+        // in the first-level cache. Single rows are fetched kAhead runs in advance, a few lines at a time:
+        // that hides the misses, for which an apply of wide rows mostly waits.
+        const uint32_t longest = static_cast<uint32_t>(
+            std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
+        uint32_t at = 0;
+        for (const Run& run : runs) {
+            if (runs.end() - &run > kAhead) {
+                const Run& later = (&run)[kAhead];
+                if (later.slot != kAbsent) {
+                    __builtin_prefetch(&table[later.slot], 1);
+                    prefetch_row(sums + later.slot * width, width);
+                }
+            }
+            if (run.slot == kAbsent) {
+                append<kWidth>(gradient, at, run.length, table, sums, inserts);
+                at += run.length;
+                continue;
+            }
+            for (uint32_t done = 0, length; done < run.length; done += length, at += length) {
+                length = std::min(longest, run.length - done);
+                const uint32_t slot = run.slot + done;
+                undo.save<kWidth>(table + slot, sums + slot * width, slot, length, width);
+                add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
+            }
+        }
+        inserts.finish();
+    }
+
+    // Adds rows that the table does not have yet.
+    template <uint64_t kWidth>
+    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
+                Inserts& inserts) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        const int64_t* keys = gradient.keys();
+        const uint32_t end = at + count;
+        uint64_t slot = state_.rows;
+        for (uint32_t i = at; i < end; ++i, ++slot) {
+            const int64_t key = keys[i];
+            table[slot].row = key;
+            table[slot].contributions = gradient.contributions(i);
+            copy_numbers(sums + slot * width, gradient.row(i, width), width);
+            inserts.add(key);
+        }
+        state_.rows = slot;
+    }
+
+    // Adds rows `at` and after of the gradient to consecutive rows of the table.
+    template <uint64_t kWidth>
+    void add_piece(const Gradient<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
+        const uint64_t width = kWidth ? kWidth : state_.row_elements;
+        if (gradient.counted()) {
+            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.contributions(at + j));
+        } else {
+            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.weight());
+        }
+        bool fits = true;
+        if (gradient.contiguous() && length > 1) {
+            fits = add_many(sums, gradient.row(at, width), length * width);
+        } else {
+            for (uint32_t j = 0; j < length; ++j)
+                fits = add_numbers(sums + j * width, gradient.row(at + j, width), width) && fits;
+        }
+        if (!fits) Gradient<T>::sum_overflows();
+    }
+
+    // An overwritten number may be anything; a sound one stays below the number of gradients.
+    static void add_contributions(Slot& slot, int64_t more) {
+        slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
+                                                  static_cast<uint64_t>(more));
+    }
+
+    Slot* table(uint64_t rows) { return member_.array<Slot>(kSlots, rows); }
+    Index current_index() {
+        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index), state_.index_buckets),
+                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
+    }
+
+    // Room for `fresh` new rows.
+    void reserve(uint64_t fresh) {
+        const uint64_t rows = state_.rows + fresh;
+        const uint64_t row_bytes = state_.row_elements * sizeof(T);
+        if (rows > kMaxRows || (row_bytes && rows > kRegionSpan / row_bytes))
+            throw Error(Failure::kResourceExhausted,
+                        "An accumulator holds at most 2**32 rows and 2**40 bytes");
+        member_.ensure_reserved(kSlots, rows * sizeof(Slot));
+        member_.ensure_reserved(kRows0, rows * row_bytes);
+        const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
+        if (fresh && Index::crowded(state_.index_filled + leftovers + fresh, state_.index_buckets))
+            rebuild_index(rows);
+    }
+
+    // Builds in the region that is not current; it becomes current with the commit.
+    void rebuild_index(uint64_t rows) {
+        const uint32_t other = state_.index ? kIndex0 : kIndex1;
+        const uint64_t buckets = Index::buckets_for(rows);
+        member_.empty(other);  // an operation that died may have left entries there
+        state_.reserved[other] = 0;
+        member_.ensure_reserved(other, buckets * sizeof(Bucket), false);
+        state_.reserved[kIndex0 + state_.index] = 0;
+        state_.index = other - kIndex0;
+        state_.index_buckets = buckets;
+        state_.index_stamp = 1;
+        state_.index_filled = state_.rows;
+        state_.leftovers_before = member_.lane_state().leftovers;
+        const Slot* table = this->table(state_.rows);
+        Inserts inserts(current_index(), 0);
+        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
+        inserts.finish();
+    }
+
+    Member& member_;
+    MemberState& state_;
+    const RowHash hash_;
+};
+
+}  // namespace shmacc

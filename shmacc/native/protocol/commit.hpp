@@ -1,0 +1,226 @@
+// The commit protocol: every operation is atomic, whichever process dies at whichever instant.
+//
+// Committed state is records, each kept twice (like LMDB's two meta pages): one RoundState for what concerns
+// all lanes, a LaneState for each lane. A `generation` determines which copy is current: copy[generation & 1].
+// An operation works on a copy of the current record and commits by writing it over the other one and then
+// storing generation + 1: one aligned 8-byte store. Before that store the operation has not happened, after it
+// has.
+//
+// An operation commits to one record only. What puts gradients in, or changes memory, is of a lane, with the
+// lane's lock: LaneState. What empties the accumulator, moves the step, seals, opens a round is of all lanes,
+// with all their locks: RoundState. For the contents of a lane belong to a round number, and are void when
+// RoundState::round has moved on: so one store empties all members of all lanes.
+//
+// A member of a lane has a MemberState, kept twice too, so that an apply writes only the members that it
+// touches. A copy carries the generation of the lane that wrote it.
+//
+//   Invariant: the current copy of a member is the one with the larger generation among those with at most the
+//              lane's. A copy with a greater generation is that of an operation that has not committed.
+//
+// One operation changes both: `restore` puts contents into the first lane, of a round that begins with them.
+// It holds all locks, and stores the RoundState first; that names the generation that the lane will have
+// (RoundState::needs). Until the lane's commit, which is the commit of both, the RoundState before it counts. If
+// the process dies in between, `settle` takes the generation back, before the lane may reach that number.
+//
+// Members' copies are written between `begin` and the commit only, over the ones that are not current. If the
+// operation dies there, its copies would become valid when the lane reaches their generation: `recover`, which
+// is the next to commit in the lane, clears them first.
+//
+// Data outside these records is written so that it means nothing before the commit:
+//   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
+//   * a grown index is built in the region that is not current;
+//   * a dense sum is written to the buffer that is not current;
+//   * a new shape is written to the place that is not current;
+//   * a grown reservation that no record has yet is reserved again by the process that needs it.
+//     (Only the undo log's is committed beforehand, by itself: `recover` reads only what LaneState records as
+//     reserved.)
+// The first apply of a round finds a member of an older one: it starts with no rows, and writes over those,
+// which are void.
+// One kind of data is changed in place: rows that are added to; and rows of the current round that `restore` writes
+// the rows of its own over, whose index it builds in the region that is not current. For them there is an undo log:
+// `begin` stamps the lane's journal with the generation that the operation would become, `publish` stores how many
+// old rows are completely saved (by `restore` with their numbers, in a record of its own), and only then are these
+// rows changed.
+//
+//   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
+//              round are committed ones. If it is equal, they are after the first journal.records undo records
+//              are put back.
+//
+// `recover` runs first under every newly acquired lock of a lane if such an operation is found (`interrupted`),
+// so the order is the same everywhere: acquire, recover, operate. Each instant of death:
+//   in begin, before the stamp      the stamp is that of an older operation: nothing to undo, rightly.
+//   after the stamp                 the records counted belong to this operation: `records` was set to 0
+//                                   before the stamp, and is raised only after a record is complete.
+//   while changing a row            its record is published: the whole row is put back.
+//   while writing members' copies   they are not current; `recover` clears them.
+//   while writing the other record  it is not current, and the next commit overwrites it.
+//   after the commit                journal.generation == generation: nothing to undo.
+//   in recover                      putting rows back, or clearing copies, a second time gives the same; the
+//                                   stamp still marks them until recover's own commit ends it.
+// A record with all lanes' locks is committed likewise, and nothing is changed in place for it.
+// Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
+// another row; a lookup compares the row number in the slot, so they only occupy places. Which members they
+// are of is not recorded: LaneState::leftovers counts all of them, and every index counts those that came since
+// it was built as its own.
+//
+// Memory order. Three kinds of readers see these stores, and each needs something else.
+//
+// The next owner of the lock needs no order: the kernel, through which the lock passes, orders all stores of
+// the last owner before all loads of the next one (lock.hpp).
+//
+// After a death, the order of instructions determines which of the instants above it was. A signal is taken
+// between two instructions: those before it have been executed, those after it have not. Hardware that makes
+// stores visible in another order does so for other processors, and only until the kernel has released the
+// dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
+// `publish`, which runs once for every few rows, needs no fence on any machine. For the same reason an index
+// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: table.hpp.)
+//
+// Readers without the lock need fences. They are `snapshot`, and inspection, which reads rows through the
+// descriptor and checks afterwards whether an operation ran.
+//   record, then generation   The generation is stored with release and loaded with acquire: a reader that
+//                 sees it sees the whole copy that it stands for, and the members' copies of that operation.
+//   generation, then the next record   A copy is overwritten once the generation has moved on; a reader that
+//                 loads one of the new words must find the new generation when it loads it again. A store
+//                 with release does not order later stores, and one session may commit twice (a recovery and
+//                 then its own operation; a longer undo log before its use). So `commit` begins with a
+//                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words
+//                 and not after the generation because the last commit may be another process's: its stores
+//                 come before this barrier by way of the lock, and so, for every reader, before the words
+//                 that follow.
+//   stamp, then rows in place   `begin` ends with a store_barrier: a reader that saw a changed row and then
+//                 passed a load_barrier sees the stamp, or a later generation.
+//   shape of a round   start_round has a barrier for the same reason as `commit`.
+// A torn copy that escaped all this would fail its checksum or have another generation's number: an error,
+// never a wrong result.
+//
+// Rejected: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
+// copies of rows at other places (free rows get scattered, and the pointers need an undo of their own);
+// undo by subtraction (not exact).
+#pragma once
+
+#include <algorithm>
+
+#include "segment/directory.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+// A record kept twice, and the generation that determines which copy is current.
+template <class Record>
+class Committed {
+  public:
+    // needed: the generation that a record may need (RoundState::needs).
+    Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
+        : generation_(generation), copies_(copies), needed_(needed) {}
+
+    // With one of the locks at least, before anything is committed: forgets a record that did not become valid.
+    // Who would commit the next one needs all locks, so several may do this at a time.
+    void settle() {
+        const uint64_t generation = load(generation_);
+        if (!is_valid(copies_[generation & 1])) store(generation_, generation - 1);
+    }
+
+    // The committed record, for the owner of its lock (or locks).
+    Record current() const {
+        const uint64_t generation = load(generation_);
+        const Record record = copies_[generation & 1];
+        verify(record, generation);
+        return record;
+    }
+
+    // The committed record without the lock, as it was at some instant during the call.
+    Record snapshot() const {
+        for (int attempt = 0;; ++attempt) {
+            const uint64_t latest = load(generation_);
+            // Stays what it is as long as the latest generation does, but for `settle`.
+            const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
+            const Record record = load_words(copies_[generation & 1]);
+            load_barrier();
+            // The copy is overwritten only on the way to generation + 2.
+            const uint64_t now = load(generation_);
+            if (now == latest || now == generation || attempt == kSnapshotAttempts) {
+                verify(record, generation);
+                return record;
+            }
+        }
+    }
+
+    void commit(Record& record) {
+        ++record.generation;
+        record.checksum = checksum_of(record);
+        store_barrier();
+        store_words(copies_[record.generation & 1], record);
+        store(generation_, record.generation);
+    }
+
+    // That of the record which `snapshot` returns, if no other one is committed meanwhile: a restore that is between
+    // its two commits, for as long as its process is stopped there, has not moved it on.
+    uint64_t generation() const {
+        for (int attempt = 0;; ++attempt) {
+            const uint64_t latest = load(generation_);
+            const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
+            load_barrier();
+            if (load(generation_) == latest || attempt == kSnapshotAttempts) return generation;
+        }
+    }
+
+    // After this, no size that is derived from the record overflows.
+    static void verify(const Record& record, uint64_t generation) {
+        if (record.generation != generation || record.checksum != checksum_of(record))
+            data_loss("its committed state has a wrong checksum");
+        if (!in_range(record)) data_loss("its committed state has a number out of range");
+    }
+
+  private:
+    static constexpr int kSnapshotAttempts = 1000000;
+
+    bool is_valid(const Record& record) const {
+        if constexpr (std::is_same_v<Record, RoundState>)
+            return load_relaxed(record.needs) <= load(*needed_);
+        else
+            return true;
+    }
+
+    static bool in_range(const RoundState& state) { return state.sealed <= 1; }
+    static bool in_range(const LaneState& state) {
+        bool fits = state.count >= 0 && state.weight >= 0;
+        for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+        return fits;
+    }
+
+    uint64_t& generation_;
+    Record (&copies_)[2];
+    const uint64_t* const needed_;
+};
+
+// Which of a member's copies is current at this generation of its lane.
+inline uint32_t current_copy(const MemberStates& states, uint64_t generation) {
+    const uint64_t first = load_relaxed(states.copies[0].generation);
+    const uint64_t second = load_relaxed(states.copies[1].generation);
+    if (second > generation) return 0;
+    return first > generation || second > first;
+}
+
+// After this, no size that is derived from the state overflows, or exceeds what is reserved.
+inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
+    if (state.generation > generation || state.checksum != checksum_of(state))
+        data_loss("the committed state of a member has a wrong checksum");
+    bool fits = state.count >= 0 && state.weight >= 0 && state.rows <= kMaxRows &&
+                state.shape <= kDeclaredShape && state.buffer <= 1 && state.index <= 1 &&
+                state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
+                state.row_elements <= kRegionSpan / sizeof(double);
+    for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
+    if (!fits) data_loss("the committed state of a member has a number out of range");
+    const uint64_t row_bytes = state.row_elements * spec.number_bytes();
+    if (spec.kind == kSparse) {
+        fits = state.rows * sizeof(Slot) <= state.reserved[kSlots] &&
+               (row_bytes == 0 || state.rows <= state.reserved[kRows0] / row_bytes) &&
+               state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
+               state.rows <= state.index_buckets * kBucketEntries;
+    } else {
+        fits = state.rows == 0 && (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
+    }
+    if (!fits) data_loss("the committed state of a member and its reserved sizes disagree");
+}
+
+}  // namespace shmacc

@@ -1,0 +1,346 @@
+// A lane of a segment: its records and memory, and the lock of those who change them.
+//
+// An operation works on copies (LaneState; a Member for each member that it touches) and commits them; commit.hpp
+// has the argument.
+#pragma once
+
+#include <memory>
+
+#include "protocol/commit.hpp"
+#include "rows/index.hpp"
+#include "segment/lock.hpp"
+#include "segment/mapping.hpp"
+
+namespace shmacc {
+
+class Member;
+
+class Lane {
+  public:
+    // states: its part of the States region.
+    Lane(std::shared_ptr<SegmentFile> file, const Config& config, const MemberSpecs& specs, uint32_t number,
+         unsigned char* states)
+        : number_(number), alone_(config.lanes == 1), specs_(specs),
+          header_(*reinterpret_cast<LaneHeader*>(states)),
+          members_(reinterpret_cast<MemberStates*>(states + sizeof(LaneHeader))),
+          mapping_(std::move(file), first_region(config, number), regions_of_lane(config)),
+          hash_key_(config.hash_key), committed_(header_.generation, header_.state) {}
+
+    void use(sem_t* semaphore) {
+        lock_ = std::make_unique<Lock>(mapping_.file(), lane_byte(number_), semaphore, header_.fairness);
+    }
+    bool is_the_only_one() const { return alone_; }
+    bool lockable() const { return lock_ != nullptr; }
+    Lock& lock() { return *lock_; }
+    void after_fork_in_child() {
+        mapping_.after_fork_in_child();
+        if (lock_) lock_->after_fork_in_child();
+    }
+
+    const Committed<LaneState>& committed() const { return committed_; }
+    Mapping& mapping() { return mapping_; }
+    const MemberSpecs& specs() const { return specs_; }
+    const uint64_t (&hash_key() const)[4] { return hash_key_; }
+    // Members, and the set of contributors.
+    uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
+    MemberStates& states(uint32_t member) { return members_[member]; }
+    const MemberState& current(uint32_t member, const LaneState& state) const {
+        return members_[member].copies[current_copy(members_[member], state.generation)];
+    }
+
+    // Without the lock, about: rows of this round, of all members.
+    uint64_t rows(uint64_t round) const {
+        uint64_t rows = 0;
+        for (uint32_t i = 0; i + 1 < tables(); ++i) {
+            const MemberState& member = members_[i].copies[current_copy(members_[i], committed_.generation())];
+            if (load_relaxed(member.round) == round) rows += load_relaxed(member.rows);
+        }
+        return rows;
+    }
+
+    bool interrupted(const LaneState& state) const {
+        return load(header_.journal.generation) == state.generation + 1;
+    }
+    // With the lock: the current state, which may be `interrupted`.
+    LaneState current() {
+        const LaneState state = committed_.current();
+        limit(state);
+        return state;
+    }
+
+    // The operation may change rows in place from here on, and write members' copies.
+    void begin(const LaneState& state, uint64_t new_rows) {
+        store_relaxed(header_.journal.records, uint64_t{0});
+        store_relaxed(header_.journal.new_rows, new_rows);
+        compiler_barrier();
+        store_relaxed(header_.journal.generation, state.generation + 1);
+        store_barrier();
+    }
+    // The first `records` undo records are complete.
+    void publish(uint64_t records) {
+        compiler_barrier();
+        store_relaxed(header_.journal.records, records);
+        compiler_barrier();
+    }
+    // members: those that the operation changes, after `begin`.
+    inline void commit(LaneState& state, std::vector<Member>& members);
+    void commit(LaneState& state) { committed_.commit(state); }
+    // Puts back the changes of an operation that did not commit. deaths: 1 if its process died, 0 if it failed.
+    inline void recover(LaneState& state, uint64_t deaths);
+
+    // Room for the undo of so many bytes; committed by itself, since `recover` checks against it.
+    void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
+        const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
+        ensure_reserved(state, kUndoLog, log_bytes);
+        ensure_reserved(state, kUndoRows, row_bytes);
+        if (log == state.reserved[kUndoLog] && rows == state.reserved[kUndoRows]) return;
+        LaneState now = committed_.current();
+        now.reserved[kUndoLog] = state.reserved[kUndoLog];
+        now.reserved[kUndoRows] = state.reserved[kUndoRows];
+        committed_.commit(now);
+        state.generation = now.generation;
+    }
+    void ensure_reserved(LaneState& state, LaneRegion region, uint64_t bytes) {
+        state.needed[region] = std::max(state.needed[region], bytes);
+        if (bytes <= state.reserved[region]) return;
+        const uint64_t grown = with_room(bytes);
+        mapping_.grow(region, state.reserved[region], grown);
+        state.reserved[region] = grown;
+    }
+    // The lane has nothing of this round yet.
+    void begin_round(LaneState& state, uint64_t round) {
+        bool small = false;
+        for (uint32_t region : {kUndoLog, kUndoRows})
+            small |= is_large(state.reserved[region], state.needed[region]);
+        state.small_rounds = small ? state.small_rounds + round - state.round : 0;
+        if (state.small_rounds >= kSmallRounds) {
+            for (uint32_t region : {kUndoLog, kUndoRows})
+                if (is_large(state.reserved[region], state.needed[region]))
+                    state.reserved[region] = with_room(state.needed[region]);
+            state.small_rounds = 0;
+        }
+        state.needed[kUndoLog] = state.needed[kUndoRows] = 0;
+        state.round = round;
+        state.count = state.weight = 0;
+    }
+    void give_back(const LaneState& before, const LaneState& now) {
+        for (uint32_t region = 0; region < kLaneRegions; ++region)
+            if (now.reserved[region] < before.reserved[region]) mapping_.punch(region, now.reserved[region]);
+    }
+
+    // Sizes grow by a sixteenth, or 64 KiB, small ones double: memory stays near what the rows need.
+    static uint64_t with_room(uint64_t bytes) {
+        return page_up(bytes + std::max<uint64_t>(bytes / 16, std::min<uint64_t>(bytes, 65536)));
+    }
+    // A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once:
+    // reserving it again costs the next large round several times its apply, so memory that is given back and
+    // reserved with every other round would be most of their cost. It is given back when kSmallRounds rounds in
+    // a row have left much of it unused; so large rounds cost that at most once in so many rounds, and a member
+    // holds
+    //
+    //   in each region at most 5/4 of the bytes, and kSpare, that the largest of this round and the kSmallRounds
+    //   rounds before it needed there (the index: twice).
+    //
+    // Rounds without gradients count. This is decided when the first gradient of a later round comes, or by a
+    // take or a new step that finds a member idle for so many rounds (RoundSession::trim).
+    static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
+    static constexpr uint64_t kSmallRounds = 8;
+    static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
+
+  private:
+    // Holes may have been made above what is recorded.
+    void limit(const LaneState& state) {
+        for (uint32_t region = 0; region < kLaneRegions; ++region)
+            mapping_.limit(region, state.reserved[region]);
+    }
+    inline void put_back(LaneState& state, uint64_t records);
+
+    const uint32_t number_;
+    const bool alone_;
+    const MemberSpecs& specs_;
+    LaneHeader& header_;
+    MemberStates* const members_;
+    Mapping mapping_;
+    const uint64_t (&hash_key_)[4];
+    Committed<LaneState> committed_;
+    std::unique_ptr<Lock> lock_;
+};
+
+// A member of a lane as an operation changes it, with the lane's lock.
+class Member {
+  public:
+    // As committed at `lane_state`, which outlives this.
+    Member(Lane& lane, uint32_t number, LaneState& lane_state)
+        : lane_(&lane), lane_state_(&lane_state), number_(number),
+          copy_(current_copy(lane.states(number), lane_state.generation)),
+          state(lane.states(number).copies[copy_]) {
+        verify(state, lane_state.generation, spec());
+        for (uint32_t region = 0; region < kMemberRegions; ++region)
+            lane.mapping().limit(number_of(region), state.reserved[region]);
+        before = state;
+    }
+
+    uint32_t number() const { return number_; }
+    const MemberSpec& spec() const { return lane_->specs()[number_]; }
+    Lane& lane() const { return *lane_; }
+    uint64_t row_bytes() const { return spec().row_bytes(state); }
+
+    template <class T>
+    T* array(uint32_t region, uint64_t count) {
+        return lane_->mapping().array<T>(number_of(region), count, state.reserved[region]);
+    }
+    void ensure_reserved(uint32_t region, uint64_t bytes, bool with_room = true) {
+        if (bytes <= state.reserved[region]) return;
+        const uint64_t grown = with_room ? Lane::with_room(bytes) : page_up(bytes);
+        lane_->mapping().grow(number_of(region), state.reserved[region], grown);
+        state.reserved[region] = grown;
+    }
+    void empty(uint32_t region) { lane_->mapping().punch(number_of(region), 0); }
+    // Of two.
+    Shape& shape(uint64_t which) {
+        const uint64_t at = number_ * uint64_t{2} + which;
+        return lane_->mapping().array<Shape>(kShapes, at + 1, lane_state_->reserved[kShapes])[at];
+    }
+    Shape& new_shape(uint64_t which) {
+        lane_->ensure_reserved(*lane_state_, kShapes, (number_ + uint64_t{1}) * 2 * sizeof(Shape));
+        return shape(which);
+    }
+    LaneState& lane_state() const { return *lane_state_; }
+
+    // The member has nothing of this round yet. Whether it has given memory back (Lane::kSmallRounds).
+    inline bool begin_round(uint64_t round);
+    // The same, of a round that replaces the one which is current until the commit: a new index is built, and the
+    // rows are to be saved (Undo::save_all).
+    void replace_round(uint64_t round) {
+        forget_index();
+        start_round(round);
+    }
+    void give_back() { give_back(before, state); }
+    void roll_back() { give_back(state, before); }
+
+    // Over the copy that is not current.
+    void write(uint64_t generation) {
+        state.generation = generation;
+        state.checksum = checksum_of(state);
+        store_words(lane_->states(number_).copies[copy_ ^ 1], state);
+    }
+
+  private:
+    uint32_t number_of(uint32_t region) const { return kLaneRegions + number_ * kMemberRegions + region; }
+    void give_back(const MemberState& larger, const MemberState& now) {
+        for (uint32_t region = 0; region < kMemberRegions; ++region)
+            if (now.reserved[region] < larger.reserved[region])
+                lane_->mapping().punch(number_of(region), now.reserved[region]);
+    }
+    inline bool shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds);
+    void start_round(uint64_t round) {
+        ++state.index_stamp;
+        state.index_filled = 0;
+        state.rows = 0;
+        state.count = state.weight = 0;
+        state.round = round;
+    }
+    void forget_index() {
+        state.reserved[kIndex0 + state.index] = 0;
+        state.index_buckets = state.index_stamp = 0;
+    }
+
+    Lane* lane_;
+    LaneState* lane_state_;
+    uint32_t number_;
+    uint32_t copy_;
+
+  public:
+    MemberState state;  // to be changed, then committed
+    MemberState before;  // as committed
+};
+
+// Whether less memory is recorded as reserved now.
+inline bool Member::shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds) {
+    uint64_t needed[kMemberRegions] = {};
+    needed[kSlots] = rows * sizeof(Slot);
+    needed[kRows0] = std::max<uint64_t>(rows, 1) * row_bytes;
+    needed[kRows1] = spec().kind == kDense ? row_bytes : 0;
+    const bool large_index = state.index_buckets > 2 * Index::buckets_for(rows) + Lane::kSpare / sizeof(Bucket);
+    bool small = large_index;
+    for (uint32_t region = kSlots; region < kMemberRegions; ++region)
+        small |= Lane::is_large(state.reserved[region], needed[region]);
+    state.small_rounds = small ? state.small_rounds + rounds : 0;
+    if (state.small_rounds < Lane::kSmallRounds) return false;
+    for (uint32_t region = kSlots; region < kMemberRegions; ++region)
+        if (Lane::is_large(state.reserved[region], needed[region]))
+            state.reserved[region] = Lane::with_room(needed[region]);
+    if (large_index) forget_index();
+    state.small_rounds = 0;
+    return true;
+}
+
+inline bool Member::begin_round(uint64_t round) {
+    const uint64_t passed = round - state.round;
+    bool shrunk = shrink(state.rows, row_bytes(), 1);
+    if (passed > 1) shrunk |= shrink(0, 0, passed - 1);
+    if (state.index_stamp == UINT32_MAX) forget_index();
+    start_round(round);
+    return shrunk;
+}
+
+inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
+    store_barrier();  // before the copies, as before the record (commit.hpp)
+    for (Member& member : members) member.write(state.generation + 1);
+    committed_.commit(state);
+    for (Member& member : members) member.give_back();
+}
+
+inline void Lane::recover(LaneState& state, uint64_t deaths) {
+    const uint64_t records = load(header_.journal.records);
+    if (records > 0) put_back(state, records);
+    for (uint32_t i = 0; i < tables(); ++i)
+        for (MemberState& copy : members_[i].copies)
+            if (load_relaxed(copy.generation) > state.generation) store(copy.generation, uint64_t{0});
+    state.leftovers += std::min(load(header_.journal.new_rows), kMaxRows);
+    state.recoveries += deaths;
+    committed_.commit(state);
+}
+
+inline void Lane::put_back(LaneState& state, uint64_t records) {
+    uint64_t log_left = state.reserved[kUndoLog], rows_left = state.reserved[kUndoRows];
+    const unsigned char* log = mapping_.at_least(kUndoLog, log_left, log_left);
+    const unsigned char* saved = mapping_.at_least(kUndoRows, rows_left, rows_left);
+    std::optional<Member> member;
+    for (uint64_t i = 0; i < records; ++i) {
+        UndoRecord record;
+        if (log_left < sizeof record) data_loss("its undo log is too long");
+        std::memcpy(&record, log, sizeof record);
+        const bool numbers = record.member & kUndoNumbers;
+        record.member &= static_cast<uint16_t>(~kUndoNumbers);
+        if (record.member >= tables()) data_loss("an undo record names no member");
+        if (!member || member->number() != record.member) {
+            member.emplace(*this, record.member, state);
+            const uint64_t padding = -(state.reserved[kUndoRows] - rows_left) % kUndoAlign;
+            if (padding > rows_left) data_loss("its undo log is too long");
+            saved += padding;
+            rows_left -= padding;
+        }
+        if (uint64_t{record.first_slot} + record.slots > member->state.rows)
+            data_loss("an undo record names no row");
+        const uint64_t row_bytes = member->row_bytes();
+        auto* table = member->array<Slot>(kSlots, member->state.rows);
+        // Cannot overflow: rows * row_bytes is at most a region.
+        auto* rows = member->array<unsigned char>(kRows0, member->state.rows * row_bytes);
+        const uint64_t log_bytes = sizeof record + record.slots * sizeof(int64_t);
+        const uint64_t bytes = numbers ? 0 : record.slots * row_bytes;
+        if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
+        for (uint32_t j = 0; j < record.slots; ++j) {
+            Slot& slot = table[record.first_slot + j];
+            std::memcpy(numbers ? &slot.row : &slot.contributions, log + sizeof record + j * sizeof(int64_t),
+                        sizeof(int64_t));
+        }
+        std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
+        log += log_bytes;
+        log_left -= log_bytes;
+        saved += bytes;
+        rows_left -= bytes;
+    }
+}
+
+}  // namespace shmacc

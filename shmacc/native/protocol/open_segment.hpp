@@ -1,0 +1,244 @@
+// A segment as one process has it open: its parts.
+//
+// There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
+// a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.
+// Uses are counted separately from the pointers to it: in a forked child the pointers on the stacks of the
+// parent's other threads are never destroyed, and operations that those threads had begun are not the
+// child's.
+//
+// How a segment gets its name and loses it: opening.hpp.
+#pragma once
+
+#include <cctype>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "protocol/lane.hpp"
+#include "protocol/wait_queue.hpp"
+#include "segment/caller.hpp"
+#include "segment/semaphore.hpp"
+
+namespace shmacc {
+
+class OpenSegment {
+  public:
+    // The process's OpenSegment on this file, if it has one that is open. With the GIL.
+    static std::shared_ptr<OpenSegment> of(const SegmentFile& file) {
+        auto segment = file.open_segment.lock();
+        if (!segment || !segment->is_open()) return nullptr;
+        segment->after_fork();
+        return segment;
+    }
+    // The same, made if there is none.
+    static std::shared_ptr<OpenSegment> on(const std::shared_ptr<SegmentFile>& file, const Config& config,
+                                           MemberSpecs specs) {
+        auto segment = of(*file);
+        if (!segment)
+            file->open_segment = segment = std::make_shared<OpenSegment>(file, config, std::move(specs));
+        return segment;
+    }
+
+    OpenSegment(const std::shared_ptr<SegmentFile>& file, const Config& config, MemberSpecs specs)
+        : config_(config), specs_(std::make_shared<const MemberSpecs>(std::move(specs))),
+          mapping_(std::make_unique<Mapping>(file, 0, kFixedRegions)),
+          header_(*reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
+          states_(mapping_->at_least(kStatesRegion, bytes_of_states(config_))),
+          round_(header_.generation, header_.state, &reinterpret_cast<LaneHeader*>(states_)->generation),
+          events_(header_, round_), presence_(*mapping_, header_),
+          wait_queue_(*mapping_, header_, presence_, events_), known_heads_(config.lanes) {
+        for (uint32_t i = 0; i < config_.lanes; ++i)
+            lanes_.push_back(
+                std::make_unique<Lane>(file, config_, *specs_, i, states_ + i * bytes_of_lane(config_)));
+    }
+
+    OpenSegment(const OpenSegment&) = delete;
+    OpenSegment& operator=(const OpenSegment&) = delete;
+    ~OpenSegment() {
+        if (is_open()) close();  // it was never used
+    }
+
+    // Keeps the segment open: for a handle, or an operation that runs. Made and destroyed with the GIL.
+    class Use {
+      public:
+        Use(std::shared_ptr<OpenSegment> segment, uint32_t OpenSegment::* count)
+            : segment_(std::move(segment)), count_(count) {
+            segment_->after_fork();
+            ++((*segment_).*count_);
+        }
+        Use(Use&& other) noexcept = default;
+        Use& operator=(Use&&) = delete;
+        ~Use() {
+            if (!segment_) return;
+            // An operation that a forked child returns to, out of a signal handler that has forked, is no
+            // longer counted in the child.
+            if (count_ == &OpenSegment::operations_ && !origin_.is_here()) return;
+            segment_->after_fork();
+            --((*segment_).*count_);
+            if (segment_->handles_ == 0 && segment_->operations_ == 0) segment_->close();
+        }
+        OpenSegment& operator*() const { return *segment_; }
+        OpenSegment* operator->() const { return segment_.get(); }
+        const std::shared_ptr<OpenSegment>& shared() const { return segment_; }
+
+      private:
+        std::shared_ptr<OpenSegment> segment_;
+        uint32_t OpenSegment::* count_;
+        Origin origin_;
+    };
+    static Use for_handle(std::shared_ptr<OpenSegment> segment) {
+        return Use(std::move(segment), &OpenSegment::handles_);
+    }
+    static Use for_operation(std::shared_ptr<OpenSegment> segment) {
+        return Use(std::move(segment), &OpenSegment::operations_);
+    }
+
+    bool is_open() const { return mapping_ != nullptr; }
+
+    // With the GIL, before any other use of an OpenSegment that this process may have from its parent.
+    void after_fork() {
+        if (of_generation_ == fork_generation) return;
+        of_generation_ = fork_generation;
+        operations_ = 0;
+        attached_ = false;
+        presence_.after_fork_in_child();
+        mapping_->after_fork_in_child();
+        for (const auto& lane : lanes_) lane->after_fork_in_child();
+    }
+
+    // Opens the semaphores in front of the lanes' locks. If they are missing, this process makes them, provided that
+    // they would belong to the segment's owner; otherwise the process does without, and its waits may take up to
+    // Lock::kSlice longer.
+    void open_semaphore(const std::string& path) {
+        const struct stat file = mapping_->file().status();
+        const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
+        if (lanes_[0]->lockable()) {  // this process keeps what it has, with or without a name
+            if (may_make && access(path.c_str(), F_OK) != 0 && errno == ENOENT)
+                NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
+            return;
+        }
+        for (int attempt = 0;; ++attempt) {
+            switch (semaphores_.open(path, config_.lanes, config_.mode, file.st_uid)) {
+                case NamedSemaphore::Found::kOpened: break;
+                case NamedSemaphore::Found::kMissing:
+                    if (attempt < kSemaphoreAttempts && may_make) {
+                        NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
+                        continue;
+                    }
+                    semaphores_.use_own(config_.lanes);
+                    break;
+                case NamedSemaphore::Found::kAnothers:
+                    throw Error(Failure::kPermissionDenied,
+                                path + " does not belong to the segment's owner, uid " +
+                                    std::to_string(file.st_uid) +
+                                    "; remove it, and the next process that attaches makes a new one");
+                case NamedSemaphore::Found::kNoSemaphore:
+                    if (attempt < kSemaphoreAttempts && unlink(path.c_str()) == 0) continue;
+                    data_loss(path + " is not a semaphore and cannot be removed: " + std::strerror(errno));
+            }
+            break;
+        }
+        for (uint32_t i = 0; i < config_.lanes; ++i) lanes_[i]->use(semaphores_.get(i));
+    }
+
+    // Attaches the process, if it is not attached yet. The result is Presence::Claim::kFull if all entries
+    // are taken, by the dead or by the living; entries of the dead are free after a sweep.
+    Presence::Claim claim() {
+        return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
+    }
+
+    // At the end of a process that does not close all its handles: it is not attached any more, unless an operation
+    // runs. The next operation, if there is one, attaches it again.
+    void leave() {
+        if (!is_open() || operations_ > 0) return;
+        presence_.leave(mapping_->file().state());
+        attached_ = false;
+    }
+
+    // Whether the process has a presence, and has made the second check since (opening.hpp).
+    bool attached() const { return attached_; }
+    void now_attached() { attached_ = true; }
+
+    // Whether cleanup may touch the segment: the error on the way out may be that the file was truncated.
+    bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
+    // Before anything mapped is touched: a truncated file's pages are gone.
+    void check_intact() const {
+        if (mapping_->file().status().st_size != static_cast<off_t>(file_size(config_)))
+            data_loss("its file was truncated");
+    }
+    // The same, and NotFoundError if the name was removed while in use.
+    void check_file() const {
+        const struct stat found = mapping_->file().status();
+        if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
+        load_barrier();  // a name that is gone: was the segment marked before? (mark_given_up)
+        if (found.st_nlink == 0 && !load(header_.unlinked))
+            throw Error(Failure::kNotFound,
+                        "The segment was removed under its users (systemd's RemoveIPC does that at "
+                        "logout; so does `rm`, and `shmacc-inspect clean` if the only users left were "
+                        "forked children that had not used it yet); processes that attach from now on get "
+                        "another segment");
+    }
+
+    Header& header() { return header_; }
+    // As they were when the segment was opened, and checked.
+    const Config& config() const { return config_; }
+    const std::shared_ptr<const MemberSpecs>& specs() const { return specs_; }
+    Committed<RoundState>& round() { return round_; }
+    std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
+    Events& events() { return events_; }
+    Presence& presence() { return presence_; }
+    WaitQueue& wait_queue() { return wait_queue_; }
+    LoopRound& loop_round() { return loop_round_; }
+    // With the lane's lock: its current state, without what an operation left that did not commit. A process that
+    // dies before it has written the event leaves LaneState::recoveries to tell of it.
+    LaneState recovered(uint32_t lane) {
+        LaneState state = lanes_[lane]->current();
+        if (lanes_[lane]->interrupted(state)) {
+            lanes_[lane]->recover(state, 1);
+            events_.add(kRecovered, presence_.own(), round_.snapshot().step);
+        }
+        return state;
+    }
+    // With that lane's lock.
+    uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
+    // Where this process's applies go first.
+    uint32_t last_lane() {
+        const uint32_t last = load_relaxed(last_lane_);
+        return last == kNoLane ? presence_.index() % config_.lanes : last;
+    }
+    void set_last_lane(uint32_t lane) { store_relaxed(last_lane_, lane); }
+    SegmentFile& file() { return mapping_->file(); }
+
+  private:
+    static constexpr uint32_t kNoLane = UINT32_MAX;
+
+    static constexpr int kSemaphoreAttempts = 8;  // it may be removed again while it is being opened
+
+    // The kernel drops the remaining record locks with the descriptor.
+    void close() {
+        presence_.leave(mapping_->file().state());
+        lanes_.clear();
+        mapping_.reset();
+    }
+
+    const Config config_;
+    const std::shared_ptr<const MemberSpecs> specs_;
+    std::unique_ptr<Mapping> mapping_;
+    Header& header_;
+    unsigned char* const states_;
+    Committed<RoundState> round_;
+    Events events_;
+    Presence presence_;
+    WaitQueue wait_queue_;
+    LoopRound loop_round_;
+    std::vector<WaitQueue::Known> known_heads_;
+    NamedSemaphore semaphores_;
+    std::vector<std::unique_ptr<Lane>> lanes_;
+    uint32_t last_lane_ = kNoLane;
+    uint64_t of_generation_ = fork_generation;
+    bool attached_ = false;
+    uint32_t handles_ = 0;
+    uint32_t operations_ = 0;
+};
+
+}  // namespace shmacc

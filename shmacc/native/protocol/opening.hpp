@@ -1,0 +1,229 @@
+// How a segment gets its name, and how it loses it.
+//
+// **Making.** A segment is built completely in a file without a name, and its semaphore with it; then linkat
+// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, no other
+// process can make its semaphore first, and a creator that dies before the link leaves nothing but, at most,
+// a semaphore that no process can open, and that the cleaner finds by its token. The creator then opens the
+// file by its name, since /proc never shows the name of a file that was opened without one, and attaches like
+// any other.
+//
+// **Attaching.** Open, check, open the semaphore, claim a presence (presence.hpp), and then check again,
+// holding the name lock: is the segment still not marked as unlinked, and does the name still lead to it? If
+// not, release everything and start over. A forked child has its parent's segment open, but no presence of
+// its own: its first operation claims one and checks again likewise, and is an error if the segment was
+// removed meanwhile as unused.
+//
+// **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to
+// this very segment, and then the semaphore; processes that have it open go on using it. The cleaner, a
+// constructor that replaces, and a creator that could not attach, remove the names likewise, but only if there
+// is no presence, and without the mark: no process may go on using it. So either they see the presence of a process that attaches, or that
+// process sees that the name does not lead there any more; a mark is never taken back, and a name is never
+// removed that leads elsewhere by now. A process that attaches, or makes a segment under the name, and
+// finds the mark finishes the removal that a dead process began.
+//
+// The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
+// it is not the lock that applies take, which a stopped process may hold for long. Between its lock and its
+// unlock no Python code runs and the GIL is kept: so a process's own threads, finalizers and signal handlers,
+// which its record locks do not exclude, cannot come between either.
+//
+// Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
+// without a segment; after the second there is a complete segment that no process has attached; between mark
+// and removal of the name, the next process that attaches finishes the removal; between the removals of name
+// and semaphore, or between making a lost semaphore and the second check, a semaphore is left, as above.
+//
+// Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
+// segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
+#pragma once
+
+#include "protocol/open_segment.hpp"
+
+namespace shmacc {
+
+// What is found under a name.
+enum class Found { kSegment, kNothing, kUnfinished, kHeldUnfinished, kOtherVersion };
+
+struct Opened {
+    Found found;
+    std::shared_ptr<SegmentFile> file;
+    Config config;
+    MemberSpecs specs;
+};
+
+// Throws DataLossError unless the file is a segment, one of another version, or still empty.
+inline Found check_config(int fd, uint64_t size, Config& config) {
+    if (size == 0) return Found::kUnfinished;
+    unsigned char beginning[kPage] = {};
+    ssize_t got = pread(fd, beginning, sizeof beginning, 0);
+    if (std::all_of(beginning, beginning + sizeof beginning, [](unsigned char byte) { return byte == 0; }))
+        return Found::kUnfinished;
+    if (got < static_cast<ssize_t>(sizeof config)) data_loss("it is too short");
+    std::memcpy(&config, beginning, sizeof config);
+    if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
+    if (config.version != kVersion) return Found::kOtherVersion;
+    if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
+    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes || config.kind < kSparse ||
+        config.kind > kArrays || config.mode > 0777 || config.reduction < kMean || config.reduction > kCmean ||
+        config.capacity < 1 || config.directory_bytes > kMaxDirectory || config.directory_bytes % 8 != 0)
+        data_loss("its configuration is out of range");
+    if (size != file_size(config)) data_loss("its file was truncated");
+    bool name = config.name_length >= 1 && config.name_length <= kMaxName;
+    for (uint32_t i = 0; name && i < config.name_length; ++i)
+        name = std::isalnum(static_cast<unsigned char>(config.name[i])) || std::strchr("._-", config.name[i]);
+    if (!name) data_loss("its configuration is out of range");
+    return Found::kSegment;
+}
+
+// Its members, after check_config.
+inline MemberSpecs read_directory(const SegmentFile& file, const Config& config) {
+    if (config.directory_bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
+        data_loss("a recorded size is larger than what the segment occupies");
+    std::vector<uint64_t> words(config.directory_bytes / 8);
+    const auto size = static_cast<ssize_t>(config.directory_bytes);
+    if (pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion)) != size ||
+        mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
+        data_loss("its directory of members has a wrong checksum");
+    return unpack_directory(words, config.members);
+}
+
+// Opens the file at `path`, without attaching to it. With the GIL, like everything below.
+inline Opened open_segment_file(const std::string& path, SegmentFile::Access access, const Owners& owners) {
+    Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}, {}};
+    if (!opened.file) return opened;
+    const struct stat status = opened.file->status();
+    opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
+    if (opened.found == Found::kUnfinished && others_hold(opened.file->fd(), 0, 0))
+        opened.found = Found::kHeldUnfinished;
+    if (opened.found == Found::kSegment) {
+        opened.file->set_size(file_size(opened.config));
+        opened.specs = read_directory(*opened.file, opened.config);
+    }
+    return opened;
+}
+
+// Removes a file that is still empty and on which no living process holds a lock; returns whether it did.
+// This version makes no such files.
+inline bool remove_unfinished(const std::string& path) {
+    const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
+    if (opened.found != Found::kUnfinished) return false;
+    // Excludes another process that removes it.
+    const int fd = opened.file->fd();
+    if (!set_record_lock(fd, kNameByte, F_WRLCK)) return false;
+    const bool removed = opened.file->is_at(path) && unlink(path.c_str()) == 0;
+    set_record_lock(fd, kNameByte, F_UNLCK);
+    return removed;
+}
+
+// A new segment under these names, open as it was made; null if the segment's name is taken. rows: how much of each
+// member's Rows0 region is recorded as reserved; `fill(file, config)` does that, before anything has a name.
+template <class Fill>
+std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
+                                            Config config, const MemberSpecs& members,
+                                            const std::vector<uint64_t>& rows, Fill fill) {
+    const std::vector<uint64_t> directory = pack_directory(members);
+    config.members = static_cast<uint32_t>(members.size());
+    config.directory_bytes = directory.size() * 8;
+    config.directory_checksum = mix_words(directory.data(), config.directory_bytes);
+    std::memcpy(config.magic, kMagic, sizeof kMagic);
+    config.version = kVersion;
+    config.checksum = checksum_of(config);
+    std::vector<unsigned char> header(sizeof(Header)), states(bytes_of_states(config));
+    auto* head = reinterpret_cast<Header*>(header.data());
+    head->config = config;
+    head->state[0].round = 1;  // members and lanes have the contents of round 0: none
+    head->state[0].checksum = checksum_of(head->state[0]);
+    for (uint32_t i = 0; i < config.lanes; ++i) {
+        auto* lane = reinterpret_cast<LaneHeader*>(states.data() + i * bytes_of_lane(config));
+        lane->state[0].checksum = checksum_of(lane->state[0]);
+        auto* tables = reinterpret_cast<MemberStates*>(lane + 1);
+        for (uint32_t j = 0; j < tables_of(config); ++j) {
+            if (j < rows.size()) tables[j].copies[0].reserved[kRows0] = rows[j];
+            tables[j].copies[0].checksum = checksum_of(tables[j].copies[0]);
+        }
+    }
+
+    auto file = SegmentFile::create();
+    const int fd = file->fd();
+    if (ftruncate(fd, static_cast<off_t>(file_size(config))) != 0) system_failure("Making a segment", errno);
+    file->set_size(file_size(config));
+    const auto write = [fd](uint32_t region, const void* data, uint64_t bytes) {
+        reserve_in_file(fd, region_offset(region), page_up(std::max<uint64_t>(bytes, 1)));
+        if (pwrite(fd, data, bytes, static_cast<off_t>(region_offset(region))) != static_cast<ssize_t>(bytes))
+            system_failure("Making a segment", errno);
+    };
+    write(kHeaderRegion, header.data(), header.size());
+    write(kDirectoryRegion, directory.data(), config.directory_bytes);
+    write(kStatesRegion, states.data(), states.size());
+    reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
+    reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
+    if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
+    fill(*file, config);
+
+    const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode,
+                                                       file->status().st_uid);
+    if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
+    bool named = false;
+    try {
+        named = NamedSemaphore::link_to(fd, path);
+    } catch (...) {
+        unlink(semaphore_path.c_str());
+        throw;
+    }
+    if (!named) unlink(semaphore_path.c_str());
+    return named ? file : nullptr;
+}
+
+enum class Entered { kYes, kGivenUp, kElsewhere };
+
+// The second check of a process that attaches, with the name lock held. kGivenUp: the removal that another
+// process began is finished now.
+inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
+    SegmentFile& file = segment.file();
+    if (load(segment.header().unlinked)) {
+        if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) {
+            if (errno != EPERM && errno != EACCES) system_failure("Removing it", errno);
+            belongs_to_another(file.status(),
+                               std::string("; it was given up, and this user cannot remove its name: ") +
+                                   std::strerror(errno));
+        }
+        unlink(semaphore_path.c_str());
+        return Entered::kGivenUp;
+    }
+    if (file.is_at(path)) {
+        segment.now_attached();
+        return Entered::kYes;
+    }
+    unlink(semaphore_path.c_str());  // made by this process for a segment that was removed meanwhile
+    return Entered::kElsewhere;
+}
+
+// With the name lock held. The mark is a word of the header, written through the descriptor, since the
+// remover need not have the segment mapped.
+inline void mark_given_up(SegmentFile& file) {
+    const uint64_t mark = 1;
+    if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
+        system_failure("Removing it", errno);
+    store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
+}
+inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
+        system_failure("Removing it", errno);
+    // Another user's stays behind, for root to clean.
+    if (unlink(semaphore_path.c_str()) != 0 && errno == ENOMEM)
+        system_failure("Removing its semaphore", errno);
+}
+
+// With the name lock held, by a creator that could not attach. Another process, or another thread of this
+// one, may have attached by now: then the segment stays.
+inline void take_back_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
+    const auto segment = OpenSegment::of(file);
+    const bool used = Presence::anybody_else(file.fd()) || (segment && segment->attached());
+    if (!used && file.is_at(path)) remove_names(file, path, semaphore_path);
+}
+
+// Whether a living process is attached, this one included.
+inline bool in_use(SegmentFile& file) {
+    const auto segment = OpenSegment::of(file);
+    return Presence::anybody_else(file.fd()) || (segment && segment->presence().claimed());
+}
+
+}  // namespace shmacc

@@ -1,0 +1,312 @@
+// Locks held, with the state recovered: what an operation works on.
+//
+// An apply holds the lock of one lane (ApplySession), so that as many go on at a time as there are lanes. What
+// is of all lanes is changed, and the round read, with all locks held (RoundSession), which are acquired in
+// order of lane; but a wait for one of them that may be long happens with none held, since signal handlers run
+// in it, which may use the accumulator.
+#pragma once
+
+#include "protocol/open_segment.hpp"
+#include "protocol/round.hpp"
+
+namespace shmacc {
+
+inline bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
+
+// The locks of some lanes that follow each other.
+class HeldLocks {
+  public:
+    explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
+    ~HeldLocks() { release(); }
+    HeldLocks(const HeldLocks&) = delete;
+    HeldLocks& operator=(const HeldLocks&) = delete;
+
+    // Whether they were acquired before the deadline.
+    bool acquire_all(int64_t deadline, Interruption& interruption) {
+        const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
+        for (;;) {
+            if (!acquire(0, deadline, interruption)) return false;
+            Uninterrupted uninterrupted;
+            while (end_ < lanes && add(end_, std::min(deadline, monotonic_ns() + kSlice), uninterrupted)) {
+            }
+            if (end_ == lanes) return true;
+            release();
+            if (past(deadline)) return false;
+            interruption.check();
+        }
+    }
+    bool acquire(uint32_t lane, int64_t deadline, Interruption& interruption) {
+        first_ = end_ = lane;
+        return add(lane, deadline, interruption);
+    }
+    bool try_acquire(uint32_t lane) {
+        if (!segment_.lanes()[lane]->lock().try_acquire()) return false;
+        first_ = lane;
+        end_ = lane + 1;
+        return true;
+    }
+    bool held() const { return first_ < end_; }
+    void release() { release(true); }
+    static constexpr int64_t kSlice = 20 * kMillisecond;
+
+    // After an error: of a file that may have been truncated.
+    void give_up() { release(segment_.file().state().intact); }
+
+  private:
+    bool add(uint32_t lane, int64_t deadline, Interruption& interruption) {
+        const auto how = segment_.lanes()[lane]->lock().acquire(deadline, interruption);
+        if (how == Lock::Acquired::kNot) return false;
+        end_ = lane + 1;
+        // The caller checked at the start; after a wait the file may have changed.
+        if (how == Lock::Acquired::kAfterWaiting) {
+            try {
+                segment_.check_file();
+            } catch (...) {
+                give_up();
+                throw;
+            }
+        }
+        return true;
+    }
+    void release(bool intact) {
+        while (end_ > first_) segment_.lanes()[--end_]->lock().release(intact);
+    }
+
+    OpenSegment& segment_;
+    uint32_t first_ = 0, end_ = 0;
+};
+
+// What a lane has of this round.
+inline int64_t count_of(const LaneState& lane, const RoundState& round) {
+    return lane.round == round.round ? lane.count : 0;
+}
+inline int64_t weight_of(const LaneState& lane, const RoundState& round) {
+    return lane.round == round.round ? lane.weight : 0;
+}
+
+// Without a lock: numbers as they were at some instant during the call.
+struct Totals {
+    RoundState round;
+    int64_t count;
+    int64_t weight;
+    uint64_t applied, dropped, applied_bytes, recoveries;
+    uint64_t rows;  // if asked for
+};
+inline Totals totals(OpenSegment& segment, bool with_rows = false) {
+    for (;;) {
+        Totals sum{segment.round().snapshot(), 0, 0, 0, 0, 0, 0, 0};
+        std::vector<uint64_t> generations;
+        for (const auto& lane : segment.lanes()) {
+            const LaneState state = lane->committed().snapshot();
+            generations.push_back(state.generation);
+            sum.count += count_of(state, sum.round);
+            sum.weight += weight_of(state, sum.round);
+            sum.applied += state.applied;
+            sum.dropped += state.dropped;
+            sum.applied_bytes += state.applied_bytes;
+            sum.recoveries += state.recoveries;
+            if (with_rows) sum.rows += lane->rows(sum.round.round);
+        }
+        load_barrier();
+        bool same = segment.round().generation() == sum.round.generation;
+        for (size_t i = 0; same && i < generations.size(); ++i)
+            same = segment.lanes()[i]->committed().generation() == generations[i];
+        if (same) return sum;
+    }
+}
+
+// With the lock of a lane: for what goes into it.
+class ApplySession {
+  public:
+    // contributor: of the gradient, if it has one: it goes to the contributor's lane. everywhere: with all lanes'
+    // locks.
+    ApplySession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
+                 Interruption& interruption)
+        : segment_(segment), locks_(segment), everywhere_(everywhere) {
+        if (!acquire(contributor, everywhere, deadline, interruption)) return;
+        try {
+            segment.round().settle();  // before the lane's generation may move on
+            round = segment.round().current();
+            committed_round_ = round.round;
+            state = before = segment.recovered(lane_);
+        } catch (...) {
+            locks_.give_up();
+            throw;
+        }
+    }
+
+    bool held() const { return locks_.held(); }
+    bool everywhere() const { return everywhere_; }
+    uint32_t lane_number() const { return lane_; }
+    Lane& lane() { return *segment_.lanes()[lane_]; }
+
+    // Gradients of the round, in all lanes; other lanes may change meanwhile.
+    int64_t pending() const {
+        int64_t count = count_of(state, round);
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i)
+            if (i != lane_) count += count_of(segment_.lanes()[i]->committed().snapshot(), round);
+        return count;
+    }
+    // To be changed, from the round's beginning on if it has nothing of it yet.
+    Member& member(uint32_t number) {
+        Member& made = members_.emplace_back(lane(), number, state);
+        if (made.state.round == round.round) return made;
+        if (replaces(made))
+            made.replace_round(round.round);
+        else
+            made.begin_round(round.round);
+        return made;
+    }
+    // Whether the operation begins a round that replaces the one which is current until its commit.
+    bool replaces_round() const { return round.round != committed_round_; }
+    // Whether this member has something of that one.
+    bool replaces(const Member& member) const {
+        return replaces_round() && member.before.round == committed_round_;
+    }
+    // For so many members: they do not move.
+    void expect(size_t members) { members_.reserve(members); }
+    std::vector<Member>& members() { return members_; }
+    void begin_round() {
+        if (state.round != round.round) lane().begin_round(state, round.round);
+    }
+
+    void commit() {
+        lane().commit(state, members_);
+        lane().give_back(before, state);
+    }
+    // Undoes the changes in place of an operation that fails.
+    void roll_back() {
+        LaneState committed = lane().committed().current();
+        if (lane().interrupted(committed)) lane().recover(committed, 0);
+        for (Member& member : members_) member.roll_back();
+        lane().give_back(state, committed);
+    }
+    void release() { locks_.release(); }
+
+    RoundState round;
+    LaneState state;  // to be changed, then committed
+    LaneState before;  // as committed
+
+  private:
+    bool acquire(std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
+                 Interruption& interruption) {
+        const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
+        if (contributor) lane_ = static_cast<uint32_t>(*contributor % lanes);
+        if (everywhere) return locks_.acquire_all(deadline, interruption);
+        if (contributor || lanes == 1) return locks_.acquire(lane_, deadline, interruption);
+        // Whichever lane is free first: a process that is stopped in one keeps no gradient from the others.
+        for (lane_ = segment_.last_lane();; lane_ = (lane_ + 1) % lanes) {
+            for (uint32_t i = 0; i < lanes; ++i) {
+                const uint32_t lane = (lane_ + i) % lanes;
+                if (!locks_.try_acquire(lane)) continue;
+                segment_.set_last_lane(lane_ = lane);
+                return true;
+            }
+            if (locks_.acquire(lane_, std::min(deadline, monotonic_ns() + HeldLocks::kSlice), interruption))
+                return true;
+            if (past(deadline)) return false;
+        }
+    }
+
+    OpenSegment& segment_;
+    HeldLocks locks_;
+    const bool everywhere_;
+    uint64_t committed_round_ = 0;
+    uint32_t lane_ = 0;
+    std::vector<Member> members_;
+};
+
+// With the locks of all lanes: for what concerns the round.
+class RoundSession {
+  private:
+    template <class Of>
+    auto sum_of(Of of) const {
+        decltype(of(lanes_[0])) sum = 0;
+        for (const LaneState& lane : lanes_) sum += of(lane);
+        return sum;
+    }
+
+  public:
+    RoundSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
+        : segment_(segment), locks_(segment) {
+        if (!locks_.acquire_all(deadline, interruption)) return;
+        try {
+            segment.round().settle();
+            state = segment.round().current();
+            lanes_.reserve(segment.lanes().size());
+            for (uint32_t i = 0; i < segment.lanes().size(); ++i) lanes_.push_back(segment.recovered(i));
+        } catch (...) {
+            locks_.give_up();
+            throw;
+        }
+    }
+
+    bool held() const { return locks_.held(); }
+    int64_t count() const {
+        return sum_of([this](const LaneState& lane) { return count_of(lane, state); });
+    }
+    int64_t weight() const {
+        return sum_of([this](const LaneState& lane) { return weight_of(lane, state); });
+    }
+    // Ever.
+    uint64_t applied() const {
+        return sum_of([](const LaneState& lane) { return lane.applied; });
+    }
+    uint64_t dropped() const {
+        return sum_of([](const LaneState& lane) { return lane.dropped; });
+    }
+
+    // What the lanes have of a member in this round, in order of lane.
+    std::vector<Member> parts(uint32_t number) {
+        std::vector<Member> parts;
+        parts.reserve(lanes_.size());
+        for (uint32_t i = 0; i < lanes_.size(); ++i) {
+            const Member& member = parts.emplace_back(*segment_.lanes()[i], number, lanes_[i]);
+            if (member.state.round != state.round || member.state.count == 0) parts.pop_back();
+        }
+        return parts;
+    }
+
+    // All lanes are empty, from the commit on.
+    void next_round() {
+        if (state.round % Lane::kSmallRounds == 0) trim();
+        ++state.round;
+        state.holder = {};
+    }
+    void commit() { segment_.round().commit(state); }
+    void release() { locks_.release(); }
+
+    RoundState state;  // to be changed, then committed
+
+  private:
+    // Gives back the memory of lanes and members that had nothing in kSmallRounds rounds.
+    void trim() {
+        for (uint32_t i = 0; i < lanes_.size(); ++i) {
+            Lane& lane = *segment_.lanes()[i];
+            LaneState& now = lanes_[i];
+            const LaneState before = now;
+            std::vector<Member> shrunk;
+            for (uint32_t number = 0; number < lane.tables(); ++number) {
+                if (!idle(lane.current(number, now))) continue;
+                Member member(lane, number, now);
+                if (member.begin_round(state.round)) shrunk.push_back(std::move(member));
+            }
+            if (state.round - now.round >= Lane::kSmallRounds) lane.begin_round(now, state.round);
+            if (shrunk.empty() && now.reserved[kUndoRows] == before.reserved[kUndoRows]) continue;
+            lane.begin(now, 0);
+            lane.commit(now, shrunk);
+            lane.give_back(before, now);
+        }
+    }
+    bool idle(const MemberState& member) const {
+        return state.round - member.round >= Lane::kSmallRounds &&
+               std::any_of(std::begin(member.reserved), std::end(member.reserved),
+                           [](uint64_t bytes) { return Lane::is_large(bytes, 0); });
+    }
+
+    OpenSegment& segment_;
+    HeldLocks locks_;
+    std::vector<LaneState> lanes_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,232 @@
+// The queue of waiting takes: first come, first served, and no place for the dead.
+//
+// An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
+// the lowest one. The waiting process itself takes, under the segment's lock, when it is the head and its
+// number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
+// or is cancelled has consumed nothing, by construction.
+//
+//   join    under the lock: the fields first, then the ticket. Death in between: not joined.
+//   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
+//   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
+//           for the lock and have no ticket yet); the waiters see it when woken, or when their slice ends if
+//           the cancelling process died before it woke them.
+//   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
+//           lost wake-up (its sender was killed) costs a slice, never a hang.
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that
+//           leaves, a cancel and a close store that, then look for tickets to wake. One of the two must see
+//           the other's store, or a waiter would sleep through a slice that should have ended early: so both
+//           have a full_barrier in between (every processor lets a load pass an earlier store). Everything
+//           else is a word that is stored last and loaded first: a ticket after the fields of its entry, a
+//           futex word after the change that it announces.
+//   death   a take or an apply that finds an entry in front of it whose process is proved dead sweeps it,
+//           under the lock.
+//
+// Entries from `top` on are free. `top` is raised by `join`, with all lanes' locks, and lowered by `known_head`,
+// with one of them: so no ticket appears meanwhile, and an entry with a ticket is always below it. A reader without
+// the lock may load it just before it changes. If it is lowered, the entries above it are free; if it is
+// raised, the take that joins there checks the round and the cancels once more afterwards, as always after
+// joining (Take::take). Each change is one store; a death before it leaves `top` too high, which costs
+// a longer scan.
+//
+// A take with num_required 0 (a partial of all that is there) never joins, and does not wait for the head's
+// number. But a round whose number is reached is the head's: then there is nothing for others, and such a
+// take gets nothing.
+//
+// TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
+// belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
+// first, so such a gradient waits for it (HeadGrace in queue_entry.hpp). If the head lives but does not come
+// (it is stopped), after HeadGrace::kHeadGrace the apply goes on and the gradient joins the round, which a
+// take allows too: "at least num_required".
+//
+// Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
+// the process that should have woken it died, that the file was truncated or its name removed, and a signal
+// that did not end its sleep. The first few in the queue check every kWaitSlice, so that the dead delay no
+// process for longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
+// otherwise hundreds of idle sleepers would keep a processor busy. Slices grow from short ones: a signal that
+// comes in the instant before the sleep begins (often one sent because of what the sender just saw) is
+// noticed after the first. Where a signal need not end the sleep (Interruption::ends_sleep) slices stay
+// short.
+//
+// Futexes rather than one semaphore for each waiter: nothing more to create, to leak or to clean up, and the
+// kernel keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+
+#include "protocol/events.hpp"
+#include "segment/presence.hpp"
+
+namespace shmacc {
+
+constexpr int64_t kWaitSlice = 50 * kMillisecond;
+constexpr int64_t kLongSlice = 10 * kWaitSlice;
+
+// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal
+// comes.
+inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
+    int64_t left = slice;
+    if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
+    timespec timeout{static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)};
+    syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
+inline void futex_wake(uint32_t& word) {
+    __atomic_add_fetch(&word, 1, __ATOMIC_ACQ_REL);
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+class WaitQueue {
+  public:
+    static constexpr uint32_t kNobody = UINT32_MAX;
+
+    WaitQueue(Mapping& mapping, Header& header, Presence& presence, Events& events)
+        : head_(header.wait_queue), presence_(presence), events_(events),
+          table_(mapping, kWaitersRegion, kMaxWaiters, header.wait_queue.top) {}
+
+    // With all lanes' locks. The entry's index.
+    uint32_t join(int64_t num_required) {
+        for (uint32_t i = 0; i < kMaxWaiters; ++i) {
+            Waiter& entry = table_.first_use(i);
+            if (load(entry.ticket) != 0) continue;
+            store_relaxed(entry.participant, presence_.index());
+            store_relaxed(entry.participant_token, presence_.token());
+            entry.num_required = num_required;
+            entry.since_ns = wall_ns();
+            entry.overdue = 0;
+            uint64_t ticket = load(head_.next_ticket) + 1;
+            store(head_.next_ticket, ticket);
+            store(entry.ticket, ticket);
+            full_barrier();
+            return i;
+        }
+        throw Error(Failure::kResourceExhausted, std::to_string(kMaxWaiters) + " takes wait in line already");
+    }
+
+    void leave(uint32_t i) { store(table_[i].ticket, uint64_t{0}); }
+
+    void cancel() {
+        __atomic_add_fetch(&head_.cancels, 1, __ATOMIC_ACQ_REL);
+        store(head_.cancelled_through, load(head_.next_ticket));
+        wake_all();
+    }
+    uint64_t cancels() const { return load(head_.cancels); }
+    bool cancelled(uint32_t i) { return is_cancelled(load(table_[i].ticket)); }
+
+    // The entry that is served next; kNobody if no take waits. Does not check whether its process lives.
+    uint32_t head() { return scan().head; }
+    // Whether entry i is so near the head that its take checks the entries in front of it.
+    bool is_near(uint32_t i) {
+        const uint64_t ticket = load(table_[i].ticket);
+        uint32_t before = 0;
+        for (uint32_t j = 0, top = table_.size(); j < top && before < kNear; ++j) {
+            const uint64_t other = load(table_[j].ticket);
+            before += other != 0 && other < ticket;
+        }
+        return before < kNear;
+    }
+    bool alive(uint32_t i) {
+        return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
+    }
+    // What a scan has found: the head and its ticket.
+    struct Known {
+        uint32_t head = kNobody;
+        uint64_t ticket = UINT64_MAX;
+    };
+    // With a lane's lock: the living head; dead entries in front of it are removed. known: by the last such call of
+    // this process in this lane.
+    uint32_t living_head(Known& known) {
+        for (;;) {
+            uint32_t i = known_head(known);
+            if (i == kNobody || alive(i)) return i;
+            sweep();
+            leave(i);
+        }
+    }
+    // With a lane's lock: frees what the dead hold, here and among the participants.
+    void sweep() {
+        presence_.sweep([this](uint32_t participant, uint64_t token) {
+            events_.died(presence_.table()[participant]);
+            for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+                if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
+                    load(table_[i].participant_token) == token)
+                    leave(i);
+        });
+    }
+
+    void wake_head() {
+        full_barrier();
+        uint32_t i = head();
+        if (i != kNobody) wake(i);
+    }
+    void wake(uint32_t i) { futex_wake(table_[i].wake); }
+    void wake_all() {
+        full_barrier();
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+            if (load(table_[i].ticket) != 0) wake(i);
+    }
+    // The takes of this process.
+    void wake_own() {
+        full_barrier();
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+            if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == presence_.index())
+                wake(i);
+    }
+    // Wakes the calls that wait for the step, or for the head's take.
+    void announce_progress() { futex_wake(head_.progress); }
+
+    uint32_t& progress_word() { return head_.progress; }
+    Table<Waiter>& table() { return table_; }
+    Waiter& operator[](uint32_t i) { return table_[i]; }
+    // How many takes wait whose process `lives(participant, token)`.
+    template <class Lives>
+    uint32_t waiting(Lives lives) {
+        uint32_t waiting = 0;
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
+            const Waiter& entry = table_[i];
+            uint64_t ticket = load(entry.ticket);
+            waiting += ticket != 0 && !is_cancelled(ticket) &&
+                       lives(load_relaxed(entry.participant), load(entry.participant_token));
+        }
+        return waiting;
+    }
+
+  private:
+    static constexpr uint32_t kNear = 8;
+
+    struct Scan {
+        uint32_t head;
+        uint64_t ticket;  // the head's
+        uint32_t top;  // one past the last entry in use
+    };
+    Scan scan() {
+        Scan found{kNobody, UINT64_MAX, 0};
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
+            uint64_t ticket = load(table_[i].ticket);
+            if (ticket == 0) continue;
+            found.top = i + 1;
+            if (is_cancelled(ticket) || ticket >= found.ticket) continue;
+            found.ticket = ticket;
+            found.head = i;
+        }
+        return found;
+    }
+    // With a lane's lock: `head`, without a scan each time. The last result is valid until the head has left; if
+    // no take waited, until a ticket is given. For tickets only grow, and are given with all lanes' locks.
+    uint32_t known_head(Known& known) {
+        const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
+                                                      : load(table_[known.head].ticket);
+        if (ticket == known.ticket && (known.head == kNobody || !is_cancelled(ticket))) return known.head;
+        const Scan found = scan();
+        if (found.top < load(head_.top)) store(head_.top, found.top);
+        known = {found.head, found.head == kNobody ? load(head_.next_ticket) : found.ticket};
+        return known.head;
+    }
+    bool is_cancelled(uint64_t ticket) const { return ticket <= load(head_.cancelled_through); }
+
+    QueueHead& head_;
+    Presence& presence_;
+    Events& events_;
+    Table<Waiter> table_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,131 @@
+// Converts the records of a segment to Python dictionaries.
+#pragma once
+
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// Throws DataLossError if it is no name of Python's.
+inline nb::object name_of(const MemberSpec& member) {
+    const auto size = static_cast<Py_ssize_t>(member.name.size());
+    nb::object name = nb::steal(PyUnicode_DecodeUTF8(member.name.data(), size, nullptr));
+    if (name) return name;
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) throw nb::python_error();
+    PyErr_Clear();
+    data_loss("a member's name is not UTF-8");
+}
+
+inline nb::dict describe(const MemberSpec& member) {
+    nb::dict out;
+    out["name"] = name_of(member);
+    out["kind"] = member.kind;
+    out["dtype"] = member.dtype;
+    out["sum"] = member.sum;
+    out["components"] = member.components;
+    out["reduction"] = member.reduction;
+    out["declared"] = member.declared ? nb::cast(*member.declared) : nb::none();
+    return out;
+}
+
+// specs: with the set of contributors, which is not described.
+inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
+    nb::dict out;
+    out["name"] = std::string(config.name, config.name_length);
+    out["kind"] = config.kind;
+    out["reduction"] = config.reduction;
+    out["lanes"] = config.lanes;
+    out["directory_bytes"] = config.directory_bytes;
+    out["states_bytes"] = bytes_of_states(config);
+    out["capacity"] = config.capacity == kUnbounded ? nb::none() : nb::cast(config.capacity);
+    out["is_private"] = config.is_private != 0;
+    out["token"] = config.token;
+    out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
+    out["created_ns"] = config.created_ns;
+    out["mode"] = config.mode;
+    nb::list members;
+    for (size_t i = 0; i + 1 < specs.size(); ++i) members.append(describe(specs[i]));
+    out["members"] = members;
+    return out;
+}
+
+inline nb::dict describe(const Totals& now) {
+    nb::dict out;
+    out["generation"] = now.round.generation;
+    out["step"] = now.round.step;
+    out["sealed"] = now.round.sealed != 0;
+    out["count"] = now.count;
+    out["weight"] = now.weight;
+    out["all_rows"] = now.rows;
+    out["applied"] = now.applied;
+    out["dropped"] = now.dropped;
+    out["discarded"] = now.round.discarded;
+    out["taken"] = now.round.taken;
+    out["takes"] = now.round.takes;
+    out["recoveries"] = now.recoveries;
+    out["applied_bytes"] = now.applied_bytes;
+    out["round"] = nb::none();
+    if (now.round.holder.serial != 0) {
+        nb::dict round;
+        round["participant"] = now.round.holder.participant;
+        round["token"] = now.round.holder.token;
+        round["since_ns"] = now.round.holder.since_ns;
+        out["round"] = round;
+    }
+    return out;
+}
+
+// What a lane has of a member. in_round: whether it is of the open round; else there is nothing.
+inline void describe_table(nb::dict& out, const MemberState& table, bool in_round) {
+    out["member_count"] = in_round ? table.count : 0;
+    out["member_weight"] = in_round ? table.weight : 0;
+    out["rows"] = in_round ? table.rows : 0;
+    out["row_elements"] = table.row_elements;
+    out["buffer"] = table.buffer;
+    out["index"] = table.index;
+    out["index_buckets"] = table.index_buckets;
+    out["index_stamp"] = table.index_stamp;
+    out["index_filled"] = in_round ? table.index_filled : 0;
+}
+
+inline nb::dict describe(const Participant& entry) {
+    nb::dict out;
+    out["token"] = entry.token;
+    out["pid"] = entry.pid;
+    out["pid_namespace"] = entry.pid_namespace;
+    out["start_ticks"] = entry.start_ticks;
+    out["attached_ns"] = entry.attached_ns;
+    out["seen_ns"] = entry.seen_ns;
+    out["applied_ns"] = entry.applied_ns;
+    out["applied_step"] = entry.applied_step;
+    out["contributor"] = entry.contributor;
+    out["activity"] = entry.activity;
+    out["applied"] = entry.applied;
+    out["dropped"] = entry.dropped;
+    out["taken"] = entry.taken;
+    return out;
+}
+
+inline nb::dict describe(const Waiter& entry) {
+    nb::dict out;
+    out["ticket"] = entry.ticket;
+    out["participant"] = entry.participant;
+    out["num_required"] = entry.num_required;
+    out["since_ns"] = entry.since_ns;
+    out["overdue"] = entry.overdue != 0;
+    return out;
+}
+
+inline nb::dict describe(const Event& event) {
+    nb::dict out;
+    out["serial"] = event.serial;
+    out["kind"] = event.kind;
+    out["token"] = event.token;
+    out["pid"] = event.pid;
+    out["pid_namespace"] = event.pid_namespace;
+    out["at_ns"] = event.at_ns;
+    out["step"] = event.step;
+    out["contributor"] = event.contributor;
+    return out;
+}
+
+}  // namespace shmacc

@@ -1,0 +1,407 @@
+// The C++ part of one accumulator object: a use of the process's OpenSegment, and whether this handle is
+// closed. Arguments are checked before (gradients.py); sizes are checked again here, since memory safety
+// depends on them.
+#pragma once
+
+#include "operations/reduced_partials.hpp"
+#include "python/held_rounds.hpp"
+#include "python/incoming.hpp"
+#include "python/looking.hpp"
+#include "python/name_lock.hpp"
+#include "python/taken_round.hpp"
+
+namespace shmacc {
+
+constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // a large round may hold the lock for long
+
+class Handle {
+  private:
+    class Waiting : public Interruption {
+      public:
+        Waiting(WithoutGil& released, const Handle& handle, const Caller* caller = nullptr)
+            : released_(released), handle_(handle), caller_(caller) {}
+        void check() override {
+            released_.check_signals();
+            if (caller_ && caller_->has_left())
+                throw Error(Failure::kCancelled, "The operation was cancelled: its caller has left");
+            if (handle_.closed_)
+                throw Error(Failure::kCancelled,
+                            "The operation was cancelled: its accumulator's handle was closed");
+        }
+        // A close and a caller that leaves wake.
+        bool ends_sleep() const override { return released_.signals_come_here(); }
+
+      private:
+        WithoutGil& released_;
+        const Handle& handle_;
+        const Caller* const caller_;
+    };
+
+    // Act: Apply, Take or Step.
+    template <class Act, class Call>
+    auto run(Call call, const Caller* caller = nullptr) {
+        const OpenSegment::Use segment = attached();
+        WithoutGil released;
+        return run_in<Act>(*segment, released, call, caller);
+    }
+    template <class Act, class Call>
+    auto run_in(OpenSegment& segment, WithoutGil& released, Call call, const Caller* caller = nullptr) {
+        Waiting waiting(released, *this, caller);
+        Act act(segment, waiting);
+        return call(act);
+    }
+
+  public:
+    // own_names: segment and semaphore, if they are removed with this handle (private, or unlink_on_close).
+    explicit Handle(std::shared_ptr<OpenSegment> segment,
+                    std::optional<std::pair<std::string, std::string>> own_names = {})
+        : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)) {}
+    ~Handle() {
+        try {
+            close();
+        } catch (...) {  // the name stays, for the cleaner
+        }
+    }
+
+    // In C++ from beginning to end: no signal handler can interrupt it.
+    void close() {
+        if (!segment_) return;
+        unlink_own_names();
+        if (!segment_) return;  // another thread was faster
+        closed_ = true;
+        const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
+        OpenSegment::Use segment = std::move(*segment_);
+        segment_.reset();
+        if (!segment->file().state().intact) return;
+        // Waits of this handle look at closed_ when woken.
+        segment->wait_queue().wake_all();
+        segment->wait_queue().announce_progress();
+        give_rounds_up(*segment);
+    }
+    // The same at the end of the process, which may have other handles: a forked child those of its parent.
+    void leave() {
+        if (!segment_) return;
+        const std::shared_ptr<OpenSegment> segment = segment_->shared();
+        close();
+        segment->leave();
+    }
+    // The names of its own are removed with the creator's handle, not when a forked child of it ends.
+    void unlink_own_names() {
+        if (!own_names_ || !segment_ || !maker_.is_here()) return;
+        const auto [path, semaphore_path] = *own_names_;
+        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        if (segment->file().state().open) {
+            unlink_names(segment->file(), path, semaphore_path, false, false);
+        } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
+            const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+            if (reopened && reopened->id() == segment->file().id())
+                unlink_names(*reopened, path, semaphore_path, false, false);
+        }
+        own_names_.reset();  // not before: after an error it can be tried again
+    }
+    bool closed() const { return closed_; }
+
+    // The segment of this handle. The GIL guards the pointer.
+    OpenSegment& segment() const {
+        if (!segment_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
+        (*segment_)->after_fork();
+        return **segment_;
+    }
+    OpenSegment& intact() const {
+        segment().check_intact();
+        return segment();
+    }
+    // For an operation: keeps the segment open while another thread closes the handle.
+    OpenSegment::Use attached() {
+        segment().check_file();
+        OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
+        if (!use->attached()) attach_child(*use);
+        return use;
+    }
+
+    // terms: as `of_terms` has them.
+    bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
+                      int64_t local_step, nb::handle terms) {
+        const OpenSegment::Use segment = attached();
+        const MemberSpec& spec = only(*segment, kSparse);
+        ApplyRequest request = of_terms(local_step, terms);
+        return with_sum_type(spec.sum, [&](auto zero) {
+            IncomingRows<decltype(zero)> rows(0, spec, request.count, request.weight, indices, values, counts,
+                                              ascending);
+            Part* const part = &rows.part();
+            return apply(*segment, &part, 1, request);
+        });
+    }
+
+    bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
+        const OpenSegment::Use segment = attached();
+        const MemberSpec& spec = only(*segment, kDense);
+        ApplyRequest request = of_terms(local_step, terms);
+        return with_sum_type(spec.sum, [&](auto zero) {
+            IncomingArray<decltype(zero)> array(0, spec, request.count, request.weight, values);
+            Part* const part = &array.part();
+            return apply(*segment, &part, 1, request);
+        });
+    }
+
+    // parts: as `incoming` has them.
+    bool apply_group(const nb::list& parts, int64_t local_step, nb::handle terms) {
+        const OpenSegment::Use segment = attached();
+        ApplyRequest request = of_terms(local_step, terms);
+        return with_parts(*segment, parts, request, [&](Apply& act) { return act.apply(request); });
+    }
+    // parts, and terms, of all that is to be there.
+    void restore(const nb::list& parts, int64_t step, nb::handle terms) {
+        const OpenSegment::Use segment = attached();
+        ApplyRequest request = of_terms(step, terms);
+        with_parts(*segment, parts, request, [&](Apply& act) {
+            act.restore(request, step);
+            return true;
+        });
+    }
+
+    bool drop_if_stale(int64_t local_step, int64_t gradients) {
+        return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients); });
+    }
+
+    // What was taken is in `place`. For what a function returns is lost if a signal handler raises right after the
+    // call: handlers run between bytecodes. The maker of the place gives it to `keep` if its content does not get
+    // to the caller.
+    void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+        const OpenSegment::Use segment = begin_take(num_required);
+        if (kept_.pass_on(place)) return;
+        take(*segment, place, num_required, timeout, false, raise_deaths, nullptr);
+    }
+    // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
+    // anything was.
+    bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
+
+    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is this
+    // thread's, or offered to the caller's.
+    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
+                    const Caller* caller) {
+        const OpenSegment::Use segment = begin_take(num_required);
+        HeldRounds::Opening opening(rounds_);
+        const auto note = [&] {
+            if (place.serial() == 0) return;
+            opening.add(place.serial(), caller != nullptr);
+            // A close that came between the take's commit and this has not seen the round.
+            if (closed_) give_rounds_up(*segment);
+        };
+        try {
+            take(*segment, place, num_required, timeout, true, raise_deaths, caller);
+        } catch (...) {
+            note();
+            throw;
+        }
+        note();
+    }
+    // The caller takes over what it was offered. False: the round was given up meanwhile.
+    bool hold_round(uint64_t serial) { return segment().loop_round().hold(serial); }
+    // What a take would give now.
+    void look(TakenRound& place) {
+        const OpenSegment::Use segment = attached();
+        need_numpy();
+        run<Take>([&](Take& act) {
+            place.place(segment->specs()) = std::move(act.look(!place.advances(), place.shards()).taken);
+        });
+    }
+    // What a take would give of a round of these parts of partials, which are in no segment.
+    void reduce(TakenRound& place, const nb::list& parts, int64_t count, int64_t weight, int64_t step) {
+        const OpenSegment::Use segment = attached();
+        need_numpy();
+        const Arrivals arrivals(*segment->specs(), parts);
+        const WithoutGil released;
+        ReducedPartials reduced(*segment->specs(), count, weight, step);
+        place.place(segment->specs()) = reduced.of(arrivals.parts());
+    }
+    // For one who waits for gradients without a take.
+    void check_deaths() {
+        run<Take>([&](Take& act) { act.check_deaths(); });
+    }
+    // Whether the round was still open. An error leaves it so: it can be tried again.
+    bool close_round(uint64_t serial, bool consume) {
+        segment();
+        if (!rounds_.has(serial)) return false;
+        const bool ended = run<Take>([&](Take& act) { return act.close_round(serial, consume); });
+        rounds_.remove(serial);
+        return ended;
+    }
+
+    int64_t set_step(int64_t step) {
+        return run<Step>([&](Step& act) { return act.set_step(step); });
+    }
+    int64_t advance_step(int64_t step) {
+        return run<Step>([&](Step& act) { return act.advance_step(step); });
+    }
+    void unseal() {
+        run<Step>([&](Step& act) {
+            act.unseal();
+            return true;
+        });
+    }
+    int64_t wait_step(int64_t after, std::optional<double> timeout, const Caller* caller) {
+        int64_t deadline = deadline_after(timeout);
+        return run<Step>([&](Step& act) { return act.wait_step(after, deadline); }, caller);
+    }
+    // The call that waits for this caller ends with an error, unless it has what it waited for.
+    void end_wait(Caller& caller) {
+        caller.leave();
+        if (!segment_ || !(*segment_)->file().state().intact) return;  // closed: no call waits any more
+        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        segment->wait_queue().wake_own();
+        segment->wait_queue().announce_progress();
+    }
+    // Needs no lock: a stopped process must not prevent the cancelling of waiting takes.
+    void cancel() {
+        const OpenSegment::Use segment = attached();
+        segment->wait_queue().cancel();
+        segment->events().add(kCancelled, segment->presence().own(), segment->round().snapshot().step);
+        segment->wait_queue().announce_progress();
+    }
+
+    nb::tuple some_attached() const { return shmacc::some_attached(intact().presence()); }
+
+    int64_t step() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return segment.round().snapshot().step;
+    }
+    int64_t count() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return totals(segment).count;
+    }
+
+    // -- for segment.py ------------------------------------------------------------------------
+    // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
+    bool enter(const std::string& path, const std::string& semaphore_path) {
+        intact();
+        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
+        OpenSegment& segment = *use;
+        try {
+            segment.open_semaphore(semaphore_path);
+            claim(segment);
+            const Entered entered = with_name_lock(segment.file(), true,
+                                                   [&] { return look_again(segment, path, semaphore_path); });
+            if (entered != Entered::kYes) return false;
+        } catch (...) {
+            // It may have made the semaphore of a segment that was removed meanwhile, after the remover had
+            // looked for one.
+            const SegmentFile::State file = segment.file().state();
+            if (file.open && !file.named) ::unlink(semaphore_path.c_str());
+            throw;
+        }
+        sweep(segment, 0);
+        return true;
+    }
+    bool unlink(const std::string& path, const std::string& semaphore_path) {
+        segment();
+        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
+        const bool unlinked = unlink_names(use->file(), path, semaphore_path, false, true);
+        own_names_.reset();
+        return unlinked;
+    }
+    bool unlinked() const { return load(intact().header().unlinked) != 0; }
+
+    nb::dict config() const { return describe_config(segment()); }
+    nb::dict state() const { return describe_state(intact()); }
+    uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
+
+  private:
+    static const MemberSpec& only(const OpenSegment& segment, Kind kind) {
+        if (segment.config().kind != kind)
+            throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
+        return segment.specs()->front();
+    }
+    bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request) {
+        return with_parts(segment, parts, part_count, request, [&](Apply& act) { return act.apply(request); });
+    }
+    template <class Call>
+    bool with_parts(OpenSegment& segment, const nb::list& parts, ApplyRequest& request, Call call) {
+        const Arrivals arrivals(*segment.specs(), parts);
+        return with_parts(segment, arrivals.parts().data(), arrivals.parts().size(), request, call);
+    }
+    template <class Call>
+    bool with_parts(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request,
+                    Call call) {
+        request.parts = parts;
+        request.part_count = part_count;
+        WithoutGil released;
+        for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
+        return run_in<Apply>(segment, released, call);
+    }
+
+    OpenSegment::Use begin_take(int64_t num_required) {
+        OpenSegment::Use segment = attached();
+        rounds_.refuse_in_round();
+        need_numpy();  // before something is taken: there may be no memory for it
+        if (num_required > segment->config().capacity)
+            throw Error(Failure::kInvalidArgument,
+                        "num_required is " + std::to_string(num_required) + ", but the capacity is " +
+                            std::to_string(segment->config().capacity) + ": it would never be reached");
+        return segment;
+    }
+    void take(OpenSegment& segment, TakenRound& place, int64_t num_required, std::optional<double> timeout,
+              bool hold, bool raise_deaths, const Caller* caller) {
+        const TakeRequest request{num_required,
+                                  deadline_after(timeout),
+                                  !place.advances(),
+                                  place.shards(),
+                                  place.advances(),
+                                  place.seals(),
+                                  hold,
+                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
+                                  caller ? caller->thread() : 0};
+        run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); }, caller);
+    }
+
+    // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
+    void give_rounds_up(OpenSegment& segment) {
+        while (const uint64_t serial = rounds_.pop()) {
+            WithoutGil released;
+            Uninterrupted uninterrupted;
+            Take(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
+        }
+    }
+    // A forked child's first operation; see opening.hpp.
+    void attach_child(OpenSegment& segment) {
+        claim(segment);
+        with_name_lock(segment.file(), true, [&] {
+            segment.check_file();
+            segment.now_attached();
+        });
+        // After that: it runs Python.
+        if (!finalizing())
+            nb::module_::import_("shmacc._opening.exits").attr("attached_in_child")(nb::find(this));
+    }
+    void claim(OpenSegment& segment) {
+        const auto claimed = segment.claim();
+        if (claimed == Presence::Claim::kDoneBesideDead) sweep(segment, 0);
+        if (claimed != Presence::Claim::kFull) return;
+        const bool swept = sweep(segment, kSweepPatience);
+        if (segment.claim() == Presence::Claim::kFull)
+            throw Error(Failure::kResourceExhausted,
+                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                            (swept
+                                 ? ""
+                                 : "; a process keeps the lock, so those of dead processes cannot be freed"));
+    }
+    // Frees the entries of the dead, unless the lock stays taken for `patience` nanoseconds; returns whether
+    // it did.
+    bool sweep(OpenSegment& segment, int64_t patience) {
+        WithoutGil released;
+        Waiting waiting(released, *this);
+        ApplySession session(segment, std::nullopt, false, monotonic_ns() + patience, waiting);
+        if (session.held()) segment.wait_queue().sweep();
+        return session.held();
+    }
+    HeldRounds rounds_;
+    KeptRounds kept_;  // the GIL guards it
+    std::optional<OpenSegment::Use> segment_;
+    std::atomic<bool> closed_{false};
+    std::optional<std::pair<std::string, std::string>> own_names_;
+    const Origin maker_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,117 @@
+// Gradients as Python gives them: arrays, viewed for as long as their apply lasts.
+#pragma once
+
+#include "operations/parts.hpp"
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// A part and the arrays that it reads. Made and destroyed with the GIL.
+class Incoming {
+  public:
+    virtual ~Incoming() = default;
+    virtual Part& part() = 0;
+};
+
+template <class T>
+class IncomingRows : public Incoming {
+  public:
+    // counts: contributions of each row, or None for `weight` each.
+    IncomingRows(uint32_t member, const MemberSpec& spec, int64_t count, int64_t weight, nb::handle indices,
+                 nb::handle values, nb::handle counts, bool ascending)
+        : keys_(indices, 1), numbers_(values, spec.components) {
+        if (!counts.is_none()) counts_.emplace(counts, 1);
+        Dims dims = numbers_.dims(1);
+        const uint64_t width = product(dims) * spec.components;
+        if (keys_.size() > kMaxRows || numbers_.size() != keys_.size() * width ||
+            (counts_ && counts_->size() != keys_.size()))
+            throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
+        part_.emplace(member, std::move(dims), count, weight, keys_.data(), numbers_.data(),
+                      counts_ ? counts_->data() : nullptr, static_cast<uint32_t>(keys_.size()), width,
+                      ascending);
+    }
+    Part& part() override { return *part_; }
+
+  private:
+    View<int64_t> keys_;
+    View<T> numbers_;
+    std::optional<View<int64_t>> counts_;
+    std::optional<SparsePart<T>> part_;
+};
+
+template <class T>
+class IncomingArray : public Incoming {
+  public:
+    IncomingArray(uint32_t member, const MemberSpec& spec, int64_t count, int64_t weight, nb::handle values)
+        : numbers_(values, spec.components) {
+        Dims dims = numbers_.dims(0);
+        if (numbers_.size() != product(dims) * spec.components)
+            throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
+        part_.emplace(member, std::move(dims), count, weight, numbers_.data(), numbers_.size());
+    }
+    Part& part() override { return *part_; }
+
+  private:
+    View<T> numbers_;
+    std::optional<DensePart<T>> part_;
+};
+
+// terms: None for a gradient that counts once, from nobody in particular, and waits for ever; else (count, weight,
+// contributors, timeout), contributors being None, one (of a gradient), or an array of them (of a partial),
+// ascending.
+inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
+    ApplyRequest request{local_step, 1, 1, nullptr, 0, {}, false, kForever};
+    if (terms.is_none()) return request;
+    const auto given = nb::borrow<nb::tuple>(terms);
+    request.count = nb::cast<int64_t>(given[0]);
+    request.weight = nb::cast<int64_t>(given[1]);
+    const nb::handle contributors = given[2];
+    if (PyLong_Check(contributors.ptr())) {
+        request.contributors.push_back(nb::cast<int64_t>(contributors));
+    } else if (!contributors.is_none()) {
+        const View<int64_t> all(contributors, 1);
+        request.contributors.assign(all.data(), all.data() + all.size());
+        request.partial = true;
+    }
+    request.deadline = deadline_after(nb::cast<std::optional<double>>(given[3]));
+    return request;
+}
+
+// (member, count, weight, indices or None, values, counts or None, ascending), as gradients.py makes it.
+inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& part) {
+    const auto member = nb::cast<uint32_t>(part[0]);
+    if (part.size() != 7 || member + 1 >= specs.size())
+        throw Error(Failure::kInvalidArgument, "The segment has no such member");
+    const MemberSpec& spec = specs[member];
+    const auto count = nb::cast<int64_t>(part[1]), weight = nb::cast<int64_t>(part[2]);
+    const bool sparse = !nb::handle(part[3]).is_none();
+    if (sparse != (spec.kind == kSparse))
+        throw Error(Failure::kInvalidArgument, "The member is of the other kind");
+    return with_sum_type(spec.sum, [&](auto zero) -> std::unique_ptr<Incoming> {
+        using T = decltype(zero);
+        if (sparse)
+            return std::make_unique<IncomingRows<T>>(member, spec, count, weight, part[3], part[4], part[5],
+                                                     nb::cast<bool>(part[6]));
+        return std::make_unique<IncomingArray<T>>(member, spec, count, weight, part[4]);
+    });
+}
+
+// Several of them.
+class Arrivals {
+  public:
+    Arrivals(const MemberSpecs& specs, const nb::list& parts) {
+        members_.reserve(parts.size());
+        parts_.reserve(parts.size());
+        for (const nb::handle part : parts) {
+            members_.push_back(incoming(specs, nb::borrow<nb::tuple>(part)));
+            parts_.push_back(&members_.back()->part());
+        }
+    }
+    const std::vector<Part*>& parts() const { return parts_; }
+
+  private:
+    std::vector<std::unique_ptr<Incoming>> members_;
+    std::vector<Part*> parts_;
+};
+
+}  // namespace shmacc

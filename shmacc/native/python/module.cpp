@@ -1,0 +1,368 @@
+// The extension module: shmacc._core.
+#include "python/arrays.hpp"
+#include "python/plain.hpp"
+#include "python/view.hpp"
+#include "rows/joined_rows.hpp"
+
+namespace shmacc {
+namespace {
+
+// Python's, from here on. If Python has no memory for that, it is destroyed: a process does not stay attached by
+// what nobody can close.
+template <class T>
+nb::object give_to_python(std::unique_ptr<T> made) {
+    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
+    made.release();
+    return object;
+}
+
+// (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as segment.py makes it.
+MemberSpec member_spec(const nb::tuple& given) {
+    MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
+                    nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
+                    nb::cast<uint32_t>(given[5]),    nb::cast<std::optional<Dims>>(given[6]),
+                    nb::cast<int64_t>(given[7]),     nb::cast<uint64_t>(given[8]),
+                    nb::cast<std::string>(given[0]), {}};
+    if (spec.name.size() > kMaxMemberName)
+        throw Error(Failure::kInvalidArgument, "A member's name is too long");
+    if (spec.declared && spec.declared->size() > kMaxRank)
+        throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
+    spec.set_round();
+    return spec;
+}
+
+// A handle on a new segment, attached; none if the name is taken, or was taken away at once. arrays: as NewArrays
+// has them, for shared arrays; else none.
+nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
+                  uint32_t kind, const nb::list& members, uint32_t reduction, uint32_t lanes,
+                  std::optional<int64_t> capacity, bool is_private, bool unlink_on_close, uint64_t token,
+                  const nb::bytes& hash_key, uint32_t mode, const nb::list& arrays) {
+    Config config{};
+    if (hash_key.size() != sizeof config.hash_key)
+        throw Error(Failure::kInvalidArgument, "The hash's key has the wrong length");
+    std::memcpy(config.hash_key, hash_key.data(), sizeof config.hash_key);
+    config.kind = kind;
+    config.reduction = reduction;
+    config.lanes = lanes;
+    config.capacity = capacity.value_or(kUnbounded);
+    config.is_private = is_private;
+    config.token = token;
+    config.mode = mode;
+    config.created_ns = wall_ns();
+    if (name.size() > kMaxName || members.size() < 1 || members.size() > kMaxMembers || lanes < 1 ||
+        lanes > kMaxLanes || config.capacity < 1)
+        throw Error(Failure::kInvalidArgument, "The configuration is out of range");
+    config.name_length = static_cast<uint32_t>(name.size());
+    std::copy(name.begin(), name.end(), config.name);
+    MemberSpecs specs;
+    for (const nb::handle member : members) specs.push_back(member_spec(nb::borrow<nb::tuple>(member)));
+    const NewArrays made_with(arrays);
+    if (made_with.size() != (kind == kArrays ? specs.size() : 0))
+        throw Error(Failure::kInvalidArgument, "The configuration is out of range");
+    std::optional<std::pair<std::string, std::string>> own_names;
+    if (is_private || unlink_on_close) own_names.emplace(path, semaphore_path);
+    const auto fill = [&](const SegmentFile& made, const Config& made_config) {
+        if (made_with.size() > 0) made_with.fill(made, made_config);
+    };
+    const auto file = create_segment(path, semaphore_path, config, specs, made_with.reserved(), fill);
+    if (!file) return nb::none();
+    try {
+        if (!file->open_by_name(path)) {
+            unlink(semaphore_path.c_str());
+            return nb::none();
+        }
+        const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
+        if (opened.file != file) return nb::none();
+        auto made = std::make_unique<Handle>(OpenSegment::on(file, opened.config, opened.specs),
+                                             std::move(own_names));
+        Handle& handle = *made;
+        nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
+        return handle.enter(path, semaphore_path) ? object : nb::none();
+    } catch (...) {
+        // A segment that cannot be attached, for lack of space for instance, is removed again, if possible.
+        try {
+            with_name_lock(*file, false, [&] { take_back_new(*file, path, semaphore_path); });
+        } catch (const Error&) {
+        }
+        throw;
+    }
+}
+
+constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
+
+// The kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
+template <class Make>
+nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
+    Opened opened = open_segment_file(path, access, owners);
+    nb::object made = nb::none();
+    if (opened.found == Found::kSegment) made = make(std::move(opened));
+    return nb::make_tuple(kFoundNames[static_cast<int>(opened.found)], opened.config.version, made);
+}
+
+nb::tuple open_segment(const std::string& path, const Owners& owners) {
+    return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
+        return give_to_python(
+            std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
+    });
+}
+
+nb::tuple view_segment(const std::string& path) {
+    return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
+        return give_to_python(
+            std::make_unique<SegmentView>(std::move(opened.file), opened.config, std::move(opened.specs)));
+    });
+}
+
+template <size_t kCount>
+nb::dict by_name(const Named (&table)[kCount]) {
+    nb::dict numbers;
+    for (const Named& entry : table) numbers[entry.name] = entry.number;
+    return numbers;
+}
+
+// The part of the layout that Python knows; shmacc/layout.py provides it.
+void export_layout(nb::module_& m) {
+    m.attr("VERSION") = kVersion;
+    m.attr("MAX_RANK") = kMaxRank;
+    m.attr("MAX_MEMBERS") = kMaxMembers;
+    m.attr("MAX_LANES") = kMaxLanes;
+    m.attr("REGIONS") = by_name(kRegionNames);
+    m.attr("EVENTS") = by_name(kEventNames);
+    m.attr("KINDS") = by_name(kKindNames);
+    m.attr("REDUCTIONS") = by_name(kReductionNames);
+    m.attr("SUMS") = by_name(kSumNames);
+    m.attr("ACTIVITIES") = by_name(kActivityNames);
+    nb::dict sizes;
+    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
+    m.attr("SUM_BYTES") = sizes;
+    m.attr("REGION_SPAN") = kRegionSpan;
+    m.attr("PAGE_BYTES") = kPage;
+    m.attr("HEADER_BYTES") = kHeaderBytes;
+    m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
+    m.attr("WAITER_BYTES") = sizeof(Waiter);
+    m.attr("BUCKET_BYTES") = sizeof(Bucket);
+    m.attr("BUCKET_ENTRIES") = kBucketEntries;
+    m.attr("SLOT_BYTES") = sizeof(Slot);
+    m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
+}
+
+// In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
+// Python code.
+constexpr const char* kErrorNames[] = {
+    "InvalidArgumentError",    "DeadlineExceededError",  "CancelledError",        "NotFoundError",
+    "FailedPreconditionError", "ResourceExhaustedError", "PermissionDeniedError", "OutOfRangeError",
+    "DataLossError",           "AlreadyExistsError",     "WorkerDiedError",
+};
+PyObject* error_classes[std::size(kErrorNames)];
+
+void set_error(const Error& error) {
+    PyObject* type = error_classes[static_cast<int>(error.failure())];
+    nb::object made = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+    if (!made) return;
+    for (const auto& [name, value] : error.fields()) {
+        const nb::object number = nb::steal(PyLong_FromLongLong(value));
+        if (!number || PyObject_SetAttrString(made.ptr(), name, number.ptr()) != 0) return;
+    }
+    for (const auto& [name, values] : error.lists()) {
+        const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+        if (!list) return;
+        for (size_t i = 0; i < values.size(); ++i) {
+            PyObject* const number = PyLong_FromLongLong(values[i]);
+            if (!number) return;
+            PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
+        }
+        if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
+    }
+    PyErr_SetObject(type, made.ptr());
+}
+
+// What a handle keeps in this process is guarded by the GIL. A free-threaded interpreter enables its GIL when it
+// imports an extension that does not declare that it needs none, as this one, unless it was told not to.
+void refuse_without_gil() {
+    const nb::object sys = nb::module_::import_("sys");
+    if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
+        throw nb::import_error(
+            "shmacc needs the GIL, which PYTHON_GIL=0 or -X gil=0 keeps a free-threaded Python from "
+            "enabling: start Python without it, and its threads take turns; processes run in parallel all "
+            "the same");
+}
+
+}  // namespace
+}  // namespace shmacc
+
+NB_MODULE(_core, m) {
+    using namespace shmacc;
+    refuse_without_gil();
+    nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
+    nb::module_ errors = nb::module_::import_("shmacc.errors");
+    for (size_t i = 0; i < std::size(kErrorNames); ++i)
+        error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+            set_error(error);
+        } catch (const std::bad_alloc&) {
+            set_error(Error(Failure::kResourceExhausted,
+                            "This process has no memory left for the result or its sorting"));
+        }
+    });
+
+    nb::class_<TakenRound>(m, "TakenRound")
+        .def(nb::init<bool, bool, uint32_t>(), nb::arg("advance"), nb::arg("seal"), nb::arg("shards") = 1)
+        .def_prop_ro("count", &TakenRound::count)
+        .def_prop_ro("step", &TakenRound::step)
+        .def_prop_ro("weight", &TakenRound::weight)
+        .def_prop_ro("serial", &TakenRound::serial)
+        .def_prop_ro("contributors", &TakenRound::contributors)
+        .def("members", &TakenRound::members)
+        .def("indices", &TakenRound::indices, nb::arg("i"))
+        .def("values", &TakenRound::values, nb::arg("i"))
+        .def("shape", &TakenRound::shape, nb::arg("i"))
+        .def("row_counts", &TakenRound::row_counts, nb::arg("i"));
+
+    nb::class_<Caller>(m, "Caller").def(nb::init<>());
+
+    nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
+        .def("close", &Handle::close)
+        .def("leave", &Handle::leave)
+        .def_prop_ro("closed", &Handle::closed)
+        .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
+             nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
+        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
+             nb::arg("terms").none())
+        .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"),
+             nb::arg("terms").none())
+        .def("restore", &Handle::restore, nb::arg("parts"), nb::arg("step"), nb::arg("terms").none())
+        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
+        .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
+             nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
+        .def("look", &Handle::look, nb::arg("place"))
+        .def("reduce", &Handle::reduce, nb::arg("place"), nb::arg("parts"), nb::arg("count"),
+             nb::arg("weight"), nb::arg("step"))
+        .def("check_deaths", &Handle::check_deaths)
+        .def("keep", &Handle::keep, nb::arg("place"))
+        .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
+             nb::arg("timeout").none(), nb::arg("raise_deaths"), nb::arg("caller").none())
+        .def("hold_round", &Handle::hold_round, nb::arg("serial"))
+        .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
+        .def("some_attached", &Handle::some_attached)
+        .def("set_step", &Handle::set_step, nb::arg("step"))
+        .def("advance_step", &Handle::advance_step, nb::arg("step"))
+        .def("unseal", &Handle::unseal)
+        .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none(),
+             nb::arg("caller").none())
+        .def("end_wait", &Handle::end_wait, nb::arg("caller"))
+        .def("cancel", &Handle::cancel)
+        .def_prop_ro("step", &Handle::step)
+        .def_prop_ro("count", &Handle::count)
+        .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
+        .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
+        .def("unlink_own_names", &Handle::unlink_own_names)
+        .def_prop_ro("unlinked", &Handle::unlinked)
+        .def_prop_ro("mode", &Handle::mode)
+        .def("config", &Handle::config)
+        .def("state", &Handle::state);
+
+    nb::class_<MappedArrays>(m, "MappedArrays")
+        .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
+             nb::arg("writable"))
+        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"))
+        .def("forget", &MappedArrays::forget);
+
+    nb::class_<SegmentView>(m, "View")
+        .def("close", &SegmentView::close)
+        .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
+        .def("tables", &SegmentView::tables)
+        .def("config", &SegmentView::config)
+        .def("state", &SegmentView::state)
+        .def("participants", &SegmentView::participants)
+        .def("last_used_ns", &SegmentView::last_used_ns)
+        .def("waiters", &SegmentView::waiters)
+        .def("events", &SegmentView::events)
+        .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
+        .def("name_lock_state", &SegmentView::name_lock_state)
+        .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
+        .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
+        .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
+        .def_prop_ro("unlinked", &SegmentView::unlinked)
+        .def_prop_ro("used", &SegmentView::used)
+        .def_prop_ro("links", &SegmentView::links)
+        .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
+
+    m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
+    m.def("view", &view_segment, nb::arg("path"));
+    m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
+          nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
+          nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"), nb::arg("hash_key"),
+          nb::arg("mode"), nb::arg("arrays"));
+    m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
+    m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
+    m.attr("CONVERTS_HALVES") = converts_halves();
+    m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
+    m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
+    m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
+    m.def("is_plain_dense", &is_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
+          nb::arg("declared").none());
+    m.def("plain_rows_ascend", &plain_rows_ascend, nb::arg("indices").none(), nb::arg("values").none(),
+          nb::arg("type_number"), nb::arg("declared").none());
+    m.def(
+        "check_rows",
+        [](nb::handle indices, int64_t limit) {
+            View<int64_t> keys(indices, 1);
+            RowCheck check = check_rows(keys.data(), keys.size(), limit);
+            return nb::make_tuple(check.ascending, check.over, check.negative);
+        },
+        nb::arg("indices"), nb::arg("limit"));
+    m.def(
+        "repeated_row",
+        [](nb::handle indices) {
+            View<int64_t> keys(indices, 1);
+            if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
+            return repeated_row(keys.data(), keys.size());
+        },
+        nb::arg("indices"));
+    m.def(
+        "memory",
+        [](uint64_t bytes) {
+            need_numpy();
+            Output memory(bytes);
+            return array_of<uint8_t>(memory, bytes);
+        },
+        nb::arg("bytes"));
+    m.def(
+        "ends_of_shards",
+        [](nb::handle indices, uint32_t shards) {
+            View<int64_t> rows(indices, 1);
+            return ends_of_shards(rows.data(), rows.size(), shards);
+        },
+        nb::arg("indices"), nb::arg("shards"));
+    m.def(
+        "find_places",
+        [](nb::handle indices) {
+            need_numpy();
+            View<int64_t> rows(indices, 1);
+            Output places(rows.size() * sizeof(int64_t));
+            {
+                WithoutGil released;
+                find_places(rows.data(), rows.size(), static_cast<int64_t*>(places.get()));
+            }
+            return array_of<int64_t>(places, rows.size());
+        },
+        nb::arg("indices"));
+    m.def(
+        "put_rows",
+        [](nb::handle all, nb::handle places, nb::handle rows) {
+            View<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
+            View<int64_t> where(places, 1);
+            const uint64_t row_bytes = product(target.dims(1));
+            const uint64_t size = row_bytes ? target.size() / row_bytes : 0;
+            if (source.size() != where.size() * row_bytes)
+                throw Error(Failure::kInvalidArgument, "The rows are not as many as their places");
+            WithoutGil released;
+            put_rows(target.writable(), size, row_bytes, where.data(), source.data(), where.size());
+        },
+        nb::arg("all"), nb::arg("places"), nb::arg("rows"));
+    watch_forks();
+    export_layout(m);
+}

@@ -1,0 +1,44 @@
+// The name lock, which a thread takes with the GIL held, to check a segment's name again or to remove it.
+#pragma once
+
+#include "protocol/opening.hpp"
+#include "python/python.hpp"
+
+namespace shmacc {
+
+constexpr int64_t kNamePatience = 2000 * kMillisecond;  // it is held for a few system calls
+
+// Calls a function with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
+template <class Act>
+auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
+    struct Unlock {
+        const int fd;
+        ~Unlock() { set_record_lock(fd, kNameByte, F_UNLCK); }
+    };
+    const int64_t deadline = monotonic_ns() + kNamePatience;
+    for (file.check_open(); !set_record_lock(file.fd(), kNameByte, F_WRLCK); file.check_open()) {
+        if (monotonic_ns() > deadline)
+            throw Error(Failure::kDeadlineExceeded,
+                        "Another process has been opening or removing it for 2 s (is it stopped?)");
+        WithoutGil released;
+        const timespec moment{0, kMillisecond};
+        nanosleep(&moment, nullptr);
+        if (with_signals) released.check_signals();
+    }
+    Unlock unlock{file.fd()};
+    return act();
+}
+
+// Removes a segment's names; if_unused: only if no process uses it and `path` leads to it. Returns whether it
+// did.
+inline bool unlink_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path,
+                         bool if_unused, bool with_signals) {
+    return with_name_lock(file, with_signals, [&] {
+        if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+        if (!if_unused) mark_given_up(file);
+        remove_names(file, path, semaphore_path);
+        return true;
+    });
+}
+
+}  // namespace shmacc

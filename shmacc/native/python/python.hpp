@@ -1,0 +1,164 @@
+// Between C++ and the interpreter: the GIL, signals, arrays in and out.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include "operations/apply.hpp"
+#include "operations/step.hpp"
+#include "operations/take.hpp"
+#include "rows/halves.hpp"
+
+namespace nb = nanobind;
+
+namespace shmacc {
+
+inline bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+// When a thread asks for the GIL while the interpreter shuts down, Python exits it by unwinding its stack,
+// which no destructor survives; it sleeps instead until the process is gone.
+inline void take_gil(PyThreadState* state) {
+    while (finalizing()) pause();
+    try {
+        PyEval_RestoreThread(state);
+    } catch (...) {        // the call throws nothing: this is the unwinding
+        for (;;) pause();  // never left, so never rethrown
+    }
+}
+
+// The thread that shuts the interpreter down keeps the GIL: it could not be distinguished from the others
+// when it asked for it again, and no other thread could use it.
+class WithoutGil {
+  public:
+    WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        if (state_) take_gil(state_);
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+    // With the GIL, in the main thread: runs signal handlers, and passes on their exceptions. If one has
+    // forked, the child does not continue its parent's call.
+    void check_signals() {
+        if (getpid() != gettid()) {
+            alone_ = true;  // this thread runs no handlers
+            return;
+        }
+        const Origin origin;
+        const bool released = state_ != nullptr;
+        if (released) take_gil(state_);
+        const bool raised = PyErr_CheckSignals() != 0;
+        std::optional<nb::python_error> error;
+        if (raised) error.emplace();
+        alone_ = !PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get()));
+        if (released) state_ = PyEval_SaveThread();
+        if (error) throw std::move(*error);
+        if (!origin.is_here())
+            throw Error(
+                Failure::kCancelled,
+                "The operation was cancelled: a signal handler forked, and only the parent goes on with it");
+    }
+
+    // Whether the signals of `check_signals` interrupt this thread itself. The kernel delivers a process's
+    // signals to its main thread; but another Python thread may send itself one, or simulate one.
+    bool signals_come_here() const { return alone_; }
+
+  private:
+    PyThreadState* state_;
+    bool alone_ = false;  // not known yet
+};
+
+inline int64_t deadline_after(std::optional<double> seconds) {
+    if (!seconds) return kForever;
+    constexpr double kCentury = 3.2e9;
+    if (*seconds > kCentury) return kForever;
+    return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
+}
+
+// The memory of an input array, for the lifetime of this object.
+template <class T>
+class View {
+  public:
+    // components: how many T make an element of the array.
+    View(nb::handle array, uint32_t components, int flags = 0) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | flags) != 0)
+            throw nb::python_error();
+        if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
+            PyBuffer_Release(&view_);
+            throw nb::type_error("the array's elements have the wrong size");
+        }
+    }
+    ~View() { PyBuffer_Release(&view_); }
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+    const T* data() const { return static_cast<const T*>(view_.buf); }
+    T* writable() const { return static_cast<T*>(view_.buf); }
+    uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(T); }
+    // The array's, without the first `skipped` ones, which it must have.
+    Dims dims(int skipped) const {
+        if (view_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(view_.shape + skipped, view_.shape + view_.ndim);
+    }
+
+  private:
+    Py_buffer view_{};
+};
+
+// Converts from one array's memory into that of another one with as many elements.
+template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
+void convert_halves(nb::handle from, nb::handle to) {
+    View<From> source(from, 1);
+    View<To> target(to, 1, PyBUF_WRITABLE);
+    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
+    WithoutGil released;
+    convert(source.data(), target.writable(), source.size());
+}
+
+template <class T>
+constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
+                           : std::is_same_v<T, double>  ? NPY_FLOAT64
+                           : std::is_same_v<T, int64_t> ? NPY_INT64
+                           : std::is_same_v<T, uint8_t> ? NPY_UINT8
+                                                        : NPY_UINT64;
+
+// NumPy's functions, once it is loaded: inspection imports the module without it.
+inline void need_numpy() {
+    if (!PyArray_API && _import_array() < 0) throw nb::python_error();
+}
+
+// A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
+// the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the
+// caches, and what converts between kinds of arrays is long. After need_numpy.
+template <class T>
+nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
+    static_assert(std::is_same_v<int64_t, npy_intp>);
+    const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(static_cast<int>(rank), dims, type, output.get()));
+    if (!array) throw nb::python_error();
+    PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
+    if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
+        throw nb::python_error();
+    PyCapsule_SetDestructor(owner,
+                            [](PyObject* capsule) { Output::drop(PyCapsule_GetPointer(capsule, nullptr)); });
+    output.release();
+    return array;
+}
+template <class T>
+nb::object array_of(Output& output, uint64_t size) {
+    const auto length = static_cast<int64_t>(size);
+    return array_of<T>(output, &length, 1);
+}
+
+}  // namespace shmacc

@@ -1,0 +1,162 @@
+// A round on its way to Python: what a take took, as arrays, and what of it did not get to its caller.
+//
+// From the take's commit on only this process has the round, while memory may run out for the arrays and for what
+// Python makes of them, and a signal handler may raise. So the round has its place before it is taken: an object
+// of Python's, made by the caller, that the take fills at its commit. Its arrays are made when they are asked for.
+// If they do not get to the caller, the handle keeps that very object for its next take of the same sort: one
+// that advances the step or does not (a mean is no partial), one that seals or does not (a caller that asks for a
+// seal gets one).
+//
+//   Invariant: from the commit on the round is in a TakenRound, whatever fails. To put it there, to keep it,
+//              and to pass it on to another TakenRound needs no memory and runs no Python.
+#pragma once
+
+#include "operations/round_copy.hpp"
+#include "python/python.hpp"
+
+namespace shmacc {
+
+class TakenRound {
+  public:
+    TakenRound(bool advance, bool seal, uint32_t shards) : advance_(advance), seal_(seal), shards_(shards) {
+        if (shards == 0) throw Error(Failure::kInvalidArgument, "A round is for one shard or more");
+    }
+
+    bool advances() const { return advance_; }
+    bool seals() const { return seal_; }
+    // Its rows are in order of shard; of one: ascending.
+    uint32_t shards() const { return shards_; }
+
+    // For the take's commit.
+    std::optional<Taken>& place(const std::shared_ptr<const MemberSpecs>& specs) {
+        specs_ = specs;
+        return taken_;
+    }
+
+    int64_t count() const { return taken().count; }
+    int64_t weight() const { return taken().weight; }
+    int64_t step() const { return taken().step; }
+    // Of the round that it opened; 0: none.
+    uint64_t serial() const { return taken_ ? taken_->serial : 0; }
+    const nb::object& contributors() {
+        taken();
+        if (!contributors_.is_valid())
+            contributors_ = array_of<int64_t>(taken_->contributors, taken_->contributor_count);
+        return contributors_;
+    }
+
+    // (number, count, weight) of each member that was touched. The other functions take a place in this list.
+    std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
+        std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
+        for (const TakenMember& member : taken().members)
+            members.emplace_back(member.number, member.count, member.weight);
+        return members;
+    }
+    const nb::object& indices(uint32_t i) {
+        return once(i, &Arrays::indices,
+                    [&](TakenMember& member) { return array_of<int64_t>(member.indices, member.rows); });
+    }
+    const nb::object& row_counts(uint32_t i) {
+        return once(i, &Arrays::row_counts,
+                    [&](TakenMember& member) { return array_of<int64_t>(member.contributions, member.rows); });
+    }
+    // In the type of sums.
+    const nb::object& values(uint32_t i) {
+        return once(i, &Arrays::values, [&](TakenMember& member) {
+            const MemberSpec& spec = (*specs_)[member.number];
+            int64_t dims[kMaxRank + 1] = {static_cast<int64_t>(member.rows)};
+            std::copy(member.dims.begin(), member.dims.end(), dims + 1);
+            const bool sparse = spec.kind == kSparse;
+            return with_sum_type(spec.sum, [&](auto zero) {
+                return array_of<decltype(zero)>(member.values, dims + !sparse, member.dims.size() + sparse,
+                                                spec.components);
+            });
+        });
+    }
+    // Sparse: the declared first dimension, -1 if there is none, then those of a row.
+    const nb::object& shape(uint32_t i) {
+        return once(i, &Arrays::shape, [&](TakenMember& member) {
+            const uint64_t rank = member.dims.size() + 1;
+            Output numbers(rank * sizeof(int64_t));
+            auto* const dims = static_cast<int64_t*>(numbers.get());
+            dims[0] = (*specs_)[member.number].declared_rows();
+            std::copy(member.dims.begin(), member.dims.end(), dims + 1);
+            return array_of<int64_t>(numbers, rank);
+        });
+    }
+
+  private:
+    friend class KeptRounds;
+
+    struct Arrays {
+        nb::object indices, values, shape, row_counts;
+    };
+
+    const Taken& taken() const {
+        if (!taken_) throw Error(Failure::kFailedPrecondition, "Nothing has been taken yet");
+        return *taken_;
+    }
+    template <class Make>
+    const nb::object& once(uint32_t i, nb::object Arrays::* which, Make make) {
+        if (i >= taken().members.size())
+            throw Error(Failure::kInvalidArgument, "Nothing was taken of such a member");
+        if (arrays_.size() < taken_->members.size()) arrays_.resize(taken_->members.size());
+        nb::object& made = arrays_[i].*which;
+        if (!made.is_valid()) made = make(taken_->members[i]);
+        return made;
+    }
+
+    const bool advance_, seal_;
+    const uint32_t shards_;
+    const Origin origin_;  // a forked child has a copy of what its parent has
+    std::shared_ptr<const MemberSpecs> specs_;
+    std::optional<Taken> taken_;
+    std::vector<Arrays> arrays_;
+    nb::object contributors_;
+    bool was_kept_ = false;
+    nb::object next_;
+};
+
+// Of one handle, oldest first. The GIL guards it.
+class KeptRounds {
+  public:
+    // Whether there was anything to keep. To have taken nothing is nothing lost.
+    bool keep(nb::object round) {
+        TakenRound& kept = in(round);
+        if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
+        nb::object* at = &first_;
+        while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
+        kept.was_kept_ = true;  // once more in vain: it goes in front again
+        kept.next_ = std::move(*at);
+        *at = std::move(round);
+        return true;
+    }
+    // Passes the oldest one of its sort on to `to`, if there is one.
+    bool pass_on(TakenRound& to) {
+        for (nb::object* at = &first_; at->is_valid();) {
+            TakenRound& kept = in(*at);
+            const bool own = kept.origin_.is_here();
+            if (own && (kept.advance_ != to.advance_ || kept.seal_ != to.seal_)) {
+                at = &kept.next_;
+                continue;
+            }
+            const nb::object out = std::move(*at);
+            *at = std::move(kept.next_);
+            if (!own) continue;
+            to.specs_ = std::move(kept.specs_);
+            to.taken_ = std::move(kept.taken_);
+            to.arrays_ = std::move(kept.arrays_);
+            to.contributors_ = std::move(kept.contributors_);
+            to.was_kept_ = true;
+            return true;
+        }
+        return false;
+    }
+
+  private:
+    static TakenRound& in(const nb::object& round) { return *nb::inst_ptr<TakenRound>(round); }
+
+    nb::object first_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,352 @@
+// A view of a segment for inspection: without attaching, without its lock, without mapping it.
+//
+// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so a view reserves
+// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated meanwhile
+// is an error, never a SIGBUS; and the right to read is enough. A size that the segment claims is compared
+// with the space that the file occupies before memory is allocated for it.
+#pragma once
+
+#include <array>
+
+#include "protocol/opening.hpp"
+#include "python/description.hpp"
+#include "python/handle.hpp"
+
+namespace shmacc {
+
+class SegmentView {
+  public:
+    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
+        : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
+    // A view of the same segment that reports on one table: what a lane has of a member. (A view that was opened
+    // reports on the first lane's first member.) The last member is the set of contributors.
+    SegmentView table(uint32_t lane, uint32_t member) const {
+        if (lane >= config_.lanes || member >= specs_.size())
+            throw Error(Failure::kInvalidArgument, "The segment has no such lane or member");
+        SegmentView view = *this;
+        view.lane_ = lane;
+        view.member_ = member;
+        return view;
+    }
+
+    void close() { file_.reset(); }
+
+    // Of the segment, and of the table's member.
+    nb::dict config() const {
+        nb::dict out = describe(config_, specs_);
+        const nb::dict member = describe(specs_[member_]);
+        for (const char* key : {"dtype", "sum", "components", "reduction", "declared"})
+            out[key] = member[key];
+        out["member_kind"] = member["kind"];
+        out["member"] = member["name"];
+        return out;
+    }
+    // The committed state of the segment and of the table, as they were at some instant during the call.
+    nb::dict state() const {
+        const Snapshot seen = snapshot();
+        const SeenLane& lane = seen.lanes[lane_];
+        nb::dict out = describe(seen.totals);
+        describe_table(out, seen, lane_, member_);
+        // Grows with every commit, of the round and of the table's lane.
+        out["generation"] = seen.totals.round.generation + lane.state.generation;
+        out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
+        // An operation runs, or died: rows may differ from the committed ones.
+        out["in_operation"] = lane.in_operation;
+        // How many of its undo records are complete (commit.hpp).
+        out["undo_records"] = lane.undo_records;
+        std::vector<uint64_t> row_bytes;
+        for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
+        out["row_bytes"] = nb::cast(row_bytes);
+        out["round_shape"] = in_round(seen, lane_, member_)
+                                 ? nb::cast(round_dims(&seen.shape, specs_[member_], lane.members[member_]))
+                                 : nb::none();
+        out["all_reserved"] = seen.reserved;
+        return out;
+    }
+    // Of all tables, that of the contributors included, lane by lane.
+    nb::list tables() const {
+        const Snapshot seen = snapshot();
+        nb::list out;
+        for (uint32_t i = 0; i < config_.lanes; ++i)
+            for (uint32_t j = 0; j < specs_.size(); ++j) {
+                nb::dict table;
+                describe_table(table, seen, i, j);
+                out.append(table);
+            }
+        return out;
+    }
+    nb::list events() const {
+        const auto header = whole_header();
+        nb::list out;
+        for (const Event& event : header->events)
+            if (event.serial != 0) out.append(describe(event));
+        return out;
+    }
+    nb::list participants() const {
+        nb::list out;
+        const std::vector<Participant> table = participants_table();
+        for (uint32_t i = 0; i < table.size(); ++i) {
+            if (table[i].token == 0) continue;
+            nb::dict item = describe(table[i]);
+            item["entry"] = i;
+            int pid = 0;
+            item["alive"] = alive(i, table[i].token, &pid);
+            // The pid of a living process in this process's pid namespace, as the kernel has it; 0: it has none.
+            item["pid_here"] = pid;
+            out.append(item);
+        }
+        return out;
+    }
+    // When a process last began an operation or attached, and when a gradient was last accepted (0: never), as far
+    // as the table still has it: a process that has left keeps what it wrote until another one gets its entry.
+    // Entries are given from the front, so a page without anything is the end.
+    nb::tuple last_used_ns() const {
+        constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
+        int64_t seen = config_.created_ns, applied = 0;
+        std::array<Participant, kStep> page;
+        for (uint32_t first = 0; first < kMaxParticipants; first += kStep) {
+            read_exactly(region_offset(kParticipantsRegion) + first * sizeof(Participant), page.data(), kPage);
+            bool empty = true;
+            for (const Participant& entry : page) {
+                seen = std::max(seen, entry.seen_ns);
+                applied = std::max(applied, entry.applied_ns);
+                empty = empty && entry.attached_ns == 0;
+            }
+            if (empty) break;
+        }
+        return nb::make_tuple(seen, applied);
+    }
+    nb::list waiters() const {
+        nb::list out;
+        const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +
+                                                    offsetof(QueueHead, cancelled_through));
+        const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
+        for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
+            if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
+            nb::dict item = describe(entry);
+            item["alive"] = alive(entry.participant, entry.participant_token);
+            out.append(item);
+        }
+        return out;
+    }
+    // (held by another process, its pid or 0): a lane's lock, and the name lock.
+    nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
+    nb::tuple name_lock_state() const { return held_by(kNameByte); }
+    // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
+    static std::optional<int> semaphore_value(const std::string& path) {
+        struct stat found{};
+        sem_t semaphore{};
+        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
+        if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
+            return std::nullopt;
+        int value = 0;
+        sem_getvalue(&semaphore, &value);
+        return value;
+    }
+    // Bytes of a region as they stand now: one that all have, or the table's (kViewedRegions).
+    nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
+        if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
+            throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
+        check_occupied(count);
+        nb::bytes out(nullptr, count);
+        read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
+        return out;
+    }
+
+    bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
+    bool used() const { return in_use(file()); }
+    // Removes the names if they are this segment's; if_unused: only if no living process is attached.
+    bool unlink(const std::string& path, const std::string& semaphore_path, bool if_unused) const {
+        const auto writable = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+        if (writable != file_) return false;
+        return unlink_names(*writable, path, semaphore_path, if_unused, true);
+    }
+    // How many names the file has, of this library and others; 0: it was removed.
+    uint64_t links() const { return file().status().st_nlink; }
+    uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
+
+  private:
+    struct SeenLane {
+        LaneState state;
+        bool in_operation;
+        uint64_t undo_records;
+        std::vector<MemberState> members;
+    };
+    struct Snapshot {
+        Totals totals;
+        uint64_t reserved;  // by all lanes and members
+        std::vector<SeenLane> lanes;
+        Shape shape;  // of the viewed table's round, if it is not the declared one
+    };
+
+    bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
+        const MemberState& table = seen.lanes[lane].members[member];
+        return table.round == seen.totals.round.round && table.count > 0;
+    }
+    void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
+        const MemberState& table = seen.lanes[lane].members[member];
+        shmacc::describe_table(out, table, in_round(seen, lane, member));
+        out["lane"] = lane;
+        out["member"] = member;
+        std::vector<uint64_t> reserved(kFixedRegions);
+        const LaneState& state = seen.lanes[lane].state;
+        reserved.insert(reserved.end(), state.reserved, std::end(state.reserved));
+        reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
+        out["reserved"] = nb::cast(reserved);
+    }
+
+    nb::tuple held_by(int64_t byte) const {
+        int pid = 0;
+        const bool held = others_hold(file().fd(), byte, 1, &pid);
+        return nb::make_tuple(held, pid);
+    }
+
+    SegmentFile& file() const {
+        if (!file_) throw Error(Failure::kFailedPrecondition, "The view is closed");
+        return *file_;
+    }
+
+    std::unique_ptr<Header> whole_header() const {
+        auto seen = std::make_unique<Header>();
+        read_exactly(0, seen.get(), sizeof(Header));
+        return seen;
+    }
+    Snapshot snapshot() const {
+        check_occupied(bytes_of_states(config_));
+        for (int attempt = 0;; ++attempt) {
+            const auto before = generations();
+            const auto header = whole_header();
+            std::vector<unsigned char> states(bytes_of_states(config_));
+            read_exactly(region_offset(kStatesRegion), states.data(), states.size());
+            try {
+                Snapshot seen = interpret(*header, before, states);
+                seen.shape = read_shape(seen.lanes[lane_].members[member_]);
+                // Copies are overwritten only on the way to the generation after the next one.
+                if (generations() == before || attempt == kAttempts) return seen;
+            } catch (const Error&) {
+                if (generations() == before || attempt == kAttempts) throw;
+            }
+        }
+    }
+    // Of the round, then of each lane.
+    std::vector<uint64_t> generations() const {
+        std::vector<uint64_t> all{header<uint64_t>(offsetof(Header, generation))};
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            uint64_t generation = 0;
+            read_exactly(lane_offset(i) + offsetof(LaneHeader, generation), &generation, sizeof generation);
+            all.push_back(generation);
+        }
+        return all;
+    }
+    uint64_t lane_offset(uint32_t lane) const {
+        return region_offset(kStatesRegion) + lane * bytes_of_lane(config_);
+    }
+    Snapshot interpret(const Header& header, const std::vector<uint64_t>& generations,
+                       const std::vector<unsigned char>& states) const {
+        Snapshot out{};
+        Totals& sum = out.totals;
+        sum.round = header.state[generations[0] & 1];
+        if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)
+            sum.round = header.state[(generations[0] - 1) & 1];
+            Committed<RoundState>::verify(sum.round, generations[0] - 1);
+        } else {
+            Committed<RoundState>::verify(sum.round, generations[0]);
+        }
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            const auto* lane = reinterpret_cast<const LaneHeader*>(&states[i * bytes_of_lane(config_)]);
+            const auto* members = reinterpret_cast<const MemberStates*>(lane + 1);
+            const uint64_t generation = generations[i + 1];
+            const LaneState& state = lane->state[generation & 1];
+            Committed<LaneState>::verify(state, generation);
+            const bool in_operation = lane->journal.generation == generation + 1;
+            SeenLane& seen = out.lanes.emplace_back(
+                SeenLane{state, in_operation, in_operation ? lane->journal.records : 0, {}});
+            for (uint64_t bytes : state.reserved) out.reserved += bytes;
+            for (uint32_t j = 0; j < specs_.size(); ++j) {
+                const MemberState& member = members[j].copies[current_copy(members[j], generation)];
+                verify(member, generation, specs_[j]);
+                for (uint64_t bytes : member.reserved) out.reserved += bytes;
+                if (member.round == sum.round.round && j + 1 < specs_.size()) sum.rows += member.rows;
+                seen.members.push_back(member);
+            }
+            sum.count += count_of(state, sum.round);
+            sum.weight += weight_of(state, sum.round);
+            sum.applied += state.applied;
+            sum.dropped += state.dropped;
+            sum.applied_bytes += state.applied_bytes;
+            sum.recoveries += state.recoveries;
+        }
+        check_occupied(out.reserved);
+        return out;
+    }
+    Shape read_shape(const MemberState& table) const {
+        Shape stored{};
+        if (table.shape != kDeclaredShape)
+            read_exactly(offset_of(kFixedRegions + kShapes) +
+                             (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
+                         &stored, sizeof stored);
+        return stored;
+    }
+    // Of a region as `read` counts them.
+    uint64_t offset_of(uint32_t region) const {
+        const uint32_t of_lane = kFixedRegions + kLaneRegions;
+        if (region >= kFixedRegions) region += lane_ * regions_of_lane(config_);
+        if (region >= of_lane + lane_ * regions_of_lane(config_)) region += member_ * kMemberRegions;
+        return region_offset(region);
+    }
+
+    std::vector<Participant> participants_table() const {
+        const uint32_t top = header<uint32_t>(offsetof(Header, participants_top));
+        return entries_of<Participant>(kParticipantsRegion, std::min(top, kMaxParticipants));
+    }
+    template <class Entry>
+    std::vector<Entry> entries_of(uint32_t region, uint32_t count) const {
+        std::vector<Entry> entries(count);
+        read_exactly(region_offset(region), entries.data(), count * sizeof(Entry));
+        return entries;
+    }
+    template <class Word>
+    Word header(size_t offset) const {
+        Word word;
+        read_exactly(offset, &word, sizeof word);
+        return word;
+    }
+
+    // *pid: as others_hold has it.
+    bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
+        if (i >= kMaxParticipants) return false;
+        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {
+            if (pid) *pid = static_cast<int>(getpid());
+            return token == segment->presence().token();
+        }
+        uint64_t now = 0;
+        if (!others_hold(file().fd(), life_byte(i), 1, pid)) return false;
+        read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);
+        return now == token;
+    }
+
+    void check_occupied(uint64_t bytes) const {
+        if (bytes > allocated_bytes()) data_loss("a recorded size is larger than what the segment occupies");
+    }
+    void read_exactly(uint64_t offset, void* to, uint64_t count) const {
+        uint64_t done = 0;
+        while (done < count) {
+            const ssize_t got = pread(file().fd(), static_cast<char*>(to) + done, count - done,
+                                      static_cast<off_t>(offset + done));
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) data_loss("its file was truncated");
+            done += static_cast<uint64_t>(got);
+        }
+        load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)
+    }
+
+    static constexpr int kAttempts = 1000;
+
+    std::shared_ptr<SegmentFile> file_;
+    Config config_;
+    MemberSpecs specs_;
+    uint32_t lane_ = 0;
+    uint32_t member_ = 0;
+};
+
+}  // namespace shmacc

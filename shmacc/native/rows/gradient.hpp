@@ -1,0 +1,150 @@
+// A sparse gradient before it is added: checked, in ascending order of row, each row once.
+//
+// All of this happens in the caller, before the lock. Values are not moved unless rows repeat: a gradient
+// that is merely unsorted is read through `order`.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "rows/kernels.hpp"
+#include "rows/row_order.hpp"
+#include "segment/layout.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+struct RowCheck {
+    bool ascending;    // strictly
+    int64_t over;      // place of the first row number that is not below the limit; -1: none
+    int64_t negative;  // place of the first negative row number; -1: none
+};
+
+inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
+    RowCheck check{strictly_ascending(keys, count), -1, -1};
+    if (count == 0) return check;
+    if (check.ascending && keys[0] >= 0 && keys[count - 1] < limit) return check;
+    for (uint64_t i = count; i-- > 0;) {
+        if (keys[i] >= limit) check.over = static_cast<int64_t>(i);
+        if (keys[i] < 0) check.negative = static_cast<int64_t>(i);
+    }
+    return check;
+}
+
+// Place of a row number that occurs twice; -1: none does.
+inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
+    const std::vector<uint32_t> order = ascending_order(keys, static_cast<uint32_t>(count));
+    for (uint64_t i = 1; i < count; ++i)
+        if (keys[order[i]] == keys[order[i - 1]]) return order[i];
+    return -1;
+}
+
+template <class T>
+class Gradient {
+  public:
+    // counts: contributions of each row, or null for `weight` each. All arrays must outlive this.
+    // ascending: whether keys are strictly ascending already (from check_rows).
+    Gradient(const int64_t* keys, const T* values, const int64_t* counts, int64_t weight, uint32_t count,
+             uint64_t width, bool ascending)
+        : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width) {
+        if (!ascending) sort();
+    }
+
+    uint32_t count() const { return count_; }
+    const int64_t* keys() const { return keys_; }
+    // Whether the values of consecutive rows are adjacent.
+    bool contiguous() const { return order_ == nullptr; }
+    const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
+    // Whether each row has its own number of contributions.
+    bool counted() const { return counts_ != nullptr; }
+    int64_t weight() const { return weight_; }
+    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : weight_; }
+
+  private:
+    static constexpr uint32_t kAhead = 16;
+    static constexpr uint64_t kNearBytes = 256 << 10;  // stay in the second-level cache, fetched or not
+
+    uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
+
+    void sort() {
+        std::vector<uint32_t> order = ascending_order(keys_, count_);
+        sorted_keys_.resize(count_);
+        uint32_t distinct = 0;
+        for (uint32_t i = 0; i < count_; ++i) {
+            sorted_keys_[i] = keys_[order[i]];
+            distinct += i == 0 || sorted_keys_[i] != sorted_keys_[i - 1];
+        }
+        if (distinct < count_) {
+            merge_repeats(order, distinct);
+        } else {
+            sorted_order_ = std::move(order);
+            order_ = sorted_order_.data();
+        }
+        keys_ = sorted_keys_.data();
+    }
+
+    // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
+    // rows of a partial do not repeat: gradients.py.)
+    void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
+        std::vector<uint32_t> places(count_);  // of each row's sum
+        uint32_t at = 0;
+        for (uint32_t i = 0; i < count_; ++i) {
+            at += sorted_keys_[i] != sorted_keys_[at];
+            sorted_keys_[at] = sorted_keys_[i];
+            places[order[i]] = at;
+        }
+        sorted_keys_.resize(distinct);
+        merged_.reset(new T[distinct * width_]);
+        bool fits = true;
+        with_width(width_, [&](auto width) { fits = sum<width.value>(places, distinct); });
+        if (!fits) sum_overflows();
+        values_ = merged_.get();
+        count_ = distinct;
+    }
+
+    // Adds the rows to their sums, in the order in which they lie in the gradient: so the hardware fetches them
+    // ahead, and only the sums are at random places. These are fewer, the most frequent stay in the caches, and the
+    // others are fetched kAhead rows in advance. The other way, the repeats of one sum after the other, every row
+    // is at a random place, and waiting for them took most of an apply. False: a sum does not fit.
+    template <uint64_t kWidth>
+    bool sum(const std::vector<uint32_t>& places, uint32_t distinct) {
+        const uint64_t width = kWidth ? kWidth : width_;
+        const bool near = distinct * width * sizeof(T) <= kNearBytes;
+        const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
+        std::vector<bool> begun(distinct);
+        bool fits = true;
+        for (uint32_t i = 0; i < count_; ++i) {
+            if (i < fetching) prefetch_row(merged_.get() + places[i + kAhead] * width, width);
+            T* row = merged_.get() + places[i] * width;
+            const T* value = values_ + i * width;
+            if (begun[places[i]]) {
+                fits = add_numbers(row, value, width) && fits;
+            } else {
+                begun[places[i]] = true;
+                copy_numbers(row, value, width);
+            }
+        }
+        return fits;
+    }
+
+  public:
+    [[noreturn]] static void sum_overflows() {
+        throw Error(Failure::kOutOfRange,
+                    "A 64-bit sum would overflow; the gradient was not added, nothing was changed");
+    }
+
+  private:
+    const int64_t* keys_;
+    const T* values_;
+    const int64_t* counts_;
+    int64_t weight_;
+    uint32_t count_;
+    uint64_t width_;
+    const uint32_t* order_ = nullptr;
+    std::vector<uint32_t> sorted_order_;
+    std::vector<int64_t> sorted_keys_;
+    std::unique_ptr<T[]> merged_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,312 @@
+// The hash from row number to slot: open addressing over buckets of one cache line.
+//
+// A bucket holds ten 16-bit tags (other bits of the hash than those that choose the bucket; 0: free) and ten
+// slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
+// number decides. Places are filled from the front and never freed one by one, so the first free one ends a
+// search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
+// stamp.
+//
+// 6.4 bytes per place and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
+// moves each row about four times in its life.
+//
+// Row numbers may come from an attacker who wants applies to be slow. For a known hash, thirty thousand rows
+// of one bucket are quickly calculated, and each lookup walks past all of them, under the lock. So the hash
+// has a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers
+// a and b.
+//
+//   y(row) = the upper 64 bits of (a * row + b) mod 2^128     (Dietzfelbinger's multiply-add-shift)
+//   hash   = mix(y), a fixed and invertible mix
+//
+//   Claim: over the keys, the hashes of two different rows are independent and uniform, whatever the rows.
+//   Let u = a * row + b, v = a * other + b and other - row = 2^s * (an odd number); s <= 63. As b is uniform and
+//   independent of a, u is, too. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
+//   from s on are uniform, and its upper 64 are among them. An invertible mix of each keeps that.
+//
+// So no two rows share a home, or a tag, under more keys than random ones would, and any set of rows that is
+// chosen without the key is expected to have as many collisions as random rows. For linear probing that
+// bounds the expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup),
+// where a known hash allows n^2. The mix is for the rows of ordinary programs: without it the homes of 0, 1,
+// 2, ... lie at equal steps around the table, which cluster under one key in a few hundred; with it they are
+// spread like random ones.
+//
+// Not prevented: a user with the right to read the segment can read the key. (The token would be a worse key:
+// it is part of the semaphore's name, which every user of the machine can list.) And nothing is claimed
+// against an attacker who times applies of single rows and chooses the next by the result.
+//
+// Rejected: a folded multiplication ("mum", wyhash): no proof; pairs are known that collide under far too
+// many seeds, and rows 2^31 apart cluster. The row xored with a seed before a fixed mix: differences that
+// pass the mix far more often than by chance can be searched for offline, whatever the seed. SipHash: takes
+// longer than all the rest of a lookup in the caches, and would remove only the last of the limits above.
+//
+// Nothing here is trusted: probes are bounded, and a slot number is used only if it is below the rows in use.
+#pragma once
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "rows/kernels.hpp"
+#include "segment/layout.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+constexpr uint32_t kAbsent = UINT32_MAX;
+
+// Keys that follow each other in a gradient and have consecutive slots; or, with kAbsent, none.
+struct Run {
+    uint32_t slot;
+    uint32_t length;
+};
+
+// The hash of row numbers under a segment's key; shmacc/inspection/_table.py repeats it.
+class RowHash {
+  public:
+    explicit RowHash(const uint64_t (&key)[4])
+        : factor_(Wide{key[0]} << 64 | key[1]), addend_(Wide{key[2]} << 64 | key[3]) {}
+
+    uint64_t operator()(int64_t row) const {
+        const auto y = static_cast<uint64_t>((factor_ * static_cast<uint64_t>(row) + addend_) >> 64);
+        return (y ^ (y >> 32)) * 0xd6e8feb86659fd93u;  // the upper 32 and the lower 16 bits are used
+    }
+
+  private:
+    __extension__ using Wide = unsigned __int128;
+    Wide factor_;
+    Wide addend_;
+};
+
+class Index {
+  public:
+    Index(Bucket* buckets, uint64_t count, uint32_t stamp, const RowHash& hash)
+        : buckets_(buckets), count_(count), stamp_(stamp), hash_(hash) {}
+
+    // Buckets for so many rows, with room to grow by a quarter before the next rebuild.
+    static uint64_t buckets_for(uint64_t rows) { return rows * 10 / (kBucketEntries * 72 / 10) + 1; }
+    static bool crowded(uint64_t filled, uint64_t buckets) {
+        return filled * 10 > buckets * kBucketEntries * 9;
+    }
+
+    // The slots of the keys among the first `rows`: runs that together cover all keys, in order. Keys ascend.
+    // Returns the number of runs, at most one for each key.
+    uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
+        RunList list{runs, runs};
+        if (rows == 0 || count_ == 0) {
+            if (count > 0) list.add(kAbsent, count);
+            return static_cast<uint32_t>(list.end - list.begin);
+        }
+        for (uint32_t base = 0; base < count; base += kBlock) {
+            const uint32_t block = std::min(kBlock, count - base);
+            const uint32_t later = std::min(kBlock, count - base - block);
+            if (find_neighbours(keys + base, block, later, table, rows, list)) continue;
+            find_block(keys + base, block, table, rows, list);
+        }
+        return static_cast<uint32_t>(list.end - list.begin);
+    }
+
+    // The bucket where the search for a row begins, and the row's tag.
+    struct Place {
+        uint32_t home;
+        uint16_t tag;
+    };
+    // Fetches the bucket as well.
+    Place place_of(int64_t row) const {
+        const uint64_t hash = hash_(row);
+        const uint64_t at = home(hash);
+        __builtin_prefetch(&buckets_[at], 1);
+        return {static_cast<uint32_t>(at), tag(hash)};
+    }
+    // The row of this place must be absent, and there must be a free entry.
+    void insert(const Place& place, uint32_t slot) {
+        uint64_t at = place.home;
+        for (uint64_t probe = 0; probe < count_; ++probe) {
+            Bucket& bucket = buckets_[at];
+            if (bucket.stamp != stamp_) {
+                std::memset(bucket.tags, 0, sizeof bucket.tags);
+                store(bucket.stamp, stamp_);  // killed before this: still empty
+            }
+            uint32_t free = matching(bucket, 0);
+            if (free) {
+                int entry = __builtin_ctz(free);
+                bucket.slots[entry] = slot;
+                store(bucket.tags[entry], place.tag);  // killed before this: still free
+                return;
+            }
+            if (++at == count_) at = 0;
+        }
+        data_loss("its index is full");
+    }
+
+  private:
+    static constexpr uint32_t kBlock = 64;
+
+    struct RunList {
+        Run* begin;
+        Run* end;
+        // The next `length` keys have `slot` and the slots after it, or, with kAbsent, none.
+        void add(uint32_t slot, uint32_t length) {
+            if (end > begin) {
+                Run& last = end[-1];
+                if (slot == kAbsent ? last.slot == kAbsent
+                                    : last.slot != kAbsent && last.slot + last.length == slot) {
+                    last.length += length;
+                    return;
+                }
+            }
+            *end++ = {slot, length};
+        }
+        // The slot after the last key's.
+        uint64_t next() const {
+            return end > begin && end[-1].slot != kAbsent ? uint64_t{end[-1].slot} + end[-1].length : kAbsent;
+        }
+    };
+
+    // Slots are assigned in order of first touch, so rows that arrived together have slots next to each
+    // other: a gradient like an earlier one finds its rows one after the other, and a stretch of neighbouring
+    // rows at the same distance from each other. So a block is searched for right after the previous one, and
+    // if its ends are there, its inner keys are tried there first, without the index. Right or wrong, the row
+    // number in the slot decides. The places that the `later` keys after the block would have are fetched
+    // meanwhile.
+    bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
+                         uint64_t rows, RunList& list) const {
+        auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
+        uint64_t first = list.next();
+        if (!leads(first, keys[0])) first = search(hash_(keys[0]), keys[0], table, rows);
+        if (first == kAbsent) return false;
+        const uint64_t span = static_cast<uint64_t>(keys[count - 1]) - static_cast<uint64_t>(keys[0]);
+        if (leads(first + count - 1, keys[count - 1])) {
+            if (stand_at(table + first, keys, count)) {
+                list.add(static_cast<uint32_t>(first), count);
+                return true;
+            }
+            for (uint32_t i = 0; i < count; ++i) {
+                bool found = table[first + i].row == keys[i];
+                list.add(found ? static_cast<uint32_t>(first + i)
+                               : search(hash_(keys[i]), keys[i], table, rows),
+                         1);
+            }
+            return true;
+        }
+        if (span < rows && leads(first + span, keys[count - 1])) {
+            // Keys ascend from keys[0] to keys[count - 1]; but a caller's memory may change meanwhile, so the
+            // bound is checked too.
+            auto expected = [&](uint32_t i) {
+                return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
+            };
+            for (uint32_t i = count; i < count + later; ++i)
+                __builtin_prefetch(&table[std::min(expected(i), rows - 1)]);
+            for (uint32_t i = 0; i < count; ++i) {
+                const uint64_t slot = expected(i);
+                list.add(leads(slot, keys[i]) ? static_cast<uint32_t>(slot)
+                                              : search(hash_(keys[i]), keys[i], table, rows),
+                         1);
+            }
+            return true;
+        }
+        return false;
+    }
+
+    // Three passes, each fetching for the next: the misses of a block overlap.
+    void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, RunList& list) const {
+        uint64_t hashes[kBlock];
+        uint32_t slots[kBlock];
+        for (uint32_t i = 0; i < count; ++i) {
+            hashes[i] = hash_(keys[i]);
+            __builtin_prefetch(&buckets_[home(hashes[i])]);
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            uint32_t slot = first_match(hashes[i]);
+            if (slot >= rows) slot = kAbsent;
+            slots[i] = slot;
+            __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+            bool found = slots[i] != kAbsent && table[slots[i]].row == keys[i];
+            list.add(found ? slots[i] : search(hashes[i], keys[i], table, rows), 1);
+        }
+    }
+
+    // The first slot with a matching tag in the home bucket or the one after it, which takes most of the
+    // overflow.
+    uint32_t first_match(uint64_t hash) const {
+        uint64_t at = home(hash);
+        for (int probe = 0; probe < 2; ++probe) {
+            const Bucket& bucket = buckets_[at];
+            if (bucket.stamp != stamp_) break;
+            if (uint32_t matches = matching(bucket, tag(hash))) return bucket.slots[__builtin_ctz(matches)];
+            if (bucket.tags[kBucketEntries - 1] == 0 || ++at == count_) break;
+        }
+        return kAbsent;
+    }
+
+    uint64_t home(uint64_t hash) const { return ((hash >> 32) * count_) >> 32; }
+    static uint16_t tag(uint64_t hash) {
+        const uint64_t bits = hash & 0xffffu;
+        return static_cast<uint16_t>(bits + (bits == 0));
+    }
+
+    uint32_t search(uint64_t hash, int64_t row, const Slot* table, uint64_t rows) const {
+        uint64_t at = home(hash);
+        for (uint64_t probe = 0; probe < count_; ++probe) {
+            const Bucket& bucket = buckets_[at];
+            if (bucket.stamp != stamp_) return kAbsent;
+            for (uint32_t matches = matching(bucket, tag(hash)); matches; matches &= matches - 1) {
+                uint32_t slot = bucket.slots[__builtin_ctz(matches)];
+                if (slot < rows && table[slot].row == row) return slot;
+            }
+            if (bucket.tags[kBucketEntries - 1] == 0) return kAbsent;
+            if (++at == count_) at = 0;
+        }
+        return kAbsent;
+    }
+
+    // Bit i: tags[i] equals `tag`.
+    static uint32_t matching(const Bucket& bucket, uint16_t tag) {
+#ifdef __SSE2__
+        __m128i wanted = _mm_set1_epi16(static_cast<short>(tag));
+        __m128i first = _mm_load_si128(reinterpret_cast<const __m128i*>(bucket.tags));
+        uint32_t last;
+        std::memcpy(&last, bucket.tags + 8, 4);
+        __m128i found = _mm_packs_epi16(_mm_cmpeq_epi16(first, wanted),
+                                        _mm_cmpeq_epi16(_mm_cvtsi32_si128(static_cast<int>(last)), wanted));
+        return static_cast<uint32_t>(_mm_movemask_epi8(found)) & ((1u << kBucketEntries) - 1);
+#else
+        uint32_t found = 0;
+        for (uint32_t i = 0; i < kBucketEntries; ++i) found |= uint32_t{bucket.tags[i] == tag} << i;
+        return found;
+#endif
+    }
+
+    Bucket* buckets_;
+    uint64_t count_;
+    uint32_t stamp_;
+    RowHash hash_;
+};
+
+// Puts absent rows into consecutive slots. Each waits for kAhead others while its bucket is fetched.
+class Inserts {
+  public:
+    Inserts(const Index& index, uint64_t first_slot)
+        : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
+
+    void add(int64_t row) {
+        Index::Place& place = waiting_[added_ % kAhead];
+        if (added_ >= kAhead) index_.insert(place, slot_++);
+        place = index_.place_of(row);
+        ++added_;
+    }
+    void finish() {
+        for (uint64_t i = added_ < kAhead ? 0 : added_ - kAhead; i < added_; ++i)
+            index_.insert(waiting_[i % kAhead], slot_++);
+    }
+
+  private:
+    static constexpr uint64_t kAhead = 32;
+
+    Index index_;
+    uint32_t slot_;
+    uint64_t added_ = 0;
+    Index::Place waiting_[kAhead];
+};
+
+}  // namespace shmacc

@@ -1,0 +1,114 @@
+// Memory for results, which are the caller's to keep or drop.
+//
+// A take of many rows mostly waits for page faults, so large pieces ask for huge pages. malloc keeps what is freed
+// for the next take, but returns pieces of more than 32 MiB to the kernel, which zeroes their pages once more
+// before the next take overwrites them. So the last few such pieces are kept here. The kernel is told that it may
+// have them back whenever it is short of memory (MADV_FREE): they are no memory that others lack.
+#pragma once
+
+#include <malloc.h>
+
+#include <mutex>
+
+#include "segment/mapping.hpp"
+
+namespace shmacc {
+
+// Of this process. A forked child has copies of the pieces; if another thread held the lock at the fork, it keeps
+// and finds nothing.
+class KeptMemory {
+  public:
+    static constexpr uint64_t kLarge = 32 << 20;  // what malloc does not keep (DEFAULT_MMAP_THRESHOLD_MAX)
+
+    static KeptMemory& instance() {
+        static KeptMemory* const kept = new KeptMemory;  // results may be dropped while the process exits
+        return *kept;
+    }
+    // A piece of that size, or up to twice as large, the one that was kept last; null: none is there.
+    void* find(uint64_t bytes) {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock) return nullptr;
+        for (size_t age = 0; age < kPieces; ++age) {
+            void*& piece = pieces_[(next_ + 2 * kPieces - 1 - age) % kPieces];
+            const uint64_t size = piece ? malloc_usable_size(piece) : 0;
+            if (size >= bytes && size / 2 <= bytes) return std::exchange(piece, nullptr);
+        }
+        return nullptr;
+    }
+    // Keeps a piece, and frees the one that was kept first if there is no room.
+    void keep(void* piece) {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock) return std::free(piece);
+        const uint64_t begin = reinterpret_cast<uint64_t>(piece), end = begin + malloc_usable_size(piece);
+        madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin), MADV_FREE);
+        std::free(std::exchange(pieces_[next_], piece));
+        next_ = (next_ + 1) % kPieces;
+    }
+
+    // Whether there was anything to free.
+    bool free_all() {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock) return false;
+        bool any = false;
+        for (void*& piece : pieces_) {
+            any = any || piece;
+            std::free(std::exchange(piece, nullptr));
+        }
+        return any;
+    }
+
+  private:
+    static constexpr size_t kPieces = 4;
+
+    std::mutex mutex_;
+    void* pieces_[kPieces] = {};
+    size_t next_ = 0;
+};
+
+// Memory that is handed out.
+class Output {
+  public:
+    explicit Output(uint64_t bytes) : bytes_(bytes) {
+        uint64_t size = std::max<uint64_t>(bytes, 1);
+        if (bytes > KeptMemory::kLarge) {
+            memory_.reset(KeptMemory::instance().find(bytes));
+            if (memory_) return;
+            size += size /
+                    16;  // for a next result that is a little larger; pages that it does not touch cost none
+        }
+        memory_.reset(allocate(size));
+        if (!memory_ && KeptMemory::instance().free_all()) memory_.reset(allocate(size));
+        if (!memory_) throw std::bad_alloc();
+        constexpr uint64_t kHuge = 1 << 21;
+        const uint64_t from = (reinterpret_cast<uint64_t>(memory_.get()) + kHuge - 1) / kHuge * kHuge;
+        const uint64_t to = (reinterpret_cast<uint64_t>(memory_.get()) + bytes) / kHuge * kHuge;
+        if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+    }
+    // What became of memory that was released.
+    static void drop(void* memory) {
+        if (malloc_usable_size(memory) > KeptMemory::kLarge)
+            KeptMemory::instance().keep(memory);
+        else
+            std::free(memory);
+    }
+    void* get() const { return memory_.get(); }
+    void* release() { return memory_.release(); }
+    uint64_t bytes() const { return bytes_; }
+
+  private:
+    struct Drop {
+        void operator()(void* memory) const { drop(memory); }
+    };
+
+    // From the start of a cache line if it is large, to be written by lines (reduction.hpp).
+    static void* allocate(uint64_t size) {
+        constexpr uint64_t kLine = 64;
+        return size >= KeptMemory::kLarge ? std::aligned_alloc(kLine, (size + kLine - 1) / kLine * kLine)
+                                          : std::malloc(size);
+    }
+
+    uint64_t bytes_;
+    std::unique_ptr<void, Drop> memory_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,66 @@
+// Calls that one thread makes for another. A coroutine's calls are made in threads of their own, for the thread of
+// its event loop, which goes on meanwhile and may end the wait.
+//
+// Caller: `leave`, then a wake-up of this process's waits (Handle::end_wait). A wait looks at `has_left` after it has
+// joined the queue or loaded its futex word, and before it sleeps: so it sees the store, or is woken.
+//
+// LoopRound: such a call opens a round, and the loop's thread takes it over when it comes to its coroutine. Until then
+// the round is only offered: the loop's thread does not know of it. If it called something meanwhile that waits for the
+// round's end, it would wait for itself. So it gives the round up instead (Operation::give_up_offered), as if the
+// gradients had not come yet, and the coroutine's wait begins again. Once the loop has the round, such a call is an
+// error. Other threads just wait.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+
+#include "segment/layout.hpp"
+
+namespace shmacc {
+
+class Caller {
+  public:
+    unsigned long thread() const { return thread_; }
+    bool has_left() const { return left_; }
+    void leave() { left_ = true; }
+
+  private:
+    const unsigned long thread_ = PyThread_get_thread_ident();
+    std::atomic<bool> left_{false};
+};
+
+// The last round of a segment that a call of this process has opened for an event loop. A segment has one round open
+// at a time; an older one has ended, and `hold` says so.
+class LoopRound {
+  public:
+    enum class State { kOthers, kOffered, kHeld };
+
+    // With all lanes' locks. thread: the loop's.
+    void offer(const RoundHolder& holder, unsigned long thread) {
+        token_ = holder.token;
+        thread_ = thread;
+        serial_ = holder.serial;
+    }
+    // By the loop's thread. False: it was given up, or has ended otherwise, before another one was opened.
+    bool hold(uint64_t serial) {
+        if (serial_ != serial) return false;
+        held_ = serial;
+        return true;
+    }
+    // By a thread that would wait for the round that is open.
+    State to_this_thread(const RoundHolder& holder) const {
+        if (serial_ != holder.serial || token_ != holder.token || thread_ != PyThread_get_thread_ident())
+            return State::kOthers;
+        return held_ == holder.serial ? State::kHeld : State::kOffered;
+    }
+    void give_up() { serial_ = 0; }
+
+  private:
+    std::atomic<uint64_t> serial_{0};
+    std::atomic<uint64_t> token_{0};  // a forked child has another one
+    std::atomic<unsigned long> thread_{0};
+    std::atomic<uint64_t> held_{0};  // a serial, too: another round may be offered while one is taken over
+};
+
+}  // namespace shmacc

@@ -1,0 +1,134 @@
+// The members of a segment: what each accumulates, and its name.
+//
+// They are packed one after the other into the Directory region when the segment is made, and never change.
+// A process reads them once, when it opens the segment, through the descriptor; their checksum stands in Config.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "segment/layout.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+using Dims = std::vector<int64_t>;
+
+// The properties of a member, as its maker gave them.
+struct MemberSpec {
+    uint32_t kind;
+    uint32_t dtype;  // TensorFlow's DataType number
+    uint32_t sum;
+    uint32_t components;  // numbers in an element: 2 for complex, else 1
+    uint32_t reduction;
+    std::optional<Dims> declared;  // -1: unknown
+    int64_t lowest;  // integers: what the dtype holds
+    uint64_t highest;
+    std::string name;
+
+    // The declared dims of a round's values, sparse: without the leading one; none if some are unknown.
+    std::optional<Dims> round;
+
+    uint64_t number_bytes() const { return sum_bytes(sum); }
+    uint64_t row_bytes(const MemberState& state) const { return state.row_elements * number_bytes(); }
+    void set_round() {
+        round.reset();
+        if (!declared || (kind == kSparse && declared->empty())) return;
+        Dims dims(declared->begin() + (kind == kSparse), declared->end());
+        if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim >= 0; }))
+            round = std::move(dims);
+    }
+    int64_t declared_rows() const { return declared && !declared->empty() ? declared->front() : -1; }
+};
+
+// The set of contributors: each is a row.
+inline MemberSpec contributors_spec() {
+    return {kSparse, 0, kFloat32, 1, kSum, Dims{-1, 0}, INT64_MIN, UINT64_MAX, "", Dims{0}};
+}
+
+// Members, then the set of contributors.
+using MemberSpecs = std::vector<MemberSpec>;
+
+constexpr uint32_t kMaxMemberName = 1024;  // bytes; 200 characters are at most 800
+
+// In the region, before the dims and the name.
+struct DirectoryEntry {
+    uint32_t kind, dtype, sum, components, reduction;
+    uint32_t declared_rank;
+    int64_t lowest;
+    uint64_t highest;
+    uint32_t name_length;
+    uint32_t name_words;  // of 8 bytes
+};
+static_assert(sizeof(DirectoryEntry) % 8 == 0, "entries are whole words");
+
+constexpr uint64_t kMaxDirectory = kMaxMembers *
+                                   (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName);
+
+inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
+    std::vector<uint64_t> words;
+    for (const MemberSpec& member : members) {
+        const size_t rank = member.declared ? member.declared->size() : 0;
+        const size_t name_words = (member.name.size() + 7) / 8;
+        const DirectoryEntry entry{member.kind,
+                                   member.dtype,
+                                   member.sum,
+                                   member.components,
+                                   member.reduction,
+                                   member.declared ? static_cast<uint32_t>(rank) : kUnknownRank,
+                                   member.lowest,
+                                   member.highest,
+                                   static_cast<uint32_t>(member.name.size()),
+                                   static_cast<uint32_t>(name_words)};
+        const size_t at = words.size();
+        words.resize(at + sizeof entry / 8 + rank + name_words);
+        std::memcpy(&words[at], &entry, sizeof entry);
+        if (rank) std::memcpy(&words[at + sizeof entry / 8], member.declared->data(), rank * 8);
+        if (name_words)
+            std::memcpy(&words[at + sizeof entry / 8 + rank], member.name.data(), member.name.size());
+    }
+    return words;
+}
+
+// Throws DataLossError unless the words describe `count` members.
+inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t count) {
+    MemberSpecs members;
+    members.reserve(count + 1);
+    size_t at = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        DirectoryEntry entry;
+        if (words.size() - at < sizeof entry / 8) data_loss("its directory of members is too short");
+        std::memcpy(&entry, &words[at], sizeof entry);
+        at += sizeof entry / 8;
+        const bool known = entry.declared_rank != kUnknownRank;
+        const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
+                          entry.name_words == (entry.name_length + 7) / 8 &&
+                          (entry.kind == kSparse || entry.kind == kDense) && entry.sum >= kFloat32 &&
+                          entry.sum <= kUint64 && entry.components >= 1 && entry.components <= 2 &&
+                          entry.reduction >= kMean && entry.reduction <= kCmean;
+        const size_t rank = known ? entry.declared_rank : 0;
+        if (!fits || words.size() - at < rank + entry.name_words)
+            data_loss("its directory of members is out of range");
+        MemberSpec member{
+            entry.kind,    entry.dtype, entry.sum, entry.components, entry.reduction, {}, entry.lowest,
+            entry.highest, {},          {}};
+        if (known) {
+            member.declared.emplace(rank);
+            if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);
+        }
+        at += rank;
+        if (entry.name_words)
+            member.name.assign(reinterpret_cast<const char*>(&words[at]), entry.name_length);
+        at += entry.name_words;
+        member.set_round();
+        members.push_back(std::move(member));
+    }
+    if (at != words.size()) data_loss("its directory of members is too long");
+    members.push_back(contributors_spec());
+    return members;
+}
+
+}  // namespace shmacc

@@ -1,0 +1,225 @@
+// A lane's lock: the process that holds it may write what is the lane's, and who holds all lanes' what is of all.
+//
+// The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
+// own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
+// no part, so pid namespaces and reused pids cannot mislead it; a process that is merely stopped keeps it.
+//
+// In front of it is a named semaphore, which is a hint and nothing more: it lets waiters sleep until a
+// release instead of spinning on the record lock, and its value proves nothing. To acquire, a process gets a
+// token from the semaphore, or waits for one slice of time without getting one, and then tries the record
+// lock; if it gets that, it owns the segment, with a token or without. A token taken without getting the
+// record lock is dropped. To release, the owner drops the record lock, then makes sure that there is a token.
+//
+//   Invariant: a process that writes to committed state holds the record lock.
+//   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice
+//              ends within kSlice and one of them gets the lock; its release makes a token.
+//
+// Each instant of death:
+//   after the semaphore, before the record lock   the token is lost; slices end; the next release
+//                                                 finds the value 0 and posts.
+//   holding the record lock                       the kernel drops it; as above. The next owner undoes what
+//                                                 was half written (commit.hpp).
+//   after the record lock, before the post        as the first.
+// Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is taken by the
+// next process that comes and fails to get the record lock.
+//
+// Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and
+// setting one both change the kernel's list of the file's locks under a spinlock, whose release follows the
+// stores of the one and whose acquire precedes the loads of the other. The same holds if the kernel drops the
+// lock of a killed process, which it does after every thread of the process has executed its last instruction
+// and given up the open files in the kernel. Between the threads of one process the mutex orders them. The
+// semaphore and the words of fairness are hints and need no order.
+//
+// Fairness. Critical sections usually last microseconds, sleeping and waking tens of them, so a process
+// without a token spins briefly before it sleeps. But then a process that applies in a loop would always be
+// faster than one that must wake up first. A process that was passed over for a millisecond therefore asks
+// (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. That
+// decides which process goes first, never which one owns, and it expires by itself, whichever process dies
+// and whatever the words contain.
+//
+// Rejected: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
+// namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
+// parent); an owner's pid next to the semaphore (it is wrong for the instants before it is written).
+//
+// Record locks belong to a process. Hence threads first wait for a mutex of their own process, a forked
+// child starts with a fresh one, and the process must have one descriptor of the file and no more, since
+// closing any other would drop the lock (segment_file.hpp ensures that).
+#pragma once
+
+#include <fcntl.h>
+#include <semaphore.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <new>
+
+#include "segment/layout.hpp"
+#include "segment/segment_file.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+// False: another process holds it; or the descriptor is not the segment's any more, which its users see by
+// SegmentFile::state. A kernel that has no memory for a lock (ENOLCK) has not said that anybody holds it: that is
+// an error. But letting go does not fail: who gave up would keep others out for as long as the process lives.
+inline bool set_record_lock(int fd, int64_t byte, short type) {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    while (fcntl(fd, F_SETLK, &lock) != 0) {
+        if (errno == EINTR) continue;
+        if (errno != ENOLCK) return false;
+        if (type != F_UNLCK) system_failure("Locking a byte of the segment", ENOLCK);
+        const timespec moment{0, kMillisecond};
+        nanosleep(&moment, nullptr);
+    }
+    return true;
+}
+
+// Whether another process holds a record lock in [first, first + count). *pid: the holder as this
+// process's pid namespace knows it (0: not in it).
+inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr) {
+    struct flock lock{};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = first;
+    lock.l_len = count;
+    while (fcntl(fd, F_GETLK, &lock) != 0)  // nobody is taken for alive, or for dead, because of that
+        if (errno != EINTR) system_failure("Asking who holds a lock", errno == ENOMEM ? ENOLCK : errno);
+    if (lock.l_type == F_UNLCK) return false;
+    if (pid) *pid = std::max(0, static_cast<int>(lock.l_pid));
+    return true;
+}
+
+class Lock {
+  public:
+    static constexpr int64_t kSlice = 20 * kMillisecond;
+
+    // byte: the lock's in the kernel's list of the file's record locks.
+    Lock(const SegmentFile& file, int64_t byte, sem_t* queue, Fairness& fairness)
+        : file_(file), fd_(file.fd()), byte_(byte), queue_(queue), fairness_(fairness) {}
+
+    enum class Acquired { kNot, kAtOnce, kAfterWaiting };
+
+    // kNot: the deadline (monotonic, kForever for none) passed.
+    Acquired acquire(int64_t deadline, Interruption& interruption) {
+        const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
+        if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
+        // An operation that gets the mutex at once has just checked the descriptor.
+        const bool ours = how == Acquired::kAtOnce || file_.state().open;
+        if (ours && token_at_once() && record_lock()) return how;
+        const int64_t since = monotonic_ns();
+        // The first slices are short, so that a token that died with its owner is missed soon.
+        for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
+            wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
+            const auto [open, intact, named] = file_.state();
+            if (open && record_lock()) {
+                if (intact) store(fairness_.keep_off_ns, int64_t{0});
+                return Acquired::kAfterWaiting;
+            }
+            if (intact && monotonic_ns() - since >= kMillisecond) store(fairness_.asked, uint64_t{1});
+            // A signal handler may use the accumulator that its thread waits for: the thread itself must not
+            // hold the mutex then.
+            threads_.unlock();
+            file_.check_open();
+            if (!intact) data_loss("its file was truncated");
+            if (past(deadline)) return Acquired::kNot;
+            interruption.check();
+            if (!queue_with_threads(deadline, interruption)) return Acquired::kNot;
+        }
+    }
+
+    // If that takes no wait.
+    bool try_acquire() {
+        if (!threads_.try_lock()) return false;
+        if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0 && record_lock()) return true;
+        threads_.unlock();
+        return false;
+    }
+
+    // intact: whether the file is as long as it was made; its pages are gone otherwise.
+    void release(bool intact = true) {
+        if (intact && load(fairness_.asked)) {
+            store(fairness_.asked, uint64_t{0});
+            store(fairness_.keep_off_ns, monotonic_ns() + kComing);
+        }
+        set_record_lock(fd_, byte_, F_UNLCK);
+        int value = 0;
+        if (sem_getvalue(queue_, &value) == 0 && value <= 0) sem_post(queue_);
+        threads_.unlock();
+    }
+
+    // In a forked child: the parent's threads are not here to unlock anything.
+    void after_fork_in_child() { new (&threads_) std::timed_mutex; }
+
+    int queue_value() const {
+        int value = 0;
+        sem_getvalue(queue_, &value);
+        return value;
+    }
+
+  private:
+    // False: the deadline passed. Holds nothing while it asks for interruptions.
+    bool queue_with_threads(int64_t deadline, Interruption& interruption) {
+        while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
+            if (past(deadline)) return false;
+            interruption.check();
+        }
+        return true;
+    }
+    // With the threads' mutex, which is let go of if the kernel cannot say.
+    bool record_lock() {
+        try {
+            return set_record_lock(fd_, byte_, F_WRLCK);
+        } catch (...) {
+            threads_.unlock();
+            throw;
+        }
+    }
+    static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
+    static int64_t slice_until(int64_t deadline, int64_t slice) {
+        if (deadline == kForever) return slice;
+        return std::clamp<int64_t>(deadline - monotonic_ns(), 0, slice);
+    }
+    void wait_for_token(int64_t deadline, int64_t slice) {
+        int64_t until = monotonic_ns() + slice_until(deadline, slice);
+        timespec when{static_cast<time_t>(until / 1000000000), static_cast<long>(until % 1000000000)};
+        sem_clockwait(queue_, CLOCK_MONOTONIC, &when);
+    }
+
+    bool token_at_once() {
+        if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0) return true;
+        for (const int64_t since = monotonic_ns();;) {
+            for (int i = 0; i < 16; ++i) relax();
+            const int64_t now = monotonic_ns();
+            // An overwritten time keeps no process off.
+            const int64_t keep_off = load(fairness_.keep_off_ns);
+            const bool kept_off = keep_off > now && keep_off - now <= kComing;
+            if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {
+                if (keep_off != 0) store(fairness_.keep_off_ns, int64_t{0});
+                return true;
+            }
+            if (now - since >= (kept_off ? kLook + kComing : kLook)) return false;
+        }
+    }
+    static void relax() {
+#ifdef __SSE2__
+        __builtin_ia32_pause();
+#endif
+    }
+
+    static constexpr int64_t kLook = 20000;  // nanoseconds: a small apply or two
+    static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
+
+    const SegmentFile& file_;
+    const int fd_;
+    const int64_t byte_;
+    sem_t* queue_;
+    Fairness& fairness_;
+    std::timed_mutex threads_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,222 @@
+// A process's view of the segment's file: one descriptor, one mapping for each region. A Mapping has the fixed
+// regions, or those of one lane, whose lock guards it then.
+//
+// Two rules prevent SIGBUS. Memory is touched only after this process has had posix_fallocate reserve it (a
+// full /dev/shm is an error with the state intact), even if another process has recorded it as reserved: the
+// record may be wrong, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
+// the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate
+// it.
+//
+//   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
+//              more than what the state records as reserved.
+//
+// A hole is made only above the recorded size: by a take that has given memory back, at the start of an index
+// rebuild, after a reservation that failed. `punch` lowers `proved` here, and `limit` does in the other
+// processes, with the next state of the lane or member that they read. If by then the record has risen again, the process that
+// raised it has reserved the pages first.
+//
+// So a process reserves only what is new to it, however large the table is: if the record exceeds what it has
+// proved, it reserves and maps the difference, all at once. The record grows by a sixteenth at a time
+// (round.hpp), hence following another process's growth is as rare as growing.
+//
+// The fields of a region change in a thread without the GIL and without any lock that a fork waits for, so a
+// child may be forked between an mremap and the change of `base`, which leads nowhere then. Therefore
+// `resizing_` names the region from before the system call until all its fields are changed. A child has a
+// prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
+// over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty,
+// the fields and the mapping agree; if not, it forgets the region and maps it again when it needs it. The
+// only cost is the address range, which stays mapped in that child.
+#pragma once
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "segment/segment_file.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace shmacc {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t page_up(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// Keeps all signals off this thread.
+class WithoutSignals {
+  public:
+    WithoutSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    WithoutSignals(const WithoutSignals&) = delete;
+    WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+  private:
+    sigset_t before_;
+};
+
+constexpr uint64_t kPiece = 1 << 21;  // a huge page, where tmpfs has them
+
+// Reserves a part of the file. Returns 0, or the error; then only a front part may be reserved.
+//
+// In pieces: kernels before 6.11 abort a call at any signal and undo all its pages, so a timer that fires
+// more often than one large call takes would keep it from ever completing, under the lock. A piece that was
+// interrupted is tried again with signals blocked; events that still interrupt then (SIGSTOP, a debugger, a
+// frozen control group) do so once each time. Handlers run between the pieces.
+inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
+    auto reserve = [fd](uint64_t from, uint64_t to) {
+        return posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(to - from));
+    };
+    const uint64_t end = offset + bytes;
+    for (uint64_t from = offset, to; from < end; from = to) {
+        to = std::min(end, (from / kPiece + 1) * kPiece);
+        int failed = reserve(from, to);
+        if (failed == EINTR) {
+            WithoutSignals off;
+            while (failed == EINTR) failed = reserve(from, to);
+        }
+        if (failed != 0) return failed;
+    }
+    return 0;
+}
+
+// Memory reserved before an error stays reserved: this is for memory that is recorded as reserved already,
+// for tables that all processes use without the lock, and for files that are discarded after an error.
+inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
+    if (int failed = reserve_pieces(fd, offset, bytes)) system_failure("Reserving", failed, bytes);
+}
+
+class Mapping {
+  public:
+    // first: the number of its first region in the file.
+    Mapping(std::shared_ptr<SegmentFile> file, uint32_t first, uint32_t count)
+        : file_(std::move(file)), first_(first), regions_(count), resizing_(count) {}
+    Mapping(const Mapping&) = delete;
+    Mapping& operator=(const Mapping&) = delete;
+    ~Mapping() {
+        for (const Mapped& region : regions_)
+            if (region.base) munmap(region.base, region.mapped);
+    }
+
+    SegmentFile& file() const { return *file_; }
+
+    // The first `bytes` of a region, of which `recorded` bytes are recorded as reserved; they are mapped and
+    // proved reserved. Pointers into it are valid until the next call for the same region with more bytes.
+    unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
+        if (bytes > regions_[region].proved) follow(region, page_up(std::max(bytes, recorded)));
+        return regions_[region].base;
+    }
+    template <class T>
+    T* array(uint32_t region, uint64_t count, uint64_t recorded) {
+        if (count > kRegionSpan / sizeof(T)) data_loss("a size does not fit its region");
+        return reinterpret_cast<T*>(at_least(region, count * sizeof(T), recorded));
+    }
+
+    // A small table, mapped in full and for good, so that it can be read without the lock; its entries must
+    // be reserved before they are touched.
+    unsigned char* map_table(uint32_t region, uint64_t bytes) {
+        map(region, bytes);
+        return regions_[region].base;
+    }
+    void reserve(uint32_t region, uint64_t from, uint64_t bytes) {
+        reserve_in_file(file_->fd(), offset_of(region) + from, bytes);
+    }
+
+    // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
+    // the kernel make the pages at once: a third of the cost of a fault for each. If it throws, the pages are
+    // given back: they contain nothing, since no process has recorded them.
+    void grow(uint32_t region, uint64_t from, uint64_t to) {
+        if (to > kRegionSpan)
+            throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
+        at_least(region, from);
+        if (int failed = reserve_pieces(file_->fd(), offset_of(region) + from, to - from)) {
+            punch(region, from);
+            system_failure("Reserving", failed, to - from);
+        }
+        try {
+            map(region, to);
+        } catch (...) {
+            punch(region, from);
+            throw;
+        }
+        regions_[region].proved = to;
+        madvise(regions_[region].base + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
+    }
+
+    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size.
+    void punch(uint32_t region, uint64_t from) {
+        from = page_up(from);
+        limit(region, from);
+        fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(offset_of(region) + from), static_cast<off_t>(kRegionSpan - from));
+    }
+
+    // Under the lock: other processes may have made holes above the size that is recorded.
+    void limit(uint32_t region, uint64_t recorded) {
+        regions_[region].proved = std::min(regions_[region].proved, recorded);
+    }
+
+    // In a forked child: forgets the region that a thread of the parent was in the middle of resizing.
+    void after_fork_in_child() {
+        const uint32_t region = load(resizing_);
+        if (region == regions_.size()) return;
+        regions_[region] = {};
+        store(resizing_, static_cast<uint32_t>(regions_.size()));
+    }
+
+  private:
+    struct Mapped {
+        unsigned char* base = nullptr;
+        uint64_t mapped = 0;
+        uint64_t proved = 0;
+    };
+
+    uint64_t offset_of(uint32_t region) const { return region_offset(first_ + region); }
+
+    // This is recorded as reserved by another process. A wrong record is detected here: by the space that the
+    // whole file occupies, or by reserving it.
+    void follow(uint32_t region, uint64_t bytes) {
+        const struct stat found = file_->status();
+        if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
+            data_loss("a recorded size is larger than what the segment occupies");
+        reserve(region, regions_[region].proved, bytes - regions_[region].proved);
+        map(region, bytes);
+        regions_[region].proved = bytes;
+    }
+    void map(uint32_t region, uint64_t bytes) {
+        Mapped& at = regions_[region];
+        if (bytes <= at.mapped) return;
+        store(resizing_, region);
+        store_barrier();
+        void* base = at.base ? mremap(at.base, at.mapped, bytes, MREMAP_MAYMOVE)
+                             : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(),
+                                    static_cast<off_t>(offset_of(region)));
+        const int failed = base == MAP_FAILED ? errno : 0;
+        if (!failed) {
+            at.base = static_cast<unsigned char*>(base);
+            at.mapped = bytes;
+        }
+        store(resizing_, static_cast<uint32_t>(regions_.size()));
+        if (failed)
+            throw Error(Failure::kResourceExhausted,
+                        "Mapping " + std::to_string(bytes) +
+                            " bytes of the segment failed: " + std::strerror(failed));
+    }
+
+    std::shared_ptr<SegmentFile> file_;
+    const uint32_t first_;
+    std::vector<Mapped> regions_;
+    uint32_t resizing_;  // the number of regions: none
+};
+
+}  // namespace shmacc

@@ -1,0 +1,279 @@
+// The one place that opens and closes segments' files.
+//
+// POSIX record locks belong to a process and a file: closing *any* descriptor of the file drops all of them,
+// and with them the proof that the process is attached (presence.hpp) and that it owns the lock (lock.hpp).
+// So a process has one SegmentFile for each file, shared by all its users; its descriptors are closed with
+// the last of these, and nothing else in this library opens a file under a segment's name.
+//
+//   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
+//              record lock on that file.
+//
+// The list of open files is guarded by the GIL: it is read and changed only with the GIL held and never
+// released in between, so a file that is not in the list has no other descriptor while it is being opened.
+// That needs no lock of its own, hence none can be held when the process forks, when a finalizer runs or
+// when a signal handler opens the very same name. The system calls concerned do not block: /dev/shm is
+// memory, and a file that is not regular is refused before it is opened.
+//
+// A descriptor may also be closed by other code (a daemonizing process closes all it finds), and its number
+// may then lead to another file. Every fstat compares the file's identity, before anything is locked,
+// reserved or mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again,
+// such a file has a new SegmentFile. The number of the old descriptor may be given to the new one, and lead
+// to the very same file again: so the old SegmentFile first forgets it, and hands over the descriptors that
+// it still has, since closing those would drop the new one's locks.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "segment/layout.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+constexpr const char* kDirectory = "/dev/shm";
+
+class Descriptor {
+  public:
+    explicit Descriptor(int fd = -1) : fd_(fd) {}
+    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Descriptor() {
+        if (fd_ >= 0) close(fd_);
+    }
+    int get() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
+    explicit operator bool() const { return fd_ >= 0; }
+
+  private:
+    int fd_;
+};
+
+inline std::string four_octal(mode_t mode) {
+    char text[8];
+    snprintf(text, sizeof text, "%04o", mode & 07777u);
+    return text;
+}
+
+// Throws the error for a failed system call on /dev/shm. bytes: how many were needed, where that is known.
+[[noreturn]] inline void system_failure(const std::string& what, int error, uint64_t bytes = 0) {
+    const std::string why = std::string(": ") + std::strerror(error);
+    switch (error) {
+        case EACCES:
+        case EPERM:
+            throw Error(Failure::kPermissionDenied, what + " failed: /dev/shm does not let this user in" + why);
+        case EROFS:
+            throw Error(Failure::kPermissionDenied, what + " failed: /dev/shm is mounted read-only" + why);
+        case EMFILE:
+        case ENFILE:
+            throw Error(Failure::kResourceExhausted,
+                        what + " failed: too many open files; each attached segment has one (`ulimit -n`)" +
+                            why);
+        case ENOLCK:
+            throw Error(Failure::kResourceExhausted,
+                        what + " failed: the system has no memory for a lock" + why);
+        case ENOSPC:
+        case ENOMEM:
+        case EFBIG:
+        case EDQUOT: break;
+        default: throw Error(Failure::kFailedPrecondition, what + " failed: /dev/shm cannot be used" + why);
+    }
+    struct statvfs space{};
+    statvfs(kDirectory, &space);
+    if (error == ENOSPC && space.f_files > 0 && space.f_favail == 0)
+        throw Error(Failure::kResourceExhausted,
+                    what + " failed: all " + std::to_string(space.f_files) +
+                        " inodes of /dev/shm are in use (its memory is not); remove files there, or `mount "
+                        "-o remount,nr_inodes=... /dev/shm`");
+    const uint64_t free = uint64_t{space.f_bavail} * space.f_frsize;
+    const uint64_t total = uint64_t{space.f_blocks} * space.f_frsize;
+    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
+    if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
+    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
+    throw Error(Failure::kResourceExhausted,
+                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
+                    " are free in /dev/shm (" + what + why +
+                    "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
+                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
+                std::move(fields));
+}
+
+// Whose segments may be attached; no list: all users'.
+using Owners = std::optional<std::vector<uint32_t>>;
+
+[[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
+    throw Error(Failure::kPermissionDenied,
+                "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) +
+                    why,
+                {{"uid", found.st_uid}, {"mode", found.st_mode & 07777u}});
+}
+
+class OpenSegment;
+
+class SegmentFile {
+  public:
+    using Id = std::pair<dev_t, ino_t>;
+    enum class Access { kRead, kWrite };
+
+    // The file at `path`; null if there is none. Does not check its contents.
+    static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
+        // An O_PATH descriptor can be closed again: that drops no record locks.
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        if (!look) {
+            if (errno == ENOENT) return nullptr;
+            system_failure("Opening it", errno);
+        }
+        struct stat found{};
+        fstat(look.get(), &found);
+        if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
+        if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
+            belongs_to_another(found,
+                               "; only segments of this process's user and of root are attached, unless "
+                               "owners= allows others (\"any\", or their uids)");
+        const Id id{found.st_dev, found.st_ino};
+        std::shared_ptr<SegmentFile> file = list()[id].lock();
+        if (!file || !file->is_open(look.get())) {
+            auto successor = std::make_shared<SegmentFile>(id);
+            list()[id] = successor;
+            if (file) file->hand_over(*successor, look.get());
+            file = std::move(successor);
+        }
+        file->need(access, look.get(), found);
+        return file;
+    }
+
+    // A new file, which has no name yet.
+    static std::shared_ptr<SegmentFile> create() {
+        Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+        if (!fd) system_failure("Making a segment", errno);
+        struct stat made{};
+        fstat(fd.get(), &made);
+        const Id id{made.st_dev, made.st_ino};
+        auto file = std::make_shared<SegmentFile>(id);
+        list()[id] = file;
+        file->writable_ = std::move(fd);
+        return file;
+    }
+
+    explicit SegmentFile(Id id) : id_(id) {}
+    SegmentFile(const SegmentFile&) = delete;
+    SegmentFile& operator=(const SegmentFile&) = delete;
+    ~SegmentFile() {
+        // The entry may be a successor's: then other code has closed this one's descriptors.
+        if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
+        forget_lost();
+    }
+
+    // Opens the file once more, by the name that it was just given, and closes the descriptor that it was
+    // made with: nothing relies on a record lock on it yet. False: the name leads elsewhere by now.
+    bool open_by_name(const std::string& path) {
+        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has
+        // locks.
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        if (!look && errno != ENOENT) system_failure("Opening it", errno);
+        struct stat found{};
+        if (!look || fstat(look.get(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_) return false;
+        Descriptor fd = same_file(look.get(), Access::kWrite);
+        if (!fd) system_failure("Opening it", errno);
+        writable_ = std::move(fd);
+        return true;
+    }
+
+    int fd() const { return writable_ ? writable_.get() : readable_.get(); }
+    Id id() const { return id_; }
+    struct stat status() const {
+        struct stat found{};
+        if (fstat(fd(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_)
+            throw Error(Failure::kFailedPrecondition,
+                        "This process has closed the segment's descriptor (daemonizing closes all of them); "
+                        "open the accumulator again after that");
+        return found;
+    }
+
+    // As long as it is now; set when that has been checked, before the file is used as a segment.
+    void set_size(uint64_t size) { size_ = size; }
+    uint64_t size() const { return size_; }
+
+    struct State {
+        bool open;  // the descriptor is still this file's
+        bool intact;  // as long as it was made
+        bool named;  // some name still leads to it
+    };
+    State state() const {
+        struct stat found{};
+        const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
+        return {open, open && static_cast<uint64_t>(found.st_size) == size_, open && found.st_nlink > 0};
+    }
+    // Before anything is locked, reserved or touched.
+    void check_open() const { status(); }
+
+    // Whether a name leads to this very file. Who cannot find out must not act as if it did not.
+    bool is_at(const std::string& path) const {
+        struct stat found{};
+        if (lstat(path.c_str(), &found) != 0) {
+            if (errno == ENOENT) return false;
+            system_failure("Looking at its name", errno);
+        }
+        return Id{found.st_dev, found.st_ino} == id_;
+    }
+
+    // The process's OpenSegment on this file, if it has one (open_segment.hpp).
+    std::weak_ptr<OpenSegment> open_segment;
+
+  private:
+    // look: a descriptor that was just opened. It cannot have the number of one that is still open.
+    bool is_open(int look) const { return fd() != look && leads_here(fd()); }
+    void forget_lost(int look = -1) {
+        for (Descriptor* fd : {&readable_, &writable_})
+            if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
+    }
+    // After this it is not open any more, whichever descriptor numbers are used again.
+    void hand_over(SegmentFile& successor, int look) {
+        forget_lost(look);
+        successor.readable_ = std::move(readable_);
+    }
+    bool leads_here(int fd) const {
+        struct stat found{};
+        return fstat(fd, &found) == 0 && Id{found.st_dev, found.st_ino} == id_ &&
+               !(fcntl(fd, F_GETFL) & O_PATH);
+    }
+
+    void need(Access access, int look, const struct stat& found) {
+        if (writable_ || (access == Access::kRead && readable_)) return;
+        Descriptor fd = same_file(look, access);
+        if (!fd && (errno == EACCES || errno == EPERM))
+            belongs_to_another(found, std::string(": ") + std::strerror(errno));
+        if (!fd) system_failure("Opening it", errno);
+        (access == Access::kWrite ? writable_ : readable_) = std::move(fd);
+    }
+    static Descriptor same_file(int look, Access access) {
+        const std::string path = "/proc/self/fd/" + std::to_string(look);
+        return Descriptor(::open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+    }
+
+    // Never destroyed: segments may be closed as late as the process's end.
+    static std::map<Id, std::weak_ptr<SegmentFile>>& list() {
+        static auto& files = *new std::map<Id, std::weak_ptr<SegmentFile>>;
+        return files;
+    }
+
+    const Id id_;
+    uint64_t size_ = 0;
+    Descriptor readable_;
+    Descriptor writable_;
+};
+
+}  // namespace shmacc
