@@ -15,17 +15,17 @@ BIN := $(VENV)/bin
 
 PINS := constraints/newest.txt
 BUILD_PINS := $(PINS)
-SOURCES := $(shell find shmacc tools/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
+SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
 # What is built for one environment does not touch what is built for another.
 BUILT := build/$(VENV)
 
 # About a hundred tests that use everything once: processes, deaths, dtypes, the command, the README.
-SMOKE := tests/test_processes.py tests/test_line_across_processes.py tests/test_halves.py \
-	tests/test_against_numpy_model.py tests/test_inspect_verbs.py tests/test_docs.py \
+SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py) \
+	tests/inspect/test_verbs.py tests/package/test_docs.py \
 	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(SMOKE) tests/test_arrays_in.py tests/test_demo.py tests/test_inspect_habits.py tests/test_inspect_metrics.py \
-	tests/test_inspect_terminal.py tests/hazards/test_damaged_semaphores.py
+NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py \
+	$(addprefix tests/inspect/test_,habits.py metrics.py terminal.py) tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
 .PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
@@ -36,16 +36,16 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
-	$(BIN)/python tools/demo.py $(DEMO)
+	$(BIN)/python tools/demo/demo.py $(DEMO)
 
 demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on this machine
-	.venv-ray/bin/python tools/demo_ray.py $(DEMO_RAY)
+	.venv-ray/bin/python tools/demo/demo_ray.py $(DEMO_RAY)
 
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest $(TESTS)
 
 test-all: ## the same under every Python from 3.11 on that is found
-	set -e; found=$$($(PYTHON) tools/interpreters.py); for python in $$found; do \
+	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
 		$(MAKE) --no-print-directory test PYTHON=$$python; done
 
 smoke: $(VENV)/.tested ## about a hundred of the tests
@@ -68,7 +68,7 @@ lint: $(VENV)/.test ## style and types
 coverage: ## which lines of Python and C++ the tests reach, into build/coverage
 	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
-	bash tools/coverage.sh $(TESTS)
+	bash tools/chores/coverage.sh $(TESTS)
 
 dist: $(VENV)/.dist ## build and check what is published, into dist/, and install it as a user would
 	rm -rf dist $(BUILT)/dist
@@ -95,38 +95,38 @@ test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several no
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
 
 simulate: $(VENV)/.demo ## simulate rounds over up to 300 hosts, and write tables and plots
-	$(BIN)/python tools/simulate.py $(SIMULATE)
+	$(BIN)/python tools/multihost/simulate.py $(SIMULATE)
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
-	.venv-ray/bin/python -P tools/ray_bench.py $(BENCH_RAY)
+	.venv-ray/bin/python -P tools/multihost/ray_bench.py $(BENCH_RAY)
 
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
-	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS)
+	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
-	bash tools/asan.sh
+	bash tools/chores/asan.sh
 
 tsan: ## the tests that have threads once more, under ThreadSanitizer
-	bash tools/tsan.sh
+	bash tools/chores/tsan.sh
 
 aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
-	bash tools/aarch64.sh
+	bash tools/chores/aarch64.sh
 
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
-	.venv-bench/bin/python tools/bench.py run --output docs/benchmarks $(BENCH)
+	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)
 
 instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
-	.venv-bench/bin/python tools/bench.py instructions --compare
+	.venv-bench/bin/python tools/bench/bench.py instructions --compare
 
 pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect from a real run
-	$(BIN)/python tools/inspect_pictures.py
+	$(BIN)/python tools/inspect/pictures.py
 
 reference: $(VENV)/.test ## write the JSON schema and the manual page of shmacc-inspect anew
-	$(BIN)/python tools/inspect_reference.py
+	$(BIN)/python tools/inspect/reference.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/
 	$(BIN)/pip install --quiet --constraint $(PINS) uv
-	$(BIN)/python tools/pins.py
+	$(BIN)/python tools/chores/pins.py
 
 clean: ## remove everything that these targets made
 	rm -rf .venv .venv-* build dist
@@ -181,10 +181,10 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
-.venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/shmacc_bench/requirements.txt
+.venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/bench/shmacc_bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --upgrade pip
-	.venv-bench/bin/pip install --quiet --requirement tools/shmacc_bench/requirements.txt
+	.venv-bench/bin/pip install --quiet --requirement tools/bench/shmacc_bench/requirements.txt
 	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps .
 	.venv-bench/bin/pip install --quiet .
 	touch $@

@@ -15,7 +15,7 @@ NOT_FOR_USERS: Final = {"test_damaged_layout.py", Path(__file__).name}
 
 def named() -> set[Path]:
     """The test files that the page names; those without a directory are beside this one."""
-    files = re.findall(r"`((?:tests/)?test_\w+\.py)`", PAGE)
+    files = re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", PAGE)
     return {ROOT / file if file.startswith("tests/") else HAZARDS / file for file in files}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 SECONDS: Final = 6
-_SOAK: Final = Path(__file__).parents[2] / "tools" / "soak.py"
+_SOAK: Final = Path(__file__).parents[2] / "tools" / "soak" / "soak.py"
 
 
 def test_a_slice() -> None:

@@ -16,28 +16,28 @@ from helpers import inspect_tool
 from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
-import inspect_reference
+import reference
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect.main import VERBS
 
 if TYPE_CHECKING:
     from helpers.support import Crew
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+DOCS: Final = Path(__file__).parents[2] / "docs"
 ALERTS: Final = DOCS / "inspect" / "alerts.yml"
 PICTURES: Final = sorted((DOCS / "inspect").glob("*.svg"))
 
 
 def test_the_schema_and_the_manual_page_are_those_of_the_command() -> None:
     """`make reference` writes them anew."""
-    schema = json.loads(inspect_reference.SCHEMA.read_text(encoding="utf-8"))
-    assert schema == json.loads(inspect_reference.schema())
-    assert inspect_reference.PAGE.read_text(encoding="utf-8") == inspect_reference.manual()
-    assert set(VERBS) == set(inspect_reference.ANSWERS)
+    schema = json.loads(reference.SCHEMA.read_text(encoding="utf-8"))
+    assert schema == json.loads(reference.schema())
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.manual()
+    assert set(VERBS) == set(reference.ANSWERS)
 
 
 def _validator(verb: str) -> Any:
-    schema = json.loads(inspect_reference.schema())
+    schema = json.loads(reference.schema())
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator({**schema, "anyOf": [{"$ref": f"#/$defs/{verb}"}]})
 
@@ -77,7 +77,7 @@ def test_every_answer_is_as_the_schema_says(crew: Crew) -> None:
 @pytest.mark.skipif(shutil.which("man") is None, reason="needs man")
 def test_the_manual_page_is_well_formed() -> None:
     done = subprocess.run(
-        ["man", "--warnings", "-E", "UTF-8", "-l", inspect_reference.PAGE],
+        ["man", "--warnings", "-E", "UTF-8", "-l", reference.PAGE],
         env={"MANWIDTH": "100", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,

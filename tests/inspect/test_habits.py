@@ -23,7 +23,7 @@ from shmacc_inspect.main import VERBS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DOCS = Path(__file__).parents[1] / "docs" / "inspect.md"
+DOCS = Path(__file__).parents[2] / "docs" / "inspect.md"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "tools" / "demo_ray.py"
+DEMO = Path(__file__).parents[2] / "tools" / "demo" / "demo_ray.py"
 
 
 def test_three_hosts_come_to_the_vectors_of_one(namespace: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 NATIVE: Final = sorted((ROOT / "shmacc" / "native").rglob("*.?pp"))
 PYTHON: Final = sorted((ROOT / "shmacc").rglob("*.py"))
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _SETTINGS = tomllib.loads((_ROOT / "pyproject.toml").read_text())
 _PROJECT = _SETTINGS["project"]
 _PYTHONS = [

@@ -14,7 +14,7 @@ import pytest
 
 import shmacc
 
-SITE: Final = Path(__file__).parents[1] / "docs" / "site"
+SITE: Final = Path(__file__).parents[2] / "docs" / "site"
 
 
 @pytest.mark.parametrize(

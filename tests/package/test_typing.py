@@ -21,7 +21,7 @@ from shmacc import _core, inspection
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 TYPING: Final = ROOT / "tests" / "typing"
 PYRIGHT: Final = shutil.which("pyright", path=str(Path(sys.executable).parent))
 # Whatever the first run of pyright fetches from its registry may take a while.

@@ -30,7 +30,7 @@ from shmacc_bench.workload import Workload, make_filling, make_gradient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_BENCH = Path(__file__).parents[1] / "tools" / "bench.py"
+_BENCH = Path(__file__).parents[2] / "tools" / "bench" / "bench.py"
 TINY = Workload("sparse", 20, 3, table_rows=100)
 TINY_DENSE = Workload("dense", 50)
 BRIEF = Effort(rounds=2, turn_ns=200_000, most_samples=3, peer_seconds=1.0, fewest_rounds=1)

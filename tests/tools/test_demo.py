@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shmacc_demo.model import Arrays
 
-TOOLS = Path(__file__).parent.parent / "tools"
+TOOLS = Path(__file__).parents[2] / "tools" / "demo"
 INTERRUPTED = 128 + signal.SIGINT
 
 

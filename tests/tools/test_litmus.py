@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-_LITMUS = Path(__file__).parents[1] / "tools" / "model" / "litmus"
+_LITMUS = Path(__file__).parents[2] / "tools" / "model" / "litmus"
 _TESTS: list[Any] = runpy.run_path(str(_LITMUS / "reading.py"))["read_all"]()
 _MODELS = ("C11", "AArch64", "x86", "streaming")
 _README = (_LITMUS / "README.md").read_text()

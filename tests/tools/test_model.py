@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _MODEL = _ROOT / "tools" / "model"
 sys.path.insert(0, str(_MODEL))
 _CHECK = runpy.run_path(str(_MODEL / "check.py"))

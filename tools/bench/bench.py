@@ -1,4 +1,4 @@
-"""Runs the benchmarks: `python tools/bench.py run`. See the package shmacc_bench."""
+"""Runs the benchmarks: `python tools/bench/bench.py run`. See the package shmacc_bench."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Run it in the environment of `make test-home`:
 
-    .venv-home/bin/python tools/torch_against_ddp.py
+    .venv-home/bin/python tools/bench/torch_against_ddp.py
 
 The same model, batches and optimizer on both sides, in the same processes, in turns; gloo is DDP's
 backend for CPUs. Then a replica that sleeps, and one that is killed. Prints a table in Markdown.

@@ -3,7 +3,7 @@
 # build/aarch64/root, run by qemu's user mode. Slow: the build takes minutes, the tests about ten times as long as
 # natively.
 #
-#   tools/aarch64.sh [pytest arguments]     default: the tests of the core, less what emulation cannot do
+#   tools/chores/aarch64.sh [pytest arguments]     default: the tests of the core, less what emulation cannot do
 #
 # Needs root (chroot, mounts in a namespace of its own, one entry in binfmt_misc) and Debian or a system with its
 # packages; it installs qemu-user-static and mmdebstrap if they are missing. What it downloads stays in
@@ -13,7 +13,7 @@
 # page reservations are right there. What it does not: weak memory. qemu translates the guest's loads and stores
 # into the host's, so on x86-64 they are ordered as x86-64 orders them; tools/model/litmus is about that.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 if [ "$(uname -m)" = aarch64 ]; then
     echo "aarch64.sh: this is an aarch64 machine: make test" >&2
@@ -89,5 +89,5 @@ unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
     mount -t tmpfs tmpfs "$root/tmp"
     mount --rbind /dev "$root/dev"
     mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-    exec chroot "$root" /bin/bash /mnt/tools/aarch64_inside.sh "$@"
+    exec chroot "$root" /bin/bash /mnt/tools/chores/aarch64_inside.sh "$@"
 ' bash "$@"

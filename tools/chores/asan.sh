@@ -3,11 +3,11 @@
 # UBSan into an environment of its own. Whatever they find ends the process that it is found in, and
 # so fails the test.
 #
-#   tools/asan.sh [pytest arguments]     default: the tests of the core and of the hazards
+#   tools/chores/asan.sh [pytest arguments]     default: the tests of the core and of the hazards
 #   SHMACC_FUZZ_EXAMPLES                 damages tried by each of the fuzzing tests (default 1000)
 #   PYTEST_ADDOPTS                       more arguments, without giving up the default ones
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 venv=.venv-asan
 pins=constraints/newest.txt

@@ -2,9 +2,9 @@
 # Which lines of the Python code and of the extension the tests reach. `make coverage` sets up the
 # environment that this runs in. What a process did that is killed is not counted.
 #
-#   tools/coverage.sh [pytest arguments]
+#   tools/chores/coverage.sh [pytest arguments]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 bin=$PWD/.venv-coverage/bin
 objects=$PWD/build/.venv-coverage/cmake

@@ -2,8 +2,8 @@
 
 Looks on the PATH and beside the Python that runs this, which is where pyenv and its like keep them.
 
-    python tools/interpreters.py              all of them
-    python tools/interpreters.py --but-own    without the version that runs this
+    python tools/chores/interpreters.py              all of them
+    python tools/chores/interpreters.py --but-own    without the version that runs this
 """
 
 from __future__ import annotations

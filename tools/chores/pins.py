@@ -17,7 +17,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _PINS = _ROOT / "constraints"
 
 

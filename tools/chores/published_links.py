@@ -1,6 +1,6 @@
 """Makes the README's links absolute, and adds the project's urls, for a release.
 
-    python tools/published_links.py https://github.com/OWNER/NAME v1.2.3
+    python tools/chores/published_links.py https://github.com/OWNER/NAME v1.2.3
 
 A package index shows the README without the repository around it: a relative link or picture leads
 nowhere there. Where it is public is not written down in the repository itself; the workflow that
@@ -13,7 +13,7 @@ import argparse
 import re
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|#)([^)]+)\)")
 _BEFORE_URLS = "[project.scripts]\n"
 

@@ -2,7 +2,7 @@
 # The tests in which threads meet, with the extension built with ThreadSanitizer into an environment of its own.
 # Any report fails the run, whatever the test said.
 #
-#   tools/tsan.sh [pytest arguments]     default: the tests of the core that have threads
+#   tools/chores/tsan.sh [pytest arguments]     default: the tests of the core that have threads
 #   PYTEST_ADDOPTS                       more arguments, without giving up the default ones
 #
 # ThreadSanitizer sees the threads of one process. What processes do to each other through a segment it cannot
@@ -10,7 +10,7 @@
 # same way (one mapping, all handles on it), so what it finds among them holds for processes too, wherever it is
 # not the threads' mutex that keeps them apart.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 venv=.venv-tsan
 # The run-time library must be that of the compiler which built the extension.
@@ -53,8 +53,8 @@ rm -rf build/tsan-wheel
 "$venv/bin/pip" install --quiet --group test
 
 if [ $# -eq 0 ]; then
-    mapfile -t with_threads < <(grep -lE 'threading|Thread\(|Signal|signal\.' tests/test_*.py tests/hazards/test_*.py |
-        grep -vE 'bench|demo|examples|inspect_terminal|soak|interrupted_openings|attach_timeout|handlers_that_open|idle_waiters')
+    mapfile -t with_threads < <(grep -lE 'threading|Thread\(|Signal|signal\.' -r tests --include 'test_*.py' |
+        grep -vE 'tests/(home|on_ray)/|bench|demo|examples|inspect/test_terminal|soak|interrupted_openings|attach_timeout|handlers_that_open|idle_waiters')
     # Left out: descriptors that are closed under a waiting thread's hands, which is a race by its nature
     # (test_daemonized). And ThreadSanitizer holds signals back for seconds while a thread polls in short sleeps, as a
     # wait for the name lock does, so nothing can be said of how soon they are seen there, or where they interrupt:
@@ -73,7 +73,7 @@ rm -rf "$reports"
 mkdir -p "$reports"
 status=0
 env LD_PRELOAD="$libtsan $PWD/build/tsan-clocklock.so $libstdcxx" \
-    TSAN_OPTIONS="die_after_fork=0:halt_on_error=0:second_deadlock_stack=1:history_size=4:suppressions=$PWD/tools/tsan.supp:log_path=$reports/report" \
+    TSAN_OPTIONS="die_after_fork=0:halt_on_error=0:second_deadlock_stack=1:history_size=4:suppressions=$PWD/tools/chores/tsan.supp:log_path=$reports/report" \
     setarch "$(uname -m)" -R \
     "$venv/bin/pytest" -p no:cacheprovider --timeout 1800 "$@" || status=$?
 

@@ -30,7 +30,7 @@ from shmacc import testing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 PICTURES: Final = ROOT / "docs" / "inspect"
 BIN: Final = Path(sys.executable).parent
 WORKERS: Final = 5

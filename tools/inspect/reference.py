@@ -21,7 +21,7 @@ from shmacc_inspect.output import details, findings, intervals, metrics, removal
 if TYPE_CHECKING:
     import argparse
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "inspect"
+FOLDER: Final = Path(__file__).parents[2] / "docs" / "inspect"
 SCHEMA: Final = FOLDER / f"schema-{output.SCHEMA_VERSION}.json"
 PAGE: Final = FOLDER / f"{PROGRAM}.1"
 ANSWERS: Final = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from shmacc_simulate import rates
 from shmacc_simulate.suite import write
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -46,8 +46,8 @@ class Machine:
     respawn: float = 2.0
 
 
-# `tools/simulate.py --rates` printed these on the machine of docs/many-hosts.md; `owner_call` and
-# the bandwidth are what `make bench-ray` measured there: 870 reports a second; and, in 125 ms by
+# `tools/multihost/simulate.py --rates` printed these on the machine of docs/many-hosts.md, and
+# `make bench-ray` there `owner_call` and the bandwidth: 870 reports a second; and, in 125 ms by
 # bare Ray calls, half of each host's 50.5 MB to the other one, then half of 91.5 MB to the chief.
 MEASURED: Final = Machine(
     bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.125,
