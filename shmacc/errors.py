@@ -130,7 +130,7 @@ class FailedPreconditionError(ShmaccError, RuntimeError):
 
 
 class ResourceExhaustedError(ShmaccError, MemoryError):
-    """Shared memory, descriptors or places in a table have run out. Nothing was changed.
+    """Shared memory, descriptors or entries of a table have run out. Nothing was changed.
 
     Attributes:
         needed: How many more bytes of shared memory were needed.

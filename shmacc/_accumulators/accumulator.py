@@ -318,7 +318,7 @@ class Accumulator(exits.Owner):
         Only applies that were given a ``contributor`` are listed.
         """
         contributors: IndexArray = taking.look(
-            self._handle, lambda place: place.contributors, partial=True
+            self._handle, lambda taken: taken.contributors, partial=True
         )
         return contributors
 
@@ -329,7 +329,7 @@ class Accumulator(exits.Owner):
         """
         members = self._spec.members
         return taking.look(
-            self._handle, lambda place: saving.to_arrays(place, members), partial=True
+            self._handle, lambda taken: saving.to_arrays(taken, members), partial=True
         )
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:

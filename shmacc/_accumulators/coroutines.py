@@ -115,9 +115,9 @@ class _Block(RoundBlock[_Result]):
         until = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
             taken = await wait_in_thread(self._handle, self._open, self._give_up)
-            if self._place is not None and accept(self._place):
+            if self._taken_round is not None and accept(self._taken_round):
                 return taken
-            self._place = None
+            self._taken_round = None
             if until is not None:
                 self._timeout = max(0.0, until - time.monotonic())
 
@@ -142,7 +142,7 @@ class AsyncRound(_Block[_Result]):
                 of this accumulator open already; ResourceExhaustedError: no thread could be started
                 for the wait.
         """
-        taken = await self._wait(lambda place: self._handle.hold_round(place.serial))
+        taken = await self._wait(lambda opened: self._handle.hold_round(opened.serial))
         self._held = _handles_in_rounds()
         self._held.append(self._handle)
         return taken

@@ -131,11 +131,11 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
         """
         return taking.take(self._handle, self._gradient, num_required, timeout)
 
-    def _gradient(self, place: TakenRound) -> ValueArray:
-        return results.to_dtype(self._dtype, place.values(0))
+    def _gradient(self, taken: TakenRound) -> ValueArray:
+        return results.to_dtype(self._dtype, taken.values(0))
 
-    def _taken(self, place: TakenRound) -> DenseTaken:
-        return results.dense_taken(place, self._member)
+    def _taken(self, taken: TakenRound) -> DenseTaken:
+        return results.dense_taken(taken, self._member)
 
-    def _partial(self, place: TakenRound) -> DensePartial:
-        return results.dense_partial(place, self._member)
+    def _partial(self, taken: TakenRound) -> DensePartial:
+        return results.dense_partial(taken, self._member)

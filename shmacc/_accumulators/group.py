@@ -193,11 +193,11 @@ class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
             raise InvalidArgumentError(f"The group has no member {name!r}; it has {known}{more}")
         return member
 
-    def _taken(self, place: TakenRound) -> GroupTaken:
-        return results.group_taken(place, self._spec.members)
+    def _taken(self, taken: TakenRound) -> GroupTaken:
+        return results.group_taken(taken, self._spec.members)
 
-    def _partial(self, place: TakenRound) -> GroupPartial:
-        return results.group_partial(place, self._spec.members)
+    def _partial(self, taken: TakenRound) -> GroupPartial:
+        return results.group_partial(taken, self._spec.members)
 
 
 def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:

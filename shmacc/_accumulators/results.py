@@ -39,102 +39,102 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
         ) from error
 
 
-def sparse_taken(place: TakenRound, spec: MemberSpec) -> SparseTaken:
+def sparse_taken(taken: TakenRound, spec: MemberSpec) -> SparseTaken:
     """Return what was taken of a sparse accumulator; of no gradients (a snapshot): no rows."""
-    if place.count == 0:
-        none = _no_rows(place, spec)
+    if taken.count == 0:
+        none = _no_rows(taken, spec)
         values = to_dtype(spec.dtype, none.values)
         return SparseTaken(
-            none.indices, values, none.shape, none.row_counts, 0, place.step, 0, place.contributors
+            none.indices, values, none.shape, none.row_counts, 0, taken.step, 0, taken.contributors
         )
-    return _sparse_taken(place, 0, spec, place.count, place.weight)
+    return _sparse_taken(taken, 0, spec, taken.count, taken.weight)
 
 
-def dense_taken(place: TakenRound, spec: MemberSpec) -> DenseTaken:
+def dense_taken(taken: TakenRound, spec: MemberSpec) -> DenseTaken:
     """Return what was taken of a dense accumulator; of no gradients (a snapshot): zeros."""
-    if place.count == 0:
-        value = to_dtype(spec.dtype, dense_partial(place, spec).value)
-        return DenseTaken(value, 0, place.step, 0, place.contributors)
-    return _dense_taken(place, 0, spec, place.count, place.weight)
+    if taken.count == 0:
+        value = to_dtype(spec.dtype, dense_partial(taken, spec).value)
+        return DenseTaken(value, 0, taken.step, 0, taken.contributors)
+    return _dense_taken(taken, 0, spec, taken.count, taken.weight)
 
 
-def sparse_partial(place: TakenRound, spec: MemberSpec) -> SparsePartial:
+def sparse_partial(taken: TakenRound, spec: MemberSpec) -> SparsePartial:
     """Return the partial of a sparse accumulator."""
-    if place.count == 0:
-        return _no_rows(place, spec)
-    return _sparse_partial(place, 0, place.count, place.weight)
+    if taken.count == 0:
+        return _no_rows(taken, spec)
+    return _sparse_partial(taken, 0, taken.count, taken.weight)
 
 
-def dense_partial(place: TakenRound, spec: MemberSpec) -> DensePartial:
+def dense_partial(taken: TakenRound, spec: MemberSpec) -> DensePartial:
     """Return the partial of a dense accumulator; of no gradients: zeros."""
-    if place.count == 0:
+    if taken.count == 0:
         shape = (0,) if spec.shape is None else [dim or 0 for dim in spec.shape]
         value = arrays.zeros(shape, spec.dtype.partial)
-        return DensePartial(value, 0, place.step, 0, place.contributors)
-    return _dense_partial(place, 0, place.count, place.weight)
+        return DensePartial(value, 0, taken.step, 0, taken.contributors)
+    return _dense_partial(taken, 0, taken.count, taken.weight)
 
 
-def group_taken(place: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupTaken:
+def group_taken(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupTaken:
     """Return what was taken of a group."""
-    taken: dict[str, SparseTaken | DenseTaken] = {}
-    for i, (number, count, weight) in enumerate(place.members()):
+    members: dict[str, SparseTaken | DenseTaken] = {}
+    for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
         make = _sparse_taken if spec.kind == "sparse" else _dense_taken
-        taken[spec.name] = make(place, i, spec, count, weight)
-    return GroupTaken(taken, place.count, place.step, place.weight, place.contributors)
+        members[spec.name] = make(taken, i, spec, count, weight)
+    return GroupTaken(members, taken.count, taken.step, taken.weight, taken.contributors)
 
 
-def group_partial(place: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupPartial:
+def group_partial(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupPartial:
     """Return the partial of a group."""
-    taken: dict[str, SparsePartial | DensePartial] = {}
-    for i, (number, count, weight) in enumerate(place.members()):
+    members: dict[str, SparsePartial | DensePartial] = {}
+    for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
         make = _sparse_partial if spec.kind == "sparse" else _dense_partial
-        taken[spec.name] = make(place, i, count, weight)
-    return GroupPartial(taken, place.count, place.step, place.weight, place.contributors)
+        members[spec.name] = make(taken, i, count, weight)
+    return GroupPartial(members, taken.count, taken.step, taken.weight, taken.contributors)
 
 
 def _sparse_taken(
-    place: TakenRound, i: int, spec: MemberSpec, count: int, weight: int
+    taken: TakenRound, i: int, spec: MemberSpec, count: int, weight: int
 ) -> SparseTaken:
     return SparseTaken(
-        place.indices(i),
-        to_dtype(spec.dtype, place.values(i)),
-        place.shape(i),
-        place.row_counts(i),
+        taken.indices(i),
+        to_dtype(spec.dtype, taken.values(i)),
+        taken.shape(i),
+        taken.row_counts(i),
         count,
-        place.step,
+        taken.step,
         weight,
-        place.contributors,
+        taken.contributors,
     )
 
 
 def _dense_taken(
-    place: TakenRound, i: int, spec: MemberSpec, count: int, weight: int
+    taken: TakenRound, i: int, spec: MemberSpec, count: int, weight: int
 ) -> DenseTaken:
     return DenseTaken(
-        to_dtype(spec.dtype, place.values(i)), count, place.step, weight, place.contributors
+        to_dtype(spec.dtype, taken.values(i)), count, taken.step, weight, taken.contributors
     )
 
 
-def _sparse_partial(place: TakenRound, i: int, count: int, weight: int) -> SparsePartial:
+def _sparse_partial(taken: TakenRound, i: int, count: int, weight: int) -> SparsePartial:
     return SparsePartial(
-        place.indices(i),
-        place.values(i),
-        place.shape(i),
-        place.row_counts(i),
+        taken.indices(i),
+        taken.values(i),
+        taken.shape(i),
+        taken.row_counts(i),
         count,
-        place.step,
+        taken.step,
         weight,
-        place.contributors,
+        taken.contributors,
     )
 
 
-def _dense_partial(place: TakenRound, i: int, count: int, weight: int) -> DensePartial:
-    return DensePartial(place.values(i), count, place.step, weight, place.contributors)
+def _dense_partial(taken: TakenRound, i: int, count: int, weight: int) -> DensePartial:
+    return DensePartial(taken.values(i), count, taken.step, weight, taken.contributors)
 
 
-def _no_rows(place: TakenRound, spec: MemberSpec) -> SparsePartial:
+def _no_rows(taken: TakenRound, spec: MemberSpec) -> SparsePartial:
     first, *rest = spec.shape or (None,)
     dims = [dim or 0 for dim in rest]
     shape = [-1 if first is None else first]
@@ -142,5 +142,5 @@ def _no_rows(place: TakenRound, spec: MemberSpec) -> SparsePartial:
     none = arrays.zeros((0,), np.dtype(np.int64))
     values = arrays.zeros([0, *dims], spec.dtype.partial)
     return SparsePartial(
-        none, values, np.array(shape, dtype=np.int64), none, 0, place.step, 0, place.contributors
+        none, values, np.array(shape, dtype=np.int64), none, 0, taken.step, 0, taken.contributors
     )

@@ -19,24 +19,24 @@ from shmacc._records.records import DensePartial, SparsePartial, ValueArray
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 
-def to_arrays(place: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
+def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
     """Return what was looked at, as a state."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),
         "specs": np.array([_described(spec) for spec in specs]),
-        "step": np.array(place.step),
-        "count": np.array(place.count),
-        "weight": np.array(place.weight),
-        "contributors": place.contributors,
+        "step": np.array(taken.step),
+        "count": np.array(taken.count),
+        "weight": np.array(taken.weight),
+        "contributors": taken.contributors,
     }
-    for i, (number, count, weight) in enumerate(place.members()):
-        state[f"{number}.values"] = place.values(i)
+    for i, (number, count, weight) in enumerate(taken.members()):
+        state[f"{number}.values"] = taken.values(i)
         state[f"{number}.count"] = np.array(count)
         state[f"{number}.weight"] = np.array(weight)
         if specs[number].kind == "sparse":
-            state[f"{number}.indices"] = place.indices(i)
-            state[f"{number}.row_counts"] = place.row_counts(i)
-            state[f"{number}.shape"] = place.shape(i)
+            state[f"{number}.indices"] = taken.indices(i)
+            state[f"{number}.row_counts"] = taken.row_counts(i)
+            state[f"{number}.shape"] = taken.shape(i)
     return state
 
 

@@ -209,7 +209,7 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
     ) -> SparseGradient:
         """Wait for gradients and take their reduction (TF: SparseAccumulatorTakeGradient).
 
-        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
+        Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
         empties the accumulator and adds 1 to its step.
 
         If an exception interrupts it (a signal handler's, a MemoryError), either nothing was
@@ -245,17 +245,17 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         """Take like `take_grad`; return IndexedSlices."""
         return taking.take(self._handle, self._slices, num_required, timeout)
 
-    def _gradient(self, place: TakenRound) -> SparseGradient:
+    def _gradient(self, taken: TakenRound) -> SparseGradient:
         return SparseGradient(
-            place.indices(0), results.to_dtype(self._dtype, place.values(0)), place.shape(0)
+            taken.indices(0), results.to_dtype(self._dtype, taken.values(0)), taken.shape(0)
         )
 
-    def _slices(self, place: TakenRound) -> IndexedSlices:
-        values = results.to_dtype(self._dtype, place.values(0))
-        return IndexedSlices(values, place.indices(0), place.shape(0))
+    def _slices(self, taken: TakenRound) -> IndexedSlices:
+        values = results.to_dtype(self._dtype, taken.values(0))
+        return IndexedSlices(values, taken.indices(0), taken.shape(0))
 
-    def _taken(self, place: TakenRound) -> SparseTaken:
-        return results.sparse_taken(place, self._member)
+    def _taken(self, taken: TakenRound) -> SparseTaken:
+        return results.sparse_taken(taken, self._member)
 
-    def _partial(self, place: TakenRound) -> SparsePartial:
-        return results.sparse_partial(place, self._member)
+    def _partial(self, taken: TakenRound) -> SparsePartial:
+        return results.sparse_partial(taken, self._member)

@@ -20,10 +20,10 @@ class Takes(Generic[_Taken, _Partial]):
 
     _handle: _core.Handle
 
-    def _taken(self, place: TakenRound) -> _Taken:
+    def _taken(self, taken: TakenRound) -> _Taken:
         raise NotImplementedError
 
-    def _partial(self, place: TakenRound) -> _Partial:
+    def _partial(self, taken: TakenRound) -> _Partial:
         raise NotImplementedError
 
     def take(
@@ -35,7 +35,7 @@ class Takes(Generic[_Taken, _Partial]):
     ) -> _Taken:
         """Wait for gradients and take their reduction, with more numbers than TensorFlow's.
 
-        Waits in line until ``num_required`` gradients have accumulated, takes all that have,
+        Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
         empties the accumulator and adds 1 to its step. Arguments, errors and what an interruption
         leaves are as for ``SparseConditionalAccumulator.take_grad``.
 

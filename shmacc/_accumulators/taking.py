@@ -44,13 +44,13 @@ def take(
     """
     required = _required(num_required, 0 if partial else 1)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
-    place = TakenRound(not partial, seal)
+    taken = TakenRound(not partial, seal)
     try:
         # No call with a star: CPython 3.11 crashes if memory runs out while it makes one.
-        handle.take(place, required, seconds, raises)
-        return finish(place)
+        handle.take(taken, required, seconds, raises)
+        return finish(taken)
     except BaseException as error:
-        if not handle.keep(place) and type(error) is DeadlineExceededError:
+        if not handle.keep(taken) and type(error) is DeadlineExceededError:
             raise with_attached(error, handle) from None
         raise
 
@@ -66,9 +66,9 @@ def look(
 
     Rows are handed out shard by shard: with one shard, as takes do, in ascending order.
     """
-    place = TakenRound(not partial, seal=False, shards=shards)
-    handle.look(place)
-    return finish(place)
+    taken = TakenRound(not partial, seal=False, shards=shards)
+    handle.look(taken)
+    return finish(taken)
 
 
 def _required(num_required: object, least: int) -> int:
@@ -83,7 +83,7 @@ def _required(num_required: object, least: int) -> int:
 class RoundBlock(Generic[_Result]):
     """What rounds have in common, whether a thread or a coroutine waits for them."""
 
-    __slots__ = ("_finish", "_handle", "_place", "_raises", "_required", "_timeout")
+    __slots__ = ("_finish", "_handle", "_raises", "_required", "_taken_round", "_timeout")
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RoundBlock(Generic[_Result]):
         timeout: object,
         on_death: object,
     ) -> None:
-        self._place: TakenRound | None = None  # not entered yet
+        self._taken_round: TakenRound | None = None  # not entered yet
         self._handle = handle
         self._finish = finish
         self._required = _required(num_required, 1)
@@ -101,44 +101,44 @@ class RoundBlock(Generic[_Result]):
         self._raises = arguments.on_death(on_death)
 
     def _open(self, caller: _core.Caller | None) -> _Result:
-        if self._place is not None:
+        if self._taken_round is not None:
             raise FailedPreconditionError("This round has been entered already; make another one")
-        self._place = place = TakenRound(advance=True, seal=False)
+        self._taken_round = taken = TakenRound(advance=True, seal=False)
         try:
-            self._handle.open_round(place, self._required, self._timeout, self._raises, caller)
-            return self._finish(place)
+            self._handle.open_round(taken, self._required, self._timeout, self._raises, caller)
+            return self._finish(taken)
         except BaseException as error:
             self._give_up()
-            if place.serial == 0 and type(error) is DeadlineExceededError:
+            if taken.serial == 0 and type(error) is DeadlineExceededError:
                 raise with_attached(error, self._handle) from None
             raise
 
     def _close(self, *, consume: bool) -> None:
-        if not consume or self._place is None:
+        if not consume or self._taken_round is None:
             self._give_up()
-        elif not self._consume(self._place):
+        elif not self._consume(self._taken_round):
             raise FailedPreconditionError(
                 "The round was ended before its block: by advance_step or set_global_step, which "
                 "do not wait for it, or by a fork (it is the parent's)"
             )
 
-    def _consume(self, place: TakenRound) -> bool:
+    def _consume(self, taken: TakenRound) -> bool:
         try:
-            return self._handle.close_round(place.serial, consume=True)
+            return self._handle.close_round(taken.serial, consume=True)
         except BaseException:
             self._give_up()
             raise
 
     def __del__(self) -> None:
         """Give up a round that was entered and never left."""
-        if self._place is not None:
+        if self._taken_round is not None:
             self._give_up()
 
     def _give_up(self) -> None:
         # A round that has ended is none of this handle's any more, which is no error here.
-        if self._place is not None and self._place.serial != 0:
+        if self._taken_round is not None and self._taken_round.serial != 0:
             with contextlib.suppress(ShmaccError):
-                self._handle.close_round(self._place.serial, consume=False)
+                self._handle.close_round(self._taken_round.serial, consume=False)
 
 
 class Round(RoundBlock[_Result]):

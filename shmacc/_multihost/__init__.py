@@ -10,7 +10,7 @@ The parts
     forwarder  One for each host (forwarder.py): makes the segment follow the owner.
     owner      One (owner.py): has the step, counts, decides. It never sees a row.
     shards     One or more (shard.py): keep what hosts have shipped of their rows (pieces.py).
-    chief      Any process that calls `round` or `take`; several wait in line at the owner.
+    chief      Any process that calls `round` or `take`; several wait in the queue at the owner.
 
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.

@@ -60,7 +60,7 @@ class OwnerCore:
         self._line = Line()
         self._contested = Contested(timing.stagger)
         self._grant: Grant | None = None
-        self._block: Opened | None = None  # the head of the line has it
+        self._block: Opened | None = None  # the head of the queue has it
         self._opening = 0  # the serial that came with it
         self._last_required = 0  # by the last chief that got a block
         self._block_ticket = ""
@@ -250,7 +250,7 @@ class OwnerCore:
     def missing(self, ticket: str, keys: tuple[BatchKey, ...], now: float) -> None:
         """Take the block back from a chief for which shards did not have these batches.
 
-        Its ticket stays at the head of the line, and the next grant has these hosts ship again.
+        Its ticket stays at the head of the queue, and the next grant has these hosts ship again.
         """
         if self._block is None or self._block_ticket != ticket:
             return

@@ -180,7 +180,7 @@ class Joining:
         self._opened = opened
         self._totals = opened.totals()
         self._rows: dict[str, ShardRows] = {}  # of all shards
-        self._places: dict[tuple[str, int], IndexArray] = {}  # of a shard's rows among them
+        self._positions: dict[tuple[str, int], IndexArray] = {}  # of a shard's rows among them
         self._values: dict[str, npt.NDArray[Any]] = {}
         for name in self._totals:
             spec, dims = plan.members[name], plan.dims(name)
@@ -191,29 +191,29 @@ class Joining:
             self._values[name] = memory.view(spec.dtype).reshape(dims)
 
     def _place(self, name: str, found: Mapping[int, ShardRows]) -> int:
-        """Find the places of a member's rows; return how many there are."""
+        """Find the positions of a member's rows; return how many there are."""
         none = np.empty(0, np.int64)
         indices = np.concatenate([none, *(of.indices for of in found.values())])
         counts = np.concatenate([none, *(of.row_counts for of in found.values())])
-        places = _core.find_places(indices)
+        positions = _core.find_positions(indices)
         begin = 0
         for shard, of in found.items():
             end = begin + len(of.indices)
-            self._places[name, shard] = places[begin:end]
+            self._positions[name, shard] = positions[begin:end]
             begin = end
         self._rows[name] = ShardRows(np.empty_like(indices), np.empty_like(counts))
-        self._rows[name].indices[places] = indices
-        self._rows[name].row_counts[places] = counts
+        self._rows[name].indices[positions] = indices
+        self._rows[name].row_counts[positions] = counts
         return len(indices)
 
     def add(self, shard: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Put a shard's values where they belong."""
         for name, part in values.items():
             whole = self._values[name]
-            if (places := self._places.get((name, shard))) is not None:
-                if whole.nbytes and len(places):
-                    part_rows = part.reshape(len(places), -1)
-                    _core.put_rows(_as_bytes(whole), places, _as_bytes(part_rows))
+            if (positions := self._positions.get((name, shard))) is not None:
+                if whole.nbytes and len(positions):
+                    part_rows = part.reshape(len(positions), -1)
+                    _core.put_rows(_as_bytes(whole), positions, _as_bytes(part_rows))
             else:
                 first, end = self._plan.runs(name)[shard]
                 whole.reshape(-1)[first:end] = part

@@ -35,7 +35,7 @@ class UnfinishedError(DataLossError):
     held: bool = False
 
 
-def view(name: SegmentName) -> _core.View:
+def view(name: SegmentName) -> _core.SegmentView:
     """Return a view of the segment, for which the right to read is enough.
 
     Raises:
@@ -67,7 +67,7 @@ def unlink(name: SegmentName, handle: _core.Handle) -> None:
         raise error.about(name.system_name) from None
 
 
-def unlink_viewed(name: SegmentName, viewed: _core.View, *, if_unused: bool) -> bool:
+def unlink_viewed(name: SegmentName, viewed: _core.SegmentView, *, if_unused: bool) -> bool:
     """Remove the segment's name and semaphore; return whether they were removed.
 
     Args:
@@ -88,7 +88,7 @@ def unlink_viewed(name: SegmentName, viewed: _core.View, *, if_unused: bool) -> 
         raise error.about(name.system_name) from None
 
 
-def users(viewed: _core.View) -> tuple[int, ...]:
+def users(viewed: _core.SegmentView) -> tuple[int, ...]:
     """Return the pids of the living processes that have the segment attached."""
     return tuple(entry["pid"] for entry in viewed.participants() if entry["alive"])
 

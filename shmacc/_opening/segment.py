@@ -112,7 +112,7 @@ def attach(name: SegmentName, owners: Owners, timeout: float | None = None) -> _
         DeadlineExceededError: There was none until the end of the timeout.
         DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: It is another user's.
-        ResourceExhaustedError: Descriptors or places in the table of processes have run out.
+        ResourceExhaustedError: Descriptors or entries of the table of processes have run out.
     """
     handle = _attach(name, owners)
     if handle is not None:

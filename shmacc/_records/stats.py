@@ -20,7 +20,7 @@ class Stats:
         rows: Distinct rows that they touch (sparse; dense: 0).
         global_step: The accumulator's step.
         sealed: Whether applies are refused.
-        waiting: Takes that wait in line, of living processes.
+        waiting: Takes that wait in the queue, of living processes.
         attached: Living processes that have the segment open.
         recoveries: Operations interrupted by a death, and undone.
         applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.

@@ -211,7 +211,9 @@ def _check_is_taken_from(name: str, config: dict[str, Any]) -> None:
         raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
 
 
-def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse: bool) -> None:
+def _remove_viewed(
+    name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
+) -> None:
     if _is_another_link(name, view):
         # To mark the segment as removed would be to remove its own name, too.
         raise DataLossError("it is a link to another segment").about(name.system_name)
@@ -220,7 +222,7 @@ def _remove_viewed(name: SegmentName, view: _core.View, *, force: bool, rehearse
         raise removal.in_use(name, removal.users(view))
 
 
-def _is_another_link(name: SegmentName, view: _core.View) -> bool:
+def _is_another_link(name: SegmentName, view: _core.SegmentView) -> bool:
     return view.links > 1 and is_misnamed(name, view.config()["name"])
 
 

@@ -151,7 +151,7 @@ class _Tally:
             self.largest = largest
 
 
-def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
+def _tally(view: _core.SegmentView, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     rows = state["rows"] if sparse else min(state["member_count"], 1)
     width = state["row_elements"] * dtype.sums.itemsize
@@ -176,7 +176,7 @@ def _tally(view: _core.View, state: dict[str, Any], dtype: dtypes.DType) -> _Tal
 
 def _add_rows(
     tally: _Tally,
-    view: _core.View,
+    view: _core.SegmentView,
     region: int,
     width: int,
     wanted: npt.NDArray[np.bool_],
@@ -198,14 +198,16 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
     return numbers
 
 
-def read_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+def read_slots(view: _core.SegmentView, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
     """Return the table's rows in order of first touch, and their contributions as they stand."""
     raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _committed_slots(view: _core.View, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+def _committed_slots(
+    view: _core.SegmentView, state: dict[str, Any]
+) -> tuple[IndexArray, IndexArray]:
     rows, contributions = read_slots(view, state)
     undo = read_undo(view, state)
     if not undo.slots.size:

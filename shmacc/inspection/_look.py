@@ -1,13 +1,13 @@
 """One look at a segment: its committed state, and the processes that use it.
 
 What is read is not of one instant, since no lock is taken. `steady` tells whether there was no
-commit meanwhile: then the state, the line and the processes belong together.
+commit meanwhile: then the state, the queue and the processes belong together.
 
 Pids. A process has a pid in its own pid namespace and in those around it. An entry of the table has
-the first. The kernel gives the one in the namespace of who asks, for the holder of a record lock:
-so each living process has its pid here from the lock that proves its life, and the holder of the
-segment's lock is the living process of the same pid. A process that has no pid here (one of a
-container beside this one, or outside of this one) is shown with its own, and marked.
+the first. The kernel gives the one in the namespace of the process that asks, for the holder of a
+record lock: so each living process has its pid here from the lock that proves its life, and the
+holder of the segment's lock is the living process of the same pid. A process that has no pid here
+(one of a container beside this one, or outside of this one) is shown with its own, and marked.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class SegmentLook:
         last_applied: When a gradient was last accepted; 0: never.
     """
 
-    view: _core.View
+    view: _core.SegmentView
     config: dict[str, Any]
     state: dict[str, Any]
     tables: list[dict[str, Any]]
@@ -55,7 +55,7 @@ class SegmentLook:
     last_applied: float
 
     @classmethod
-    def at(cls, name: SegmentName, view: _core.View, look: Look) -> "SegmentLook":
+    def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "SegmentLook":
         """Look at a segment of which there is a view."""
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
@@ -99,7 +99,7 @@ def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
     # An entry of this namespace has its own pid here. The kernel has just told that of a living
-    # process of another one; of this one it may tell another's, who holds a lock for reading. The
+    # process of another one; of this one it may tell another's, which holds a lock for reading. The
     # entry of a dead one may belong to another process by now.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
@@ -148,7 +148,7 @@ def _line(
 
 def _lock(
     name: SegmentName,
-    view: _core.View,
+    view: _core.SegmentView,
     config: dict[str, Any],
     attached: tuple[AttachedProcess, ...],
     look: Look,
@@ -157,7 +157,7 @@ def _lock(
     states = [view.lock_state(lane) for lane in range(config["lanes"])]
     held, pid = next((state for state in states if state[0]), states[0])
     owner = _owner(attached, pid) if held else None
-    # Who may read the file may hold the lock without being attached.
+    # A process that may read the file may hold the lock without being attached.
     condition = owner.condition if owner else look.condition(pid) if held and pid else ""
     return LockState(
         held=held,
@@ -165,7 +165,9 @@ def _lock(
         pid_is_here=owner.pid_is_here if owner else pid > 0,
         condition=condition,
         since=owner.last_seen if owner else None,
-        queue=_core.View.semaphore_value(names.semaphore_path(name.system_name, config["token"])),
+        queue=_core.SegmentView.semaphore_value(
+            names.semaphore_path(name.system_name, config["token"])
+        ),
         in_operation=False,
         name_pid=view.name_lock_state()[1] or None,
     )

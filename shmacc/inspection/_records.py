@@ -163,7 +163,7 @@ class WaitingTake:
     """A take that waits.
 
     Attributes:
-        position: 1 for the head of the line.
+        position: 1 for the head of the queue.
         entry: The place of its process in the table.
         pid: Its process, as in AttachedProcess; None if unknown.
         pid_is_here: Whether it is the pid in this pid namespace.

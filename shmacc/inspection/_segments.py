@@ -71,7 +71,7 @@ def resolve(name: str) -> SegmentName:
 
 
 @contextlib.contextmanager
-def open_view(name: SegmentName) -> Iterator[_core.View]:
+def open_view(name: SegmentName) -> Iterator[_core.SegmentView]:
     """Return a view of the segment; errors as for `removal.view`."""
     view = removal.view(name)
     try:

@@ -140,7 +140,7 @@ def _nobody_finishes(seen: Description) -> bool:
     return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
 
 
-def _belongings(name: SegmentName, view: _core.View, seen: Description) -> Iterator[Finding]:
+def _belongings(name: SegmentName, view: _core.SegmentView, seen: Description) -> Iterator[Finding]:
     """Check that file, name, owner and semaphore belong together."""
     subject, config = name.system_name, view.config()
     path = f"{names.SHM_DIRECTORY}/{subject}"
@@ -284,12 +284,12 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
             yield note(
                 name.system_name,
                 "dead_take",
-                f"a take of a dead process (pid {take.pid_label}) is still in line",
+                f"a take of a dead process (pid {take.pid_label}) is still in the queue",
                 NOTHING + "the next apply or waiting take removes it",
             )
 
 
-def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
+def _state(name: SegmentName, view: _core.SegmentView) -> Iterator[Finding]:
     for _ in range(_COMPARISONS):
         problems = _problems_of_state(view)
         if problems is not None:
@@ -305,7 +305,7 @@ def _state(name: SegmentName, view: _core.View) -> Iterator[Finding]:
     )
 
 
-def _problems_of_state(view: _core.View) -> list[str] | None:
+def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
     """Return what is wrong with the state; None if a round ended while it was read."""
     state, config = view.state(), view.config()
     found = []
@@ -329,7 +329,7 @@ def _problems_of_state(view: _core.View) -> list[str] | None:
     return found
 
 
-def _problems_of_table(view: _core.View) -> list[str] | None:
+def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     state = view.state()
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     found = []
@@ -346,7 +346,7 @@ def _problems_of_table(view: _core.View) -> list[str] | None:
     return None if of_table is None else found + of_table
 
 
-def _problems_of_shape(view: _core.View, state: dict[str, Any]) -> Iterator[str]:
+def _problems_of_shape(view: _core.SegmentView, state: dict[str, Any]) -> Iterator[str]:
     declared, of_round = view.config()["declared"], state["round_shape"]
     if declared is None or of_round is None:
         return

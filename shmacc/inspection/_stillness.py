@@ -18,7 +18,7 @@ _PAUSE = 0.002  # seconds; an apply takes less
 _MARKS = ("generation", "in_operation", "undo_records")
 
 
-def look_still(view: _core.View, look: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
+def look_still(view: _core.SegmentView, look: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
     """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
     Args:
@@ -36,7 +36,9 @@ def look_still(view: _core.View, look: Callable[[dict[str, Any]], _T]) -> tuple[
     raise AssertionError  # pragma: no cover  the loop returns
 
 
-def tables(view: _core.View, config: dict[str, Any]) -> Iterator[tuple[_core.View, dict[str, Any]]]:
+def tables(
+    view: _core.SegmentView, config: dict[str, Any]
+) -> Iterator[tuple[_core.SegmentView, dict[str, Any]]]:
     """Yield a view of each table that the open round has, with its member's configuration."""
     members = config["members"]
     for table in view.tables():

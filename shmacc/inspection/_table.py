@@ -29,7 +29,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 _Words = npt.NDArray[np.uint64]
 
 
-def problems(view: _core.View, before: dict[str, Any]) -> list[str] | None:
+def problems(view: _core.SegmentView, before: dict[str, Any]) -> list[str] | None:
     """Return the problems of the table; None if it cannot be told, since a round ended meanwhile.
 
     Gradients may arrive meanwhile. Within a round a row keeps its slot and its number, and its
@@ -52,7 +52,7 @@ def problems(view: _core.View, before: dict[str, Any]) -> list[str] | None:
     return found
 
 
-def _read_rows(view: _core.View, number: int) -> tuple[IndexArray, int, int]:
+def _read_rows(view: _core.SegmentView, number: int) -> tuple[IndexArray, int, int]:
     """Return the rows' numbers, and the least and the largest of their counts."""
     if number * layout.SLOT_BYTES > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
@@ -70,7 +70,7 @@ def _read_rows(view: _core.View, number: int) -> tuple[IndexArray, int, int]:
     return rows, least, most
 
 
-def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
+def _problems_of_rows(view: _core.SegmentView, rows: IndexArray) -> Iterator[str]:
     if not rows.size:
         return
     ordered = np.sort(rows)
@@ -83,7 +83,7 @@ def _problems_of_rows(view: _core.View, rows: IndexArray) -> Iterator[str]:
         yield f"row {int(ordered[-1])} is past the declared {declared[0]} rows"
 
 
-def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int:
+def _lost_rows(view: _core.SegmentView, state: dict[str, Any], rows: IndexArray) -> int:
     """Return how many rows a search of the index would not find."""
     number = state["index_buckets"]
     if not rows.size:
@@ -103,7 +103,7 @@ def _lost_rows(view: _core.View, state: dict[str, Any], rows: IndexArray) -> int
 
 
 def _pieces_of_index(
-    view: _core.View, state: dict[str, Any]
+    view: _core.SegmentView, state: dict[str, Any]
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     region = layout.REGIONS["index 0"] + state["index"]
     for first in range(0, state["index_buckets"], _PIECE):

@@ -40,7 +40,7 @@ class Undo:
     start: int = 0
 
 
-def read_undo(view: _core.View, state: dict[str, Any]) -> Undo:
+def read_undo(view: _core.SegmentView, state: dict[str, Any]) -> Undo:
     """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
 
     Raises:

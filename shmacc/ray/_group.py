@@ -42,7 +42,7 @@ class AccumulatorGroup:
     """A group whose gradients are applied on many hosts.
 
     For the chief; workers use ``shmacc.attach(shared_name)``, which finds the segment of their own
-    host. Any number of processes of the cluster may be chiefs, and wait in line.
+    host. Any number of processes of the cluster may be chiefs, and wait in the queue.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def acc() -> Iterator[Accumulator]:
 
 
 def waits(acc: Accumulator) -> bool:
-    """Whether a take is in line."""
+    """Whether a take is in the queue."""
     return acc.stats().waiting > 0
 
 
@@ -47,7 +47,7 @@ def round_is_open(acc: Accumulator) -> bool:
 
 
 async def in_line(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task whose take is in line."""
+    """A task whose take is in the queue."""
     task = asyncio.create_task(wait)
     await until_async(lambda: waits(acc))
     return task

@@ -149,13 +149,13 @@ def test_rows_are_put_into_their_places(row_bytes: int, size: int) -> None:
     assert np.array_equal(whole[places], rows)
 
 
-def test_rows_without_a_place_are_refused_and_nothing_is_written() -> None:
+def test_rows_without_a_position_are_refused_and_nothing_is_written() -> None:
     whole = np.zeros((4, 3), np.uint8)
     rows = np.ones((2, 3), np.uint8)
-    for places in [0, 4], [0, -1], [0, 2**40]:
-        with pytest.raises(InvalidArgumentError, match="place"):
-            _core.put_rows(whole, np.array(places), rows)
-    with pytest.raises(InvalidArgumentError, match="as many as their places"):
+    for positions in [0, 4], [0, -1], [0, 2**40]:
+        with pytest.raises(InvalidArgumentError, match="position"):
+            _core.put_rows(whole, np.array(positions), rows)
+    with pytest.raises(InvalidArgumentError, match="as many as their positions"):
         _core.put_rows(whole, np.array([0, 1, 2]), rows)
     with pytest.raises((BufferError, ValueError)):
         _core.put_rows(bytes(12), np.array([0, 1]), rows)
@@ -164,12 +164,12 @@ def test_rows_without_a_place_are_refused_and_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("highest", [2**11, 2**31, 2**32, 2**40, 2**63 - 1])
 @pytest.mark.parametrize("count", [0, 1, 200, 5000])
-def test_places_are_those_in_ascending_order(highest: int, count: int) -> None:
+def test_positions_are_those_in_ascending_order(highest: int, count: int) -> None:
     random = np.random.default_rng(count)
     rows = np.unique(random.integers(0, highest, count, dtype=np.int64))
     random.shuffle(rows)
-    places = _core.find_places(rows)
+    positions = _core.find_positions(rows)
     expected = np.empty(len(rows), np.int64)
     expected[np.argsort(rows)] = np.arange(len(rows))
-    assert places.dtype == np.int64
-    assert np.array_equal(places, expected)
+    assert positions.dtype == np.int64
+    assert np.array_equal(positions, expected)

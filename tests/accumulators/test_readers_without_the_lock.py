@@ -74,7 +74,7 @@ def describe(acc: Any, _number: int) -> None:
 
 
 def wait_a_little(acc: Any, number: int) -> None:
-    """Stand in line, and leave it without anything."""
+    """Wait in the queue, and leave it without anything."""
     with pytest.raises((errors.DeadlineExceededError, errors.CancelledError)):
         acc.take_partial(10**9, timeout=0.001)
     if number % 4 == 0:

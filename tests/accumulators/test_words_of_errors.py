@@ -139,7 +139,7 @@ def _sleeps_in_a_wait(acc: Any, thread: int) -> bool:
     """Whether this process waits, and this thread of it sleeps: it has looked at what is there."""
     activity = inspection.describe(acc.shared_name).processes[0].activity
     stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
-    waits = activity in {"waits in line", "waits for the step"}
+    waits = activity in {"waits in the queue", "waits for the step"}
     return waits and stat.rpartition(")")[2].split()[0] == "S"
 
 

@@ -152,7 +152,7 @@ def _becomes_itself(*, pipe: Pipe) -> None:
 
 
 def test_the_number_is_the_same_accumulators_again() -> None:
-    """What was opened again lives, and waits in line, though its process's first entry is dead."""
+    """What was opened again lives, and waits in the queue, though its first entry is dead."""
     with Apart(_becomes_itself) as process:
         with shmacc.attach("a") as first:
             _add(first)
@@ -200,7 +200,7 @@ def _waits_without(*, pipe: Pipe) -> None:
 
 
 def test_a_take_that_waits_is_told() -> None:
-    """And what it leaves in line is a dead process's."""
+    """And what it leaves in the queue is a dead process's."""
     run_apart(_waits_without)
     with shmacc.attach("a") as acc:
         assert acc.stats().waiting == 0

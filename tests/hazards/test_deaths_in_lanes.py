@@ -225,7 +225,7 @@ def take_for_ever(number: int, *, pipe: Pipe) -> None:
 
 
 def test_a_quorum_is_overshot_by_less_than_there_are_lanes(group: AccumulatorGroup) -> None:
-    """The take waits in line, and then all apply at once."""
+    """The take waits in the queue, and then all apply at once."""
     number = 6
     with ExitStack() as stack:
         workers = [stack.enter_context(Apart(apply_in_bursts, i)) for i in range(WORKERS)]

@@ -101,7 +101,7 @@ def test_daemon_threads_that_wait(acc: ConditionalAccumulator, wait: str, ending
         acc = shmacc.attach("exits")
         for _ in range(3):
             daemon({WAITS[wait]})
-        activities = {{"waits in line", "waits for the step"}}
+        activities = {{"waits in the queue", "waits for the step"}}
         until(lambda: acc.stats().waiting == 3 or {wait == "wait_step"})
         until(lambda: shmacc.inspection.describe("exits").processes[-1].activity in activities)
         {ending}

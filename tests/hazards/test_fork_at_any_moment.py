@@ -263,7 +263,7 @@ def _attach_and_apply() -> None:
 
 @pytest.mark.parametrize("way", CHILDS_WAYS)
 def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: str) -> None:
-    """The place in line is the parent's, and stays; the child's copy of the call is cancelled."""
+    """The entry in the queue is the parent's, and stays; the child's call is cancelled."""
     call = lambda: acc.take(50).count  # noqa: E731
     with Apart(_fork_in_the_handler, acc, call, CHILDS_WAYS[way], _attach_and_apply) as waiting:
         waiting.hear()

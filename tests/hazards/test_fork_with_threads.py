@@ -184,7 +184,7 @@ def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
         try:
             os.write(say_ready, b"!")
             _apply(acc, 1)
-            # The parent is gone when this works: it waits in line for it.
+            # The parent is gone when this works: it waits in the queue.
             acc.take(3, timeout=LONG)
         finally:
             os._exit(0)

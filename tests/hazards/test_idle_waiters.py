@@ -58,7 +58,7 @@ def _follow() -> int:
 
 @contextmanager
 def in_line(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
-    """Processes that stand in line, in this order."""
+    """Processes that wait in the queue, in this order."""
     with ExitStack() as stack:
         waiting = []
         for place, number in enumerate(numbers, start=1):
@@ -142,10 +142,10 @@ def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> floa
 
 
 @pytest.mark.parametrize("sender", ["a thread", "a process"])
-@pytest.mark.parametrize("waits", ["far back in line", "for the step"])
+@pytest.mark.parametrize("waits", ["far back in the queue", "for the step"])
 def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, sender: str) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
-        "far back in line": lambda acc: acc.take(2, timeout=LONG),
+        "far back in the queue": lambda acc: acc.take(2, timeout=LONG),
         "for the step": lambda acc: acc.wait_step(0, timeout=LONG),
     }
     late: list[float] = []

@@ -319,7 +319,7 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
 
 
 def test_a_handler_may_fork(huge: Any) -> None:
-    """The take, and its place in line, are the parent's."""
+    """The take, and its entry in the queue, are the parent's."""
     for _ in _attempts(huge):
         with Apart(_fork_in_the_copy) as taker:
             _signal_amid_the_copy(taker)

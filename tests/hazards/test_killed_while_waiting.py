@@ -1,4 +1,4 @@
-"""A process that is killed in the line of waiting takes has taken nothing, and holds nobody up."""
+"""A process that is killed in the queue of waiting takes has taken nothing, and holds nobody up."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = forks
 
 
 def in_vain(acc: Any) -> None:
-    """Stand in line for a little while, for more than comes."""
+    """Wait in the queue for a little while, for more than comes."""
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(5, timeout=0.3)
 
 
 WAITING: Final = Scene(
-    "in line until the timeout",
+    "in the queue until the timeout",
     "float32",
     3,
     before=lambda acc: acc.apply_grad(*rows(1, 2)),
@@ -75,7 +75,7 @@ CANCELLING: Final = Scene(
 
 
 def wait_for(number: int) -> tuple[int, float]:
-    """Stand in line; say how many gradients came, and when."""
+    """Wait in the queue; say how many gradients came, and when."""
     with shmacc.attach(NAME) as acc:
         taken = acc.take(number, timeout=LONG)
     return taken.count, time.monotonic()
@@ -88,7 +88,7 @@ def in_line() -> int:
 
 @contextmanager
 def waiting(*numbers: int) -> Iterator[list[Apart]]:
-    """Start processes that stand in line, in this order."""
+    """Start processes that wait in the queue, in this order."""
     with ExitStack() as stack:
         waiters = []
         for place, number in enumerate(numbers, start=1):

@@ -118,7 +118,7 @@ def test_in_line(acc: ConditionalAccumulator, how: str, number: signal.Signals) 
         "take_partial": lambda: acc.take_partial(2, seal=True),
         "take with a timeout": lambda: acc.take(2, timeout=LONG_TIMEOUT),
     }
-    check_breaks(acc, calls[how], number, "waits in line")
+    check_breaks(acc, calls[how], number, "waits in the queue")
     # It has given its place up: who comes now is served.
     acc.apply_grad(2.0)
     assert acc.take_grad(2, timeout=0) == 3.0
@@ -156,7 +156,7 @@ def test_for_the_head_of_the_line(acc: ConditionalAccumulator, number: signal.Si
         acc.apply_grad(2.0)
         with Apart(_wait, lambda: acc.apply_grad(5.0)) as waiting:
             waiting.hear()
-            until(lambda: activity("signals", waiting.pid) == "waits for the head of the line")
+            until(lambda: activity("signals", waiting.pid) == "waits for the head of the queue")
             waiting.signal(number)
             assert waiting.result().raised is RAISED[number]
         head.signal(signal.SIGCONT)

@@ -94,7 +94,7 @@ def test_those_in_line_can_leave() -> None:
 
 
 def test_those_who_wait_for_the_lock_can_be_cancelled() -> None:
-    """Though they do not stand in line yet."""
+    """Though they do not wait in the queue yet."""
     place = StopHalfWay.of(APPLYING)
     with place.stopped() as owner, others((take, 1)) as (taker,):
         until(lambda: _waiting_for_the_lock() == 1)

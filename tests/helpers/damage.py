@@ -201,7 +201,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class PhantomWaiter:
-    """A take that nobody makes stands in line, in the name of an attached process."""
+    """A take that nobody makes waits in the queue, in the name of an attached process."""
 
     entry: int
     ticket: int

@@ -53,7 +53,7 @@ class Scenario:
         applies: How many gradients are in it.
         taken: Whether a round was taken before those.
         attached: Damaged while the victim has it open; else at rest.
-        waiting: Whether a thread of the victim waits in line (attached only).
+        waiting: Whether a thread of the victim waits in the queue (attached only).
         order: Seed of the order of the calls.
         lanes: How many it has.
         contributors: Whether the gradients in it have contributors.

@@ -139,7 +139,7 @@ def _stand_in_line(pipe: Pipe) -> None:
 
 
 def with_a_dead_one_in_line() -> None:
-    """The same, with a dead process's take first in line, which has not got its number yet."""
+    """The same, with a dead process's take first in the queue, which has not got its number yet."""
     filled()
     with Apart(_stand_in_line) as process, shmacc.attach(NAME) as acc:
         process.hear()

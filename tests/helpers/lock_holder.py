@@ -50,11 +50,11 @@ def _take(name: str, num_required: int, *, pipe: Pipe) -> Any:
 
 @contextmanager
 def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
-    """A process waits in line with its take, and is stopped."""
+    """A process waits in the queue with its take, and is stopped."""
     with Apart(_take, name, num_required) as head:
         head.hear()
         # Asleep, and so not under the lock, which it had to join.
-        until(lambda: activity(name, head.pid) == "waits in line" and sleeps(head.pid))
+        until(lambda: activity(name, head.pid) == "waits in the queue" and sleeps(head.pid))
         head.signal(signal.SIGSTOP)
         yield head
 

@@ -69,7 +69,7 @@ def open_otherwise(name: str) -> None:
 
 
 def take_one(name: str, num_required: int, timeout: float) -> tuple[float, int, int]:
-    """Stand in line once."""
+    """Wait in the queue once."""
     with attached(name) as acc:
         taken = acc.take(num_required, timeout=timeout)
         return taken.value.item(), taken.count, taken.step

@@ -116,7 +116,7 @@ def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
 
 @contextmanager
 def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
-    """Start processes that take, and stand in line in this order when this goes on."""
+    """Start processes that take, and wait in the queue in this order when this goes on."""
     with ExitStack() as stack:
         processes: list[Apart] = []
         for function in functions:

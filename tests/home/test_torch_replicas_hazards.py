@@ -45,7 +45,7 @@ def hand_over(replica: Replica, model: nn.Module, inputs: Any = None) -> None:
 
 @pytest.fixture
 def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
-    """Enter a chief's round in a thread, and return when it waits in line, and its future."""
+    """Enter a chief's round in a thread, and return when it waits in the queue, and its future."""
     with ThreadPoolExecutor() as executor:
 
         def wait(chief: SyncReplicas) -> Any:

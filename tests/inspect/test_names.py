@@ -155,7 +155,7 @@ def test_every_verb_takes_several_names_and_globs(kept: list[ConditionalAccumula
         "a2",
     ]
     assert "3 segments checked" in run("check", "a*", "b").stderr
-    assert run("cancel", "a*", "b", "--yes").stderr.count("in line cancelled") == 3
+    assert run("cancel", "a*", "b", "--yes").stderr.count("in the queue cancelled") == 3
     watched = run("watch", "b", "a*", "--count", "1", "--interval", "0.05").stdout
     assert [line.split()[1] for line in watched.splitlines()] == ["a1", "a2", "b"]
     assert run("show", "b", "nobody").returncode == 3

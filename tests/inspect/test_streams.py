@@ -171,7 +171,7 @@ def test_ctrl_c_where_it_is_ignored(table: SparseConditionalAccumulator) -> None
 
 
 def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
-    """A take that waits for the lock has no place in line yet, and is cancelled all the same."""
+    """A take that waits for the lock is not in the queue yet, and is cancelled all the same."""
     with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
         with inspect_tool.stopped_with_the_lock(crew, "table"):
             taker = start(crew, inspect_tool.wait_in_line, "table", 9)

@@ -99,7 +99,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert processes[os.getpid()]["applied"] == 3
     assert processes[os.getpid()]["applied_this_round"]
     assert "pytest" in processes[os.getpid()]["command"]
-    assert processes[taker.process.pid]["activity"] == "waits in line"
+    assert processes[taker.process.pid]["activity"] == "waits in the queue"
     assert not said["lock"]["held"]
     regions = {region["name"]: region for region in said["regions"]}
     assert regions.keys() >= {"slots", "rows 0", "undo log"}

@@ -33,9 +33,11 @@ _CONSTANT: Final = re.compile(r"(?<![\w:])k[A-Z]\w*")
 _MEMBER: Final = re.compile(r"\b([A-Za-z_]\w*)::([A-Za-z_~]\w*)")
 _IN_BACKTICKS: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _DOTTED: Final = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")
-# Words that sentences do without; "who attaches" as a subject is "a process that attaches".
+# Words that sentences do without; "who attaches" as a subject is "a process that attaches", and so
+# is "by who attaches".
 _ARCHAISM: Final = re.compile(
-    r"\b(?:amid|anew|whoever|for want of)\b|(?:^|[.;:(|\"])\s*who (?:[a-z]+s|may|can)\b",
+    r"\b(?:amid|anew|whoever|for want of|(?:by|of) who)\b"
+    r"|(?:^|[.;:(|\"])\s*who (?:[a-z]+s|may|can)\b",
     re.IGNORECASE,
 )
 _SCOPE: Final = re.compile(r"\b(namespace|class|struct|enum)\b[^;{}()]*\{")
@@ -199,6 +201,8 @@ def test_sentences_have_no_archaisms(path: Path) -> None:
         "put back by whoever comes next",
         "a call that fails for\n    # want of memory",
         "never below an entry in use: who has it holds the byte",
+        "changed by who has its lock",
+        "in the namespace\n    # of who asks",
         'remedy = "nothing: "\n    "who attaches next makes another"',
     ],
 )

@@ -1,8 +1,8 @@
 // Putting gradients in: of lanes, members and contributors.
 #pragma once
 
+#include "operations/member_gradient.hpp"
 #include "operations/operation.hpp"
-#include "operations/parts.hpp"
 #include "protocol/queue_entry.hpp"
 
 namespace shmacc {
@@ -12,8 +12,8 @@ struct ApplyRequest {
     int64_t local_step;
     int64_t count;
     int64_t weight;
-    Part* const* parts;
-    size_t part_count;
+    MemberGradient* const* members;
+    size_t member_count;
     std::vector<int64_t> contributors;  // ascending
     bool partial;  // a contributor that is in the round already is an error; else there is nothing to add
     int64_t deadline;
@@ -86,7 +86,7 @@ class Apply : public Operation {
         return true;
     }
 
-    // Everything that is there is replaced by the request's parts, of a round at this step. If a round is open, this
+    // Everything that is there is replaced by the request's members, of a round at this step. If a round is open, this
     // ends it.
     void restore(const ApplyRequest& request, int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
@@ -147,10 +147,10 @@ class Apply : public Operation {
     // round, if it is the lane's first gradient of a shape that is not the declared one.
     bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
         if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
-        for (size_t i = 0; i < request.part_count; ++i) {
-            const Part& part = *request.parts[i];
-            if (part.dims() == (*segment_.specs())[part.member()].round) continue;
-            const MemberState& now = session.lane().current(part.member(), session.state);
+        for (size_t i = 0; i < request.member_count; ++i) {
+            const MemberGradient& gradient = *request.members[i];
+            if (gradient.dims() == (*segment_.specs())[gradient.member()].round) continue;
+            const MemberState& now = session.lane().current(gradient.member(), session.state);
             if (now.round != session.round.round || now.count == 0) return true;
         }
         return false;
@@ -187,7 +187,7 @@ class Apply : public Operation {
             __builtin_add_overflow(state.applied, static_cast<uint64_t>(request.count), &state.applied))
             throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
         try {
-            add_parts(session, request);
+            add_members(session, request);
         } catch (...) {
             session.roll_back();
             throw;
@@ -206,12 +206,12 @@ class Apply : public Operation {
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
     }
-    void add_parts(ApplySession& session, const ApplyRequest& request) {
-        const size_t count = request.part_count + !request.contributors.empty();
+    void add_members(ApplySession& session, const ApplyRequest& request) {
+        const size_t count = request.member_count + !request.contributors.empty();
         session.expect(count);
-        Part::Need need;
-        of_each(request, [&](Part& part) { prepare(session, part, need); });
-        std::optional<SparsePart<float>> contributors;
+        MemberGradient::Need need;
+        of_each(request, [&](MemberGradient& gradient) { prepare(session, gradient, need); });
+        std::optional<SparseMemberGradient<float>> contributors;
         if (!request.contributors.empty()) {
             contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
                                  request.weight, request.contributors.data(), nullptr, nullptr,
@@ -226,10 +226,10 @@ class Apply : public Operation {
         Undo undo(session.lane(), session.state, need.undo_bytes);
         if (session.replaces_round()) save_replaced(session, undo);
         auto member = session.members().begin();
-        of_each(request, [&](Part& part) { part.add(*member++, undo); });
+        of_each(request, [&](MemberGradient& gradient) { gradient.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);
     }
-    static void need_for_replaced(ApplySession& session, Part::Need& need) {
+    static void need_for_replaced(ApplySession& session, MemberGradient::Need& need) {
         for (const Member& member : session.members()) {
             if (!session.replaces(member)) continue;
             need.undo_rows += 2 * member.before.rows;  // with their numbers
@@ -240,35 +240,35 @@ class Apply : public Operation {
         for (Member& member : session.members())
             if (session.replaces(member)) undo.save_all(member);
     }
-    void prepare(ApplySession& session, Part& part, Part::Need& need) {
-        Member& member = session.member(part.member());
-        check_shape(member, part.dims());
-        if (session.everywhere()) check_other_lanes(session, part);
-        if (member.state.count == 0) start_round(member, part.dims());
-        member.state.count += part.count();  // at most the lane's, as is the weight
-        member.state.weight += part.weight();
-        const Part::Need more = part.prepare(member);
+    void prepare(ApplySession& session, MemberGradient& gradient, MemberGradient::Need& need) {
+        Member& member = session.member(gradient.member());
+        check_shape(member, gradient.dims());
+        if (session.everywhere()) check_other_lanes(session, gradient);
+        if (member.state.count == 0) start_round(member, gradient.dims());
+        member.state.count += gradient.count();  // at most the lane's, as is the weight
+        member.state.weight += gradient.weight();
+        const MemberGradient::Need more = gradient.prepare(member);
         need.new_rows += more.new_rows;
         need.undo_rows += more.undo_rows;
         need.undo_bytes += more.undo_bytes + kUndoAlign;
-        session.state.applied_bytes += part.bytes();
+        session.state.applied_bytes += gradient.bytes();
     }
-    void check_other_lanes(const ApplySession& session, const Part& part) {
+    void check_other_lanes(const ApplySession& session, const MemberGradient& gradient) {
         for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
             if (i == session.lane_number()) continue;
             LaneState state = segment_.recovered(i);
-            Member other(*segment_.lanes()[i], part.member(), state);
-            if (other.state.round == session.round.round) check_shape(other, part.dims());
+            Member other(*segment_.lanes()[i], gradient.member(), state);
+            if (other.state.round == session.round.round) check_shape(other, gradient.dims());
         }
     }
     // An error of a group's member names it.
     template <class Act>
     void of_each(const ApplyRequest& request, Act act) {
-        for (size_t i = 0; i < request.part_count; ++i) {
+        for (size_t i = 0; i < request.member_count; ++i) {
             try {
-                act(*request.parts[i]);
+                act(*request.members[i]);
             } catch (const Error& error) {
-                const std::string& name = (*segment_.specs())[request.parts[i]->member()].name;
+                const std::string& name = (*segment_.specs())[request.members[i]->member()].name;
                 if (name.empty()) throw;
                 throw error.of_member(name);
             }

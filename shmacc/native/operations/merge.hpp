@@ -74,7 +74,7 @@ class Merge {
     template <uint64_t kWidth, bool kStreamed>
     bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : width_;
-        PlacesByShard places(keys_.data(), keys_.size(), shards_);
+        PositionsByShard positions(keys_.data(), keys_.size(), shards_);
         std::vector<T> sum(repeats_.empty() ? 0 : width);
         bool fits = true;
         uint64_t row = 0;
@@ -84,7 +84,7 @@ class Merge {
                 __builtin_prefetch(&source.contributions[at * source.stride]);
                 prefetch_row(source.rows + at * width, width);
             }
-            const uint64_t place = places.place(row, keys_[row]);
+            const uint64_t position = positions.position(row, keys_[row]);
             const auto [source, at] = find(order_.empty() ? i : order_[i]);
             const T* sums = source.rows + at * width;
             int64_t count = contributions_of(source, at);
@@ -98,9 +98,9 @@ class Merge {
                        fits;
                 sums = sum.data();
             }
-            fits = reduce_row<kWidth, kStreamed>(values + place * width, sums, width, count, reduce) && fits;
-            keys[place] = keys_[row];
-            contributions[place] = count;
+            fits = reduce_row<kWidth, kStreamed>(values + position * width, sums, width, count, reduce) && fits;
+            keys[position] = keys_[row];
+            contributions[position] = count;
         }
         return fits;
     }

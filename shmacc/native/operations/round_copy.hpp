@@ -5,8 +5,8 @@
 
 #include <optional>
 
+#include "operations/member_gradient.hpp"
 #include "operations/merge.hpp"
-#include "operations/parts.hpp"
 #include "protocol/session.hpp"
 #include "rows/output.hpp"
 
@@ -50,30 +50,30 @@ struct TakeRequest {
 template <class T>
 class Tables {
   public:
-    Tables(std::vector<Member>& parts, uint32_t shards) : parts_(parts), shards_(shards) {
+    Tables(std::vector<Member>& in_lanes, uint32_t shards) : in_lanes_(in_lanes), shards_(shards) {
         std::vector<RowSource<T>> sources;
-        for (Member& part : parts) {
+        for (Member& member : in_lanes) {
             // The sizes are proved before anything is allocated that the segment only claims to hold.
-            const uint64_t count = part.state.rows;
-            const Slot* slots = part.array<Slot>(kSlots, count);
-            const T* rows = part.array<T>(kRows0, count * part.state.row_elements);
-            if (parts.size() > 1 && count > 0)
+            const uint64_t count = member.state.rows;
+            const Slot* slots = member.array<Slot>(kSlots, count);
+            const T* rows = member.array<T>(kRows0, count * member.state.row_elements);
+            if (in_lanes.size() > 1 && count > 0)
                 sources.push_back(
                     {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
         }
-        if (parts.size() > 1) merge_.emplace(std::move(sources), parts[0].state.row_elements, shards);
+        if (in_lanes.size() > 1) merge_.emplace(std::move(sources), in_lanes[0].state.row_elements, shards);
     }
-    uint64_t rows() const { return merge_ ? merge_->rows() : parts_[0].state.rows; }
+    uint64_t rows() const { return merge_ ? merge_->rows() : in_lanes_[0].state.rows; }
 
     // All rows, shard by shard and ascending in each, reduced. values may be null: row numbers alone. False: a
     // result does not fit.
     bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
         if (merge_) return merge_->read(keys, values, contributions, reduce);
-        return Rows<T>(parts_[0]).read(keys, values, contributions, reduce, shards_);
+        return Rows<T>(in_lanes_[0]).read(keys, values, contributions, reduce, shards_);
     }
 
   private:
-    std::vector<Member>& parts_;
+    std::vector<Member>& in_lanes_;
     const uint32_t shards_;
     std::optional<Merge<T>> merge_;
 };
@@ -115,16 +115,16 @@ class RoundCopy {
         taken.weight = session.weight();
         const auto members = static_cast<uint32_t>(specs.size()) - 1;
         for (uint32_t number = 0; number < members; ++number) {
-            std::vector<Member> parts = session.parts(number);
-            if (parts.empty()) continue;
+            std::vector<Member> in_lanes = session.in_lanes(number);
+            if (in_lanes.empty()) continue;
             const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
-                return read<decltype(zero)>(parts, specs[number], request);
+                return read<decltype(zero)>(in_lanes, specs[number], request);
             });
             if (!fits) does_not_fit(specs, number);
         }
-        std::vector<Member> parts = session.parts(members);
-        if (parts.empty()) return;
-        Tables<float> set(parts, 1);
+        std::vector<Member> in_lanes = session.in_lanes(members);
+        if (in_lanes.empty()) return;
+        Tables<float> set(in_lanes, 1);
         taken.contributor_count = set.rows();
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
@@ -150,16 +150,16 @@ class RoundCopy {
 
   private:
     template <class T>
-    bool read(std::vector<Member>& parts, const MemberSpec& spec, const TakeRequest& request) {
+    bool read(std::vector<Member>& in_lanes, const MemberSpec& spec, const TakeRequest& request) {
         int64_t count = 0, weight = 0;
-        for (const Member& part : parts) {
-            count += part.state.count;
-            weight += part.state.weight;
-            if (part.state.row_elements != parts[0].state.row_elements)
+        for (const Member& member : in_lanes) {
+            count += member.state.count;
+            weight += member.state.weight;
+            if (member.state.row_elements != in_lanes[0].state.row_elements)
                 data_loss("its lanes' shapes disagree");
         }
         if (weight <= 0 || taken.weight < weight) data_loss("its weights disagree");
-        const Member& first = parts[0];
+        const Member& first = in_lanes[0];
         Reduce reduce{!request.partial && spec.reduction != kSum, 0, spec.lowest, spec.highest};
         if (request.partial) {
             reduce.lowest = INT64_MIN;
@@ -167,10 +167,10 @@ class RoundCopy {
         }
         if (spec.kind == kSparse) {
             if (spec.reduction == kCmean) reduce.divisor = taken.weight;
-            Tables<T> tables(parts, request.shards);
+            Tables<T> tables(in_lanes, request.shards);
             const uint64_t rows = tables.rows();
             TakenMember& out = taken.members.emplace_back(
-                TakenMember{first.number(), count, weight, round_dims(parts[0]), rows,
+                TakenMember{first.number(), count, weight, round_dims(in_lanes[0]), rows,
                             Output(rows * sizeof(int64_t)), Output(rows * first.row_bytes()),
                             Output(rows * sizeof(int64_t))});
             return tables.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
@@ -178,9 +178,9 @@ class RoundCopy {
         }
         reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
         std::vector<const T*> arrays;  // proved before anything is allocated
-        for (Member& part : parts) arrays.push_back(Buffer<T>(part).sums());
+        for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
         TakenMember& out = taken.members.emplace_back(TakenMember{first.number(), count, weight,
-                                                                  round_dims(parts[0]), 0, Output(0),
+                                                                  round_dims(in_lanes[0]), 0, Output(0),
                                                                   Output(first.row_bytes()), Output(0)});
         return reduce_arrays(static_cast<T*>(out.values.get()), arrays, first.state.row_elements, reduce);
     }

@@ -79,7 +79,7 @@ class Rows {
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
-        PlacesByShard places(keys, count, shards);
+        PositionsByShard positions(keys, count, shards);
         bool fits = true;
         for (uint32_t i = 0; i < count; ++i) {
             if (!order.empty() && i + kAhead < count) {
@@ -87,7 +87,7 @@ class Rows {
                 prefetch_row(sums + order[i + kAhead] * width, width);
             }
             const uint32_t slot = order.empty() ? i : order[i];
-            const uint64_t at = places.place(i, table[slot].row);
+            const uint64_t at = positions.position(i, table[slot].row);
             keys[at] = table[slot].row;
             contributions[at] = table[slot].contributions;
             if (contributions[at] <= 0) data_loss("a row has no contributions");

@@ -1,4 +1,4 @@
-// Takes and rounds: waiting in line, handing out, consuming.
+// Takes and rounds: waiting in the queue, handing out, consuming.
 #pragma once
 
 #include "operations/operation.hpp"
@@ -15,16 +15,16 @@ class Take : public Operation {
     //
     // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
     // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
-    // handlers are Python's, but with the place in line, so that nobody else takes the round and no gradient
+    // handlers are Python's, but with its entry in the queue, so that nobody else takes the round and no gradient
     // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
-    // advance_step, an apply out of patience, a death that costs the place, the handler itself. Then the copy is
+    // advance_step, an apply out of patience, a death that costs the entry, the handler itself. Then the copy is
     // made again; after kLooks looks, without another one. A process that dies between copy and commit took nothing.
     //
     // What it took is in `taken` when it throws, too, for nobody else has it from the commit on.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
-        QueueEntry place(segment_);
-        Cancellable interruption(interruption_, place);
+        QueueEntry entry(segment_);
+        Cancellable interruption(interruption_, entry);
         std::optional<RoundCopy> copy;
         std::optional<uint64_t> dropped_before;  // by the first look at the state
         for (int looks = 0;;) {
@@ -36,8 +36,8 @@ class Take : public Operation {
                 if (!session.held()) deadline_exceeded(request, dropped_before);
                 if (!dropped_before) dropped_before = session.dropped();
                 activity.now(kTakes);
-                if (place.joined()) seen = load(place.wake_word());  // before anything is checked
-                place.check_cancelled();
+                if (entry.joined()) seen = load(entry.wake_word());  // before anything is checked
+                entry.check_cancelled();
                 WaitQueue& queue = segment_.wait_queue();
                 const uint32_t head = segment_.living_head(0);
                 const bool open = round_is_open(session.state);
@@ -59,11 +59,11 @@ class Take : public Operation {
                         taken = std::move(copy->taken);
                         if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
                         if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
-                        place.leave();
+                        entry.leave();
                         let_others_go_on(session);
                         return;
                     }
-                    if (!place.joined() && request.num_required > 0) place.join(request.num_required);
+                    if (!entry.joined() && request.num_required > 0) entry.join(request.num_required);
                 } else {
                     copy.reset();
                     if (open) in_the_way = session.state.holder;
@@ -71,16 +71,16 @@ class Take : public Operation {
                     if (past(request.deadline)) deadline_exceeded(request, dropped_before);
                     // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
-                    if (!place.joined()) {
-                        place.join(request.num_required);
+                    if (!entry.joined()) {
+                        entry.join(request.num_required);
                         continue;  // once more, now in the queue: nothing that happens from here on is missed
                     }
                 }
             }
             interruption.check();  // before the commit; or woken, but not served: possibly by a close
             if (look || give_up_offered(in_the_way)) continue;
-            activity.now(kWaitsInLine);
-            wait_to_be_served(place, seen, request);
+            activity.now(kWaitsInQueue);
+            wait_to_be_served(entry, seen, request);
         }
     }
 
@@ -136,7 +136,7 @@ class Take : public Operation {
             return ", but pid " + std::to_string(pid) + " has a round open";
         }
         if (now.count < request.num_required) return "";
-        return ", but other takes were before it in line, or the lock was held all the time";
+        return ", but other takes were before it in the queue, or the lock was held all the time";
     }
     bool may_raise(const RoundState& round) {
         const auto applied = [](const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; };
@@ -148,7 +148,7 @@ class Take : public Operation {
         const std::vector<Event> deaths = segment_.events().take_deaths(session.state);
         if (deaths.empty()) return;
         std::vector<int64_t> pids, contributors;
-        std::string who;
+        std::string dead;
         for (size_t i = 0; i < deaths.size(); ++i) {
             const Event& death = deaths[i];
             // Two sweeps, in two lanes, may both have recorded it.
@@ -157,22 +157,22 @@ class Take : public Operation {
                 continue;
             pids.push_back(death.pid);
             if (death.contributor >= 0) contributors.push_back(death.contributor);
-            who += (who.empty() ? "pid " : ", pid ") + std::to_string(death.pid);
+            dead += (dead.empty() ? "pid " : ", pid ") + std::to_string(death.pid);
         }
         throw Error(Failure::kWorkerDied,
-                    "A process that had applied gradients has died: " + who + "; nothing was consumed", {},
+                    "A process that had applied gradients has died: " + dead + "; nothing was consumed", {},
                     {{"pids", std::move(pids)}, {"contributors", std::move(contributors)}});
     }
 
-    void wait_to_be_served(QueueEntry& place, uint32_t seen, const TakeRequest& request) {
+    void wait_to_be_served(QueueEntry& entry, uint32_t seen, const TakeRequest& request) {
         WaitQueue& queue = segment_.wait_queue();
-        uint32_t& word = place.wake_word();
+        uint32_t& word = entry.wake_word();
         for (Slices slices;;) {
             futex_wait(word, seen, request.deadline, slices.now());
             segment_.check_file();
             if (load(word) != seen) return;  // woken: no time to lose
             interruption_.check();
-            place.check_cancelled();
+            entry.check_cancelled();
             if (past(request.deadline)) return;
             // Not woken: is this the head all the same, or is there a dead take in front of it? That is not
             // worth asking as long as this take could not be served: the apply that changes that removes the
@@ -185,7 +185,7 @@ class Take : public Operation {
                     return;
             }
             if (request.on_death == OnDeath::kRaise && may_raise(now.round)) return;
-            slices.next(interruption_.ends_sleep() && !queue.is_near(place.entry()));
+            slices.next(interruption_.ends_sleep() && !queue.is_near(entry.index()));
         }
     }
 

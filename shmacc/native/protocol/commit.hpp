@@ -30,7 +30,7 @@
 //   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
-//   * a new shape is written to the place that is not current;
+//   * a new shape is written to the one of two that is not current;
 //   * a grown reservation that no record has yet is reserved again by the process that needs it.
 //     (Only the undo log's is committed beforehand, by itself: `recover` reads only what LaneState records as
 //     reserved.)
@@ -59,7 +59,7 @@
 //                                   stamp still marks them until recover's own commit ends it.
 // A record with all lanes' locks is committed likewise, and nothing is changed in place for it.
 // Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
-// another row; a lookup compares the row number in the slot, so they only occupy places. Which members they
+// another row; a lookup compares the row number in the slot, so they only occupy entries. Which members they
 // are of is not recorded: LaneState::leftovers counts all of them, and every index counts those that came since
 // it was built as its own.
 //
@@ -94,7 +94,7 @@
 // never a wrong result.
 //
 // Rejected: redo from gradients staged in shared memory (as many bytes, and additions cannot be repeated);
-// copies of rows at other places (free rows get scattered, and the pointers need an undo of their own);
+// copies of rows elsewhere (free rows get scattered, and the pointers need an undo of their own);
 // undo by subtraction (not exact).
 #pragma once
 
@@ -114,7 +114,7 @@ class Committed {
         : generation_(generation), copies_(copies), needed_(needed) {}
 
     // With one of the locks at least, before anything is committed: forgets a record that did not become valid.
-    // Who would commit the next one needs all locks, so several may do this at a time.
+    // A process that would commit the next one needs all locks, so several may do this at a time.
     void settle() {
         const uint64_t generation = load(generation_);
         if (!is_valid(copies_[generation & 1])) store(generation_, generation - 1);

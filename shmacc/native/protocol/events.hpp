@@ -3,7 +3,7 @@
 // A writer takes the next serial number and writes the entry that it leads to; the serial is stored last, and 0
 // before that, so a reader knows an entry that is being written, or was left half written by a death. If kEvents
 // others write meanwhile, the entry may be a mixture: it is for people to read, but for `concerns`, which is
-// read and written by who has all lanes' locks.
+// read and written by the owner of all lanes' locks.
 #pragma once
 
 #include "protocol/commit.hpp"

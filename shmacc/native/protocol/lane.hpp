@@ -17,7 +17,7 @@ class Member;
 
 class Lane {
   public:
-    // states: its part of the States region.
+    // states: its stretch of the States region.
     Lane(std::shared_ptr<SegmentFile> file, const Config& config, const MemberSpecs& specs, uint32_t number,
          unsigned char* states)
         : number_(number), alone_(config.lanes == 1), specs_(specs),

@@ -1,4 +1,4 @@
-// A segment as one process has it open: its parts.
+// A segment as one process has it open.
 //
 // There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
 // a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.

@@ -34,34 +34,34 @@ class QueueEntry {
     QueueEntry(const QueueEntry&) = delete;
     QueueEntry& operator=(const QueueEntry&) = delete;
 
-    bool joined() const { return entry_ != WaitQueue::kNobody; }
-    uint32_t entry() const { return entry_; }
-    uint32_t& wake_word() const { return wait_queue_[entry_].wake; }
+    bool joined() const { return index_ != WaitQueue::kNobody; }
+    uint32_t index() const { return index_; }
+    uint32_t& wake_word() const { return wait_queue_[index_].wake; }
     void join(int64_t num_required) {
-        entry_ = wait_queue_.join(num_required);
-        ticket_ = load(wait_queue_[entry_].ticket);
+        index_ = wait_queue_.join(num_required);
+        ticket_ = load(wait_queue_[index_].ticket);
     }
     void leave() {
-        if (joined()) wait_queue_.leave(entry_);
-        entry_ = WaitQueue::kNobody;
+        if (joined()) wait_queue_.leave(index_);
+        index_ = WaitQueue::kNobody;
     }
     void check_cancelled() {
         if (joined() && !origin_.is_here())
             throw Error(Failure::kCancelled,
                         "The operation was cancelled: the process was forked in the middle of it");
-        if (joined() && load(wait_queue_[entry_].ticket) != ticket_) {
-            entry_ = WaitQueue::kNobody;
+        if (joined() && load(wait_queue_[index_].ticket) != ticket_) {
+            index_ = WaitQueue::kNobody;
             data_loss("a waiting take's entry in the queue was overwritten");
         }
         // Both: a cancel may have come between the last check and the ticket.
-        if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(entry_)))
+        if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(index_)))
             throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
     }
 
     // Whether an entry of the queue belongs to a take that this thread is in the middle of.
-    static bool of_this_thread(const OpenSegment& segment, uint32_t entry) {
-        for (const QueueEntry* place = innermost_; place; place = place->outer_)
-            if (&place->segment_ == &segment && place->entry_ == entry && place->origin_.is_here())
+    static bool of_this_thread(const OpenSegment& segment, uint32_t index) {
+        for (const QueueEntry* entry = innermost_; entry; entry = entry->outer_)
+            if (&entry->segment_ == &segment && entry->index_ == index && entry->origin_.is_here())
                 return true;
         return false;
     }
@@ -70,7 +70,7 @@ class QueueEntry {
     OpenSegment& segment_;
     WaitQueue& wait_queue_;
     const uint64_t cancels_;
-    uint32_t entry_ = WaitQueue::kNobody;
+    uint32_t index_ = WaitQueue::kNobody;
     uint64_t ticket_ = 0;
     const Origin origin_;
     QueueEntry* const outer_;
@@ -80,16 +80,16 @@ class QueueEntry {
 // A take can be cancelled while it waits for the lock, since a stopped process may hold it.
 class Cancellable : public Interruption {
   public:
-    Cancellable(Interruption& inner, QueueEntry& place) : inner_(inner), place_(place) {}
+    Cancellable(Interruption& inner, QueueEntry& entry) : inner_(inner), entry_(entry) {}
     void check() override {
         inner_.check();
-        place_.check_cancelled();
+        entry_.check_cancelled();
     }
     bool ends_sleep() const override { return inner_.ends_sleep(); }
 
   private:
     Interruption& inner_;
-    QueueEntry& place_;
+    QueueEntry& entry_;
 };
 
 // How long an apply waits for a head whose number is reached already (wait_queue.hpp).

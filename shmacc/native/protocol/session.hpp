@@ -257,14 +257,14 @@ class RoundSession {
     }
 
     // What the lanes have of a member in this round, in order of lane.
-    std::vector<Member> parts(uint32_t number) {
-        std::vector<Member> parts;
-        parts.reserve(lanes_.size());
+    std::vector<Member> in_lanes(uint32_t number) {
+        std::vector<Member> in_lanes;
+        in_lanes.reserve(lanes_.size());
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
-            const Member& member = parts.emplace_back(*segment_.lanes()[i], number, lanes_[i]);
-            if (member.state.round != state.round || member.state.count == 0) parts.pop_back();
+            const Member& member = in_lanes.emplace_back(*segment_.lanes()[i], number, lanes_[i]);
+            if (member.state.round != state.round || member.state.count == 0) in_lanes.pop_back();
         }
-        return parts;
+        return in_lanes;
     }
 
     // All lanes are empty, from the commit on.

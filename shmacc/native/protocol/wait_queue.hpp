@@ -1,4 +1,4 @@
-// The queue of waiting takes: first come, first served, and no place for the dead.
+// The queue of waiting takes: first come, first served, and no entry for the dead.
 //
 // An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
 // the lowest one. The waiting process itself takes, under the segment's lock, when it is the head and its
@@ -99,7 +99,8 @@ class WaitQueue {
             full_barrier();
             return i;
         }
-        throw Error(Failure::kResourceExhausted, std::to_string(kMaxWaiters) + " takes wait in line already");
+        throw Error(Failure::kResourceExhausted,
+                    std::to_string(kMaxWaiters) + " takes wait in the queue already");
     }
 
     void leave(uint32_t i) { store(table_[i].ticket, uint64_t{0}); }

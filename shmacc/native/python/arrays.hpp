@@ -42,7 +42,7 @@ class NewArrays {
                 throw Error(Failure::kInvalidArgument, "An array has more than 2**40 bytes");
             Array& made = arrays_.emplace_back(Array{bytes, nullptr});
             if (contents.is_none()) continue;
-            made.contents = std::make_unique<View<unsigned char>>(contents, 1);
+            made.contents = std::make_unique<ArrayBuffer<unsigned char>>(contents, 1);
             if (made.contents->size() != bytes)
                 throw Error(Failure::kInvalidArgument, "An array's contents have the wrong size");
         }
@@ -93,7 +93,7 @@ class NewArrays {
   private:
     struct Array {
         uint64_t bytes;
-        std::unique_ptr<View<unsigned char>> contents;
+        std::unique_ptr<ArrayBuffer<unsigned char>> contents;
     };
     static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // between two looks for signals
 

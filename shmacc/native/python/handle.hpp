@@ -1,4 +1,4 @@
-// The C++ part of one accumulator object: a use of the process's OpenSegment, and whether this handle is
+// The C++ side of one accumulator object: a use of the process's OpenSegment, and whether this handle is
 // closed. Arguments are checked before (gradients.py); sizes are checked again here, since memory safety
 // depends on them.
 #pragma once
@@ -128,8 +128,8 @@ class Handle {
         return with_sum_type(spec.sum, [&](auto zero) {
             IncomingRows<decltype(zero)> rows(0, spec, request.count, request.weight, indices, values, counts,
                                               ascending);
-            Part* const part = &rows.part();
-            return apply(*segment, &part, 1, request);
+            MemberGradient* const gradient = &rows.gradient();
+            return apply(*segment, &gradient, 1, request);
         });
     }
 
@@ -139,22 +139,22 @@ class Handle {
         ApplyRequest request = of_terms(local_step, terms);
         return with_sum_type(spec.sum, [&](auto zero) {
             IncomingArray<decltype(zero)> array(0, spec, request.count, request.weight, values);
-            Part* const part = &array.part();
-            return apply(*segment, &part, 1, request);
+            MemberGradient* const gradient = &array.gradient();
+            return apply(*segment, &gradient, 1, request);
         });
     }
 
-    // parts: as `incoming` has them.
-    bool apply_group(const nb::list& parts, int64_t local_step, nb::handle terms) {
+    // members: as `incoming` has them.
+    bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
-        return with_parts(*segment, parts, request, [&](Apply& act) { return act.apply(request); });
+        return with_members(*segment, members, request, [&](Apply& act) { return act.apply(request); });
     }
-    // parts, and terms, of all that is to be there.
-    void restore(const nb::list& parts, int64_t step, nb::handle terms) {
+    // members, and terms, of all that is to be there.
+    void restore(const nb::list& members, int64_t step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(step, terms);
-        with_parts(*segment, parts, request, [&](Apply& act) {
+        with_members(*segment, members, request, [&](Apply& act) {
             act.restore(request, step);
             return true;
         });
@@ -164,32 +164,32 @@ class Handle {
         return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients); });
     }
 
-    // What was taken is in `place`. For what a function returns is lost if a signal handler raises right after the
-    // call: handlers run between bytecodes. The maker of the place gives it to `keep` if its content does not get
+    // What was taken is in `taken`. For what a function returns is lost if a signal handler raises right after the
+    // call: handlers run between bytecodes. The caller gives it to `keep` if its content does not get
     // to the caller.
-    void take(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+    void take(TakenRound& taken, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
         const OpenSegment::Use segment = begin_take(num_required);
-        if (kept_.pass_on(place)) return;
-        take(*segment, place, num_required, timeout, false, raise_deaths, nullptr);
+        if (kept_.pass_on(taken)) return;
+        take(*segment, taken, num_required, timeout, false, raise_deaths, nullptr);
     }
     // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
     // anything was.
-    bool keep(nb::object place) { return !closed_ && kept_.keep(std::move(place)); }
+    bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
     // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is this
     // thread's, or offered to the caller's.
-    void open_round(TakenRound& place, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
+    void open_round(TakenRound& taken, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
                     const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
         const auto note = [&] {
-            if (place.serial() == 0) return;
-            opening.add(place.serial(), caller != nullptr);
+            if (taken.serial() == 0) return;
+            opening.add(taken.serial(), caller != nullptr);
             // A close that came between the take's commit and this has not seen the round.
             if (closed_) give_rounds_up(*segment);
         };
         try {
-            take(*segment, place, num_required, timeout, true, raise_deaths, caller);
+            take(*segment, taken, num_required, timeout, true, raise_deaths, caller);
         } catch (...) {
             note();
             throw;
@@ -199,23 +199,23 @@ class Handle {
     // The caller takes over what it was offered. False: the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().loop_round().hold(serial); }
     // What a take would give now.
-    void look(TakenRound& place) {
+    void look(TakenRound& taken) {
         const OpenSegment::Use segment = attached();
         need_numpy();
         run<Take>([&](Take& act) {
-            place.place(segment->specs()) = std::move(act.look(!place.advances(), place.shards()).taken);
+            taken.to_fill(segment->specs()) = std::move(act.look(!taken.advances(), taken.shards()).taken);
         });
     }
-    // What a take would give of a round of these parts of partials, which are in no segment.
-    void reduce(TakenRound& place, const nb::list& parts, int64_t count, int64_t weight, int64_t step) {
+    // What a take would give of a round of these members of partials, which are in no segment.
+    void reduce(TakenRound& taken, const nb::list& members, int64_t count, int64_t weight, int64_t step) {
         const OpenSegment::Use segment = attached();
         need_numpy();
-        const Arrivals arrivals(*segment->specs(), parts);
+        const Arrivals arrivals(*segment->specs(), members);
         const WithoutGil released;
         ReducedPartials reduced(*segment->specs(), count, weight, step);
-        place.place(segment->specs()) = reduced.of(arrivals.parts());
+        taken.to_fill(segment->specs()) = reduced.of(arrivals.gradients());
     }
-    // For one who waits for gradients without a take.
+    // For a caller that waits for gradients without a take.
     void check_deaths() {
         run<Take>([&](Take& act) { act.check_deaths(); });
     }
@@ -314,21 +314,23 @@ class Handle {
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
         return segment.specs()->front();
     }
-    bool apply(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request) {
-        return with_parts(segment, parts, part_count, request, [&](Apply& act) { return act.apply(request); });
+    bool apply(OpenSegment& segment, MemberGradient* const* members, size_t member_count,
+               ApplyRequest& request) {
+        return with_members(segment, members, member_count, request,
+                            [&](Apply& act) { return act.apply(request); });
     }
     template <class Call>
-    bool with_parts(OpenSegment& segment, const nb::list& parts, ApplyRequest& request, Call call) {
-        const Arrivals arrivals(*segment.specs(), parts);
-        return with_parts(segment, arrivals.parts().data(), arrivals.parts().size(), request, call);
+    bool with_members(OpenSegment& segment, const nb::list& members, ApplyRequest& request, Call call) {
+        const Arrivals arrivals(*segment.specs(), members);
+        return with_members(segment, arrivals.gradients().data(), arrivals.gradients().size(), request, call);
     }
     template <class Call>
-    bool with_parts(OpenSegment& segment, Part* const* parts, size_t part_count, ApplyRequest& request,
-                    Call call) {
-        request.parts = parts;
-        request.part_count = part_count;
+    bool with_members(OpenSegment& segment, MemberGradient* const* members, size_t member_count,
+                      ApplyRequest& request, Call call) {
+        request.members = members;
+        request.member_count = member_count;
         WithoutGil released;
-        for (size_t i = 0; i < part_count; ++i) parts[i]->sort();
+        for (size_t i = 0; i < member_count; ++i) members[i]->sort();
         return run_in<Apply>(segment, released, call);
     }
 
@@ -342,18 +344,18 @@ class Handle {
                             std::to_string(segment->config().capacity) + ": it would never be reached");
         return segment;
     }
-    void take(OpenSegment& segment, TakenRound& place, int64_t num_required, std::optional<double> timeout,
+    void take(OpenSegment& segment, TakenRound& taken, int64_t num_required, std::optional<double> timeout,
               bool hold, bool raise_deaths, const Caller* caller) {
         const TakeRequest request{num_required,
                                   deadline_after(timeout),
-                                  !place.advances(),
-                                  place.shards(),
-                                  place.advances(),
-                                  place.seals(),
+                                  !taken.advances(),
+                                  taken.shards(),
+                                  taken.advances(),
+                                  taken.seals(),
                                   hold,
                                   raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
                                   caller ? caller->thread() : 0};
-        run<Take>([&](Take& act) { act.take(request, place.place(segment.specs())); }, caller);
+        run<Take>([&](Take& act) { act.take(request, taken.to_fill(segment.specs())); }, caller);
     }
 
     // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
@@ -382,7 +384,7 @@ class Handle {
         const bool swept = sweep(segment, kSweepPatience);
         if (segment.claim() == Presence::Claim::kFull)
             throw Error(Failure::kResourceExhausted,
-                        "All " + std::to_string(kMaxParticipants) + " places for processes are taken" +
+                        "All " + std::to_string(kMaxParticipants) + " entries for processes are in use" +
                             (swept
                                  ? ""
                                  : "; a process keeps the lock, so those of dead processes cannot be freed"));

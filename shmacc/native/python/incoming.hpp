@@ -1,16 +1,16 @@
 // Gradients as Python gives them: arrays, viewed for as long as their apply lasts.
 #pragma once
 
-#include "operations/parts.hpp"
+#include "operations/member_gradient.hpp"
 #include "python/python.hpp"
 
 namespace shmacc {
 
-// A part and the arrays that it reads. Made and destroyed with the GIL.
+// A gradient of one member and the arrays that it reads. Made and destroyed with the GIL.
 class Incoming {
   public:
     virtual ~Incoming() = default;
-    virtual Part& part() = 0;
+    virtual MemberGradient& gradient() = 0;
 };
 
 template <class T>
@@ -26,17 +26,17 @@ class IncomingRows : public Incoming {
         if (keys_.size() > kMaxRows || numbers_.size() != keys_.size() * width ||
             (counts_ && counts_->size() != keys_.size()))
             throw Error(Failure::kInvalidArgument, "Sizes of indices, values and contributions disagree");
-        part_.emplace(member, std::move(dims), count, weight, keys_.data(), numbers_.data(),
-                      counts_ ? counts_->data() : nullptr, static_cast<uint32_t>(keys_.size()), width,
-                      ascending);
+        gradient_.emplace(member, std::move(dims), count, weight, keys_.data(), numbers_.data(),
+                          counts_ ? counts_->data() : nullptr, static_cast<uint32_t>(keys_.size()), width,
+                          ascending);
     }
-    Part& part() override { return *part_; }
+    MemberGradient& gradient() override { return *gradient_; }
 
   private:
-    View<int64_t> keys_;
-    View<T> numbers_;
-    std::optional<View<int64_t>> counts_;
-    std::optional<SparsePart<T>> part_;
+    ArrayBuffer<int64_t> keys_;
+    ArrayBuffer<T> numbers_;
+    std::optional<ArrayBuffer<int64_t>> counts_;
+    std::optional<SparseMemberGradient<T>> gradient_;
 };
 
 template <class T>
@@ -47,13 +47,13 @@ class IncomingArray : public Incoming {
         Dims dims = numbers_.dims(0);
         if (numbers_.size() != product(dims) * spec.components)
             throw Error(Failure::kInvalidArgument, "Sizes of values and shape disagree");
-        part_.emplace(member, std::move(dims), count, weight, numbers_.data(), numbers_.size());
+        gradient_.emplace(member, std::move(dims), count, weight, numbers_.data(), numbers_.size());
     }
-    Part& part() override { return *part_; }
+    MemberGradient& gradient() override { return *gradient_; }
 
   private:
-    View<T> numbers_;
-    std::optional<DensePart<T>> part_;
+    ArrayBuffer<T> numbers_;
+    std::optional<DenseMemberGradient<T>> gradient_;
 };
 
 // terms: None for a gradient that counts once, from nobody in particular, and waits for ever; else (count, weight,
@@ -69,7 +69,7 @@ inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
     if (PyLong_Check(contributors.ptr())) {
         request.contributors.push_back(nb::cast<int64_t>(contributors));
     } else if (!contributors.is_none()) {
-        const View<int64_t> all(contributors, 1);
+        const ArrayBuffer<int64_t> all(contributors, 1);
         request.contributors.assign(all.data(), all.data() + all.size());
         request.partial = true;
     }
@@ -78,40 +78,40 @@ inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
 }
 
 // (member, count, weight, indices or None, values, counts or None, ascending), as gradients.py makes it.
-inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& part) {
-    const auto member = nb::cast<uint32_t>(part[0]);
-    if (part.size() != 7 || member + 1 >= specs.size())
+inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& given) {
+    const auto member = nb::cast<uint32_t>(given[0]);
+    if (given.size() != 7 || member + 1 >= specs.size())
         throw Error(Failure::kInvalidArgument, "The segment has no such member");
     const MemberSpec& spec = specs[member];
-    const auto count = nb::cast<int64_t>(part[1]), weight = nb::cast<int64_t>(part[2]);
-    const bool sparse = !nb::handle(part[3]).is_none();
+    const auto count = nb::cast<int64_t>(given[1]), weight = nb::cast<int64_t>(given[2]);
+    const bool sparse = !nb::handle(given[3]).is_none();
     if (sparse != (spec.kind == kSparse))
         throw Error(Failure::kInvalidArgument, "The member is of the other kind");
     return with_sum_type(spec.sum, [&](auto zero) -> std::unique_ptr<Incoming> {
         using T = decltype(zero);
         if (sparse)
-            return std::make_unique<IncomingRows<T>>(member, spec, count, weight, part[3], part[4], part[5],
-                                                     nb::cast<bool>(part[6]));
-        return std::make_unique<IncomingArray<T>>(member, spec, count, weight, part[4]);
+            return std::make_unique<IncomingRows<T>>(member, spec, count, weight, given[3], given[4],
+                                                     given[5], nb::cast<bool>(given[6]));
+        return std::make_unique<IncomingArray<T>>(member, spec, count, weight, given[4]);
     });
 }
 
 // Several of them.
 class Arrivals {
   public:
-    Arrivals(const MemberSpecs& specs, const nb::list& parts) {
-        members_.reserve(parts.size());
-        parts_.reserve(parts.size());
-        for (const nb::handle part : parts) {
-            members_.push_back(incoming(specs, nb::borrow<nb::tuple>(part)));
-            parts_.push_back(&members_.back()->part());
+    Arrivals(const MemberSpecs& specs, const nb::list& given) {
+        members_.reserve(given.size());
+        gradients_.reserve(given.size());
+        for (const nb::handle member : given) {
+            members_.push_back(incoming(specs, nb::borrow<nb::tuple>(member)));
+            gradients_.push_back(&members_.back()->gradient());
         }
     }
-    const std::vector<Part*>& parts() const { return parts_; }
+    const std::vector<MemberGradient*>& gradients() const { return gradients_; }
 
   private:
     std::vector<std::unique_ptr<Incoming>> members_;
-    std::vector<Part*> parts_;
+    std::vector<MemberGradient*> gradients_;
 };
 
 }  // namespace shmacc

@@ -120,7 +120,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// The part of the layout that Python knows; shmacc/layout.py provides it.
+// What Python knows of the layout; shmacc/layout.py provides it.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
@@ -231,18 +231,18 @@ NB_MODULE(_core, m) {
              nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
              nb::arg("terms").none())
-        .def("apply_group", &Handle::apply_group, nb::arg("parts"), nb::arg("local_step"),
+        .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
              nb::arg("terms").none())
-        .def("restore", &Handle::restore, nb::arg("parts"), nb::arg("step"), nb::arg("terms").none())
+        .def("restore", &Handle::restore, nb::arg("members"), nb::arg("step"), nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
         .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
-             nb::arg("place"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
-        .def("look", &Handle::look, nb::arg("place"))
-        .def("reduce", &Handle::reduce, nb::arg("place"), nb::arg("parts"), nb::arg("count"),
+             nb::arg("taken"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
+        .def("look", &Handle::look, nb::arg("taken"))
+        .def("reduce", &Handle::reduce, nb::arg("taken"), nb::arg("members"), nb::arg("count"),
              nb::arg("weight"), nb::arg("step"))
         .def("check_deaths", &Handle::check_deaths)
-        .def("keep", &Handle::keep, nb::arg("place"))
-        .def("open_round", &Handle::open_round, nb::arg("place"), nb::arg("num_required"),
+        .def("keep", &Handle::keep, nb::arg("taken"))
+        .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"),
              nb::arg("timeout").none(), nb::arg("raise_deaths"), nb::arg("caller").none())
         .def("hold_round", &Handle::hold_round, nb::arg("serial"))
         .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
@@ -270,7 +270,7 @@ NB_MODULE(_core, m) {
         .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"))
         .def("forget", &MappedArrays::forget);
 
-    nb::class_<SegmentView>(m, "View")
+    nb::class_<SegmentView>(m, "SegmentView")
         .def("close", &SegmentView::close)
         .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
         .def("tables", &SegmentView::tables)
@@ -309,7 +309,7 @@ NB_MODULE(_core, m) {
     m.def(
         "check_rows",
         [](nb::handle indices, int64_t limit) {
-            View<int64_t> keys(indices, 1);
+            ArrayBuffer<int64_t> keys(indices, 1);
             RowCheck check = check_rows(keys.data(), keys.size(), limit);
             return nb::make_tuple(check.ascending, check.over, check.negative);
         },
@@ -317,7 +317,7 @@ NB_MODULE(_core, m) {
     m.def(
         "repeated_row",
         [](nb::handle indices) {
-            View<int64_t> keys(indices, 1);
+            ArrayBuffer<int64_t> keys(indices, 1);
             if (keys.size() > kMaxRows) throw Error(Failure::kInvalidArgument, "More rows than 2**32");
             return repeated_row(keys.data(), keys.size());
         },
@@ -333,36 +333,36 @@ NB_MODULE(_core, m) {
     m.def(
         "ends_of_shards",
         [](nb::handle indices, uint32_t shards) {
-            View<int64_t> rows(indices, 1);
+            ArrayBuffer<int64_t> rows(indices, 1);
             return ends_of_shards(rows.data(), rows.size(), shards);
         },
         nb::arg("indices"), nb::arg("shards"));
     m.def(
-        "find_places",
+        "find_positions",
         [](nb::handle indices) {
             need_numpy();
-            View<int64_t> rows(indices, 1);
-            Output places(rows.size() * sizeof(int64_t));
+            ArrayBuffer<int64_t> rows(indices, 1);
+            Output positions(rows.size() * sizeof(int64_t));
             {
                 WithoutGil released;
-                find_places(rows.data(), rows.size(), static_cast<int64_t*>(places.get()));
+                find_positions(rows.data(), rows.size(), static_cast<int64_t*>(positions.get()));
             }
-            return array_of<int64_t>(places, rows.size());
+            return array_of<int64_t>(positions, rows.size());
         },
         nb::arg("indices"));
     m.def(
         "put_rows",
-        [](nb::handle all, nb::handle places, nb::handle rows) {
-            View<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
-            View<int64_t> where(places, 1);
+        [](nb::handle all, nb::handle positions, nb::handle rows) {
+            ArrayBuffer<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
+            ArrayBuffer<int64_t> where(positions, 1);
             const uint64_t row_bytes = product(target.dims(1));
             const uint64_t size = row_bytes ? target.size() / row_bytes : 0;
             if (source.size() != where.size() * row_bytes)
-                throw Error(Failure::kInvalidArgument, "The rows are not as many as their places");
+                throw Error(Failure::kInvalidArgument, "The rows are not as many as their positions");
             WithoutGil released;
             put_rows(target.writable(), size, row_bytes, where.data(), source.data(), where.size());
         },
-        nb::arg("all"), nb::arg("places"), nb::arg("rows"));
+        nb::arg("all"), nb::arg("positions"), nb::arg("rows"));
     watch_forks();
     export_layout(m);
 }

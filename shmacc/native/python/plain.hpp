@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// The value as a NumPy array, no subclass, of that type (NumPy's number), that a View can read directly; or null.
+// The value as a NumPy array, no subclass, of that type (NumPy's number), that an ArrayBuffer can read directly; or null.
 inline PyArrayObject* plain_array(nb::handle value, int type_number) {
     need_numpy();
     if (!PyArray_CheckExact(value.ptr())) return nullptr;

@@ -89,38 +89,38 @@ inline int64_t deadline_after(std::optional<double> seconds) {
 
 // The memory of an input array, for the lifetime of this object.
 template <class T>
-class View {
+class ArrayBuffer {
   public:
     // components: how many T make an element of the array.
-    View(nb::handle array, uint32_t components, int flags = 0) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | flags) != 0)
+    ArrayBuffer(nb::handle array, uint32_t components, int flags = 0) {
+        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | flags) != 0)
             throw nb::python_error();
-        if (static_cast<size_t>(view_.itemsize) != sizeof(T) * components) {
-            PyBuffer_Release(&view_);
+        if (static_cast<size_t>(buffer_.itemsize) != sizeof(T) * components) {
+            PyBuffer_Release(&buffer_);
             throw nb::type_error("the array's elements have the wrong size");
         }
     }
-    ~View() { PyBuffer_Release(&view_); }
-    View(const View&) = delete;
-    View& operator=(const View&) = delete;
-    const T* data() const { return static_cast<const T*>(view_.buf); }
-    T* writable() const { return static_cast<T*>(view_.buf); }
-    uint64_t size() const { return static_cast<uint64_t>(view_.len) / sizeof(T); }
+    ~ArrayBuffer() { PyBuffer_Release(&buffer_); }
+    ArrayBuffer(const ArrayBuffer&) = delete;
+    ArrayBuffer& operator=(const ArrayBuffer&) = delete;
+    const T* data() const { return static_cast<const T*>(buffer_.buf); }
+    T* writable() const { return static_cast<T*>(buffer_.buf); }
+    uint64_t size() const { return static_cast<uint64_t>(buffer_.len) / sizeof(T); }
     // The array's, without the first `skipped` ones, which it must have.
     Dims dims(int skipped) const {
-        if (view_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
-        return Dims(view_.shape + skipped, view_.shape + view_.ndim);
+        if (buffer_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(buffer_.shape + skipped, buffer_.shape + buffer_.ndim);
     }
 
   private:
-    Py_buffer view_{};
+    Py_buffer buffer_{};
 };
 
 // Converts from one array's memory into that of another one with as many elements.
 template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
-    View<From> source(from, 1);
-    View<To> target(to, 1, PyBUF_WRITABLE);
+    ArrayBuffer<From> source(from, 1);
+    ArrayBuffer<To> target(to, 1, PyBUF_WRITABLE);
     if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());

@@ -1,7 +1,7 @@
 // A round on its way to Python: what a take took, as arrays, and what of it did not get to its caller.
 //
 // From the take's commit on only this process has the round, while memory may run out for the arrays and for what
-// Python makes of them, and a signal handler may raise. So the round has its place before it is taken: an object
+// Python makes of them, and a signal handler may raise. So what holds it is there before it is taken: an object
 // of Python's, made by the caller, that the take fills at its commit. Its arrays are made when they are asked for.
 // If they do not get to the caller, the handle keeps that very object for its next take of the same sort: one
 // that advances the step or does not (a mean is no partial), one that seals or does not (a caller that asks for a
@@ -28,7 +28,7 @@ class TakenRound {
     uint32_t shards() const { return shards_; }
 
     // For the take's commit.
-    std::optional<Taken>& place(const std::shared_ptr<const MemberSpecs>& specs) {
+    std::optional<Taken>& to_fill(const std::shared_ptr<const MemberSpecs>& specs) {
         specs_ = specs;
         return taken_;
     }
@@ -45,7 +45,7 @@ class TakenRound {
         return contributors_;
     }
 
-    // (number, count, weight) of each member that was touched. The other functions take a place in this list.
+    // (number, count, weight) of each member that was touched. The other functions take an index into this list.
     std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
         std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
         for (const TakenMember& member : taken().members)

@@ -17,8 +17,8 @@ namespace shmacc {
 
 struct RowCheck {
     bool ascending;    // strictly
-    int64_t over;      // place of the first row number that is not below the limit; -1: none
-    int64_t negative;  // place of the first negative row number; -1: none
+    int64_t over;      // position of the first row number that is not below the limit; -1: none
+    int64_t negative;  // position of the first negative row number; -1: none
 };
 
 inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
@@ -32,7 +32,7 @@ inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
     return check;
 }
 
-// Place of a row number that occurs twice; -1: none does.
+// Position of a row number that occurs twice; -1: none does.
 inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
     const std::vector<uint32_t> order = ascending_order(keys, static_cast<uint32_t>(count));
     for (uint64_t i = 1; i < count; ++i)
@@ -87,41 +87,41 @@ class Gradient {
     // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
     // rows of a partial do not repeat: gradients.py.)
     void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
-        std::vector<uint32_t> places(count_);  // of each row's sum
+        std::vector<uint32_t> positions(count_);  // of each row's sum
         uint32_t at = 0;
         for (uint32_t i = 0; i < count_; ++i) {
             at += sorted_keys_[i] != sorted_keys_[at];
             sorted_keys_[at] = sorted_keys_[i];
-            places[order[i]] = at;
+            positions[order[i]] = at;
         }
         sorted_keys_.resize(distinct);
         merged_.reset(new T[distinct * width_]);
         bool fits = true;
-        with_width(width_, [&](auto width) { fits = sum<width.value>(places, distinct); });
+        with_width(width_, [&](auto width) { fits = sum<width.value>(positions, distinct); });
         if (!fits) sum_overflows();
         values_ = merged_.get();
         count_ = distinct;
     }
 
     // Adds the rows to their sums, in the order in which they lie in the gradient: so the hardware fetches them
-    // ahead, and only the sums are at random places. These are fewer, the most frequent stay in the caches, and the
+    // ahead, and only the sums are at random addresses. These are fewer, the most frequent stay in the caches, and the
     // others are fetched kAhead rows in advance. The other way, the repeats of one sum after the other, every row
-    // is at a random place, and waiting for them took most of an apply. False: a sum does not fit.
+    // is at a random address, and waiting for them took most of an apply. False: a sum does not fit.
     template <uint64_t kWidth>
-    bool sum(const std::vector<uint32_t>& places, uint32_t distinct) {
+    bool sum(const std::vector<uint32_t>& positions, uint32_t distinct) {
         const uint64_t width = kWidth ? kWidth : width_;
         const bool near = distinct * width * sizeof(T) <= kNearBytes;
         const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
         std::vector<bool> begun(distinct);
         bool fits = true;
         for (uint32_t i = 0; i < count_; ++i) {
-            if (i < fetching) prefetch_row(merged_.get() + places[i + kAhead] * width, width);
-            T* row = merged_.get() + places[i] * width;
+            if (i < fetching) prefetch_row(merged_.get() + positions[i + kAhead] * width, width);
+            T* row = merged_.get() + positions[i] * width;
             const T* value = values_ + i * width;
-            if (begun[places[i]]) {
+            if (begun[positions[i]]) {
                 fits = add_numbers(row, value, width) && fits;
             } else {
-                begun[places[i]] = true;
+                begun[positions[i]] = true;
                 copy_numbers(row, value, width);
             }
         }

@@ -2,11 +2,11 @@
 //
 // A bucket holds ten 16-bit tags (other bits of the hash than those that choose the bucket; 0: free) and ten
 // slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
-// number decides. Places are filled from the front and never freed one by one, so the first free one ends a
+// number decides. Entries are filled from the front and never freed one by one, so the first free one ends a
 // search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
 // stamp.
 //
-// 6.4 bytes per place and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
+// 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
 //
 // Row numbers may come from an attacker who wants applies to be slow. For a known hash, thirty thousand rows
@@ -105,20 +105,20 @@ class Index {
     }
 
     // The bucket where the search for a row begins, and the row's tag.
-    struct Place {
-        uint32_t home;
+    struct Home {
+        uint32_t bucket;
         uint16_t tag;
     };
     // Fetches the bucket as well.
-    Place place_of(int64_t row) const {
+    Home home_of(int64_t row) const {
         const uint64_t hash = hash_(row);
         const uint64_t at = home(hash);
         __builtin_prefetch(&buckets_[at], 1);
         return {static_cast<uint32_t>(at), tag(hash)};
     }
-    // The row of this place must be absent, and there must be a free entry.
-    void insert(const Place& place, uint32_t slot) {
-        uint64_t at = place.home;
+    // The row of this home must be absent, and there must be a free entry.
+    void insert(const Home& home, uint32_t slot) {
+        uint64_t at = home.bucket;
         for (uint64_t probe = 0; probe < count_; ++probe) {
             Bucket& bucket = buckets_[at];
             if (bucket.stamp != stamp_) {
@@ -129,7 +129,7 @@ class Index {
             if (free) {
                 int entry = __builtin_ctz(free);
                 bucket.slots[entry] = slot;
-                store(bucket.tags[entry], place.tag);  // killed before this: still free
+                store(bucket.tags[entry], home.tag);  // killed before this: still free
                 return;
             }
             if (++at == count_) at = 0;
@@ -165,7 +165,7 @@ class Index {
     // other: a gradient like an earlier one finds its rows one after the other, and a stretch of neighbouring
     // rows at the same distance from each other. So a block is searched for right after the previous one, and
     // if its ends are there, its inner keys are tried there first, without the index. Right or wrong, the row
-    // number in the slot decides. The places that the `later` keys after the block would have are fetched
+    // number in the slot decides. The slots that the `later` keys after the block would have are fetched
     // meanwhile.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
                          uint64_t rows, RunList& list) const {
@@ -290,9 +290,9 @@ class Inserts {
         : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
 
     void add(int64_t row) {
-        Index::Place& place = waiting_[added_ % kAhead];
-        if (added_ >= kAhead) index_.insert(place, slot_++);
-        place = index_.place_of(row);
+        Index::Home& home = waiting_[added_ % kAhead];
+        if (added_ >= kAhead) index_.insert(home, slot_++);
+        home = index_.home_of(row);
         ++added_;
     }
     void finish() {
@@ -306,7 +306,7 @@ class Inserts {
     Index index_;
     uint32_t slot_;
     uint64_t added_ = 0;
-    Index::Place waiting_[kAhead];
+    Index::Home waiting_[kAhead];
 };
 
 }  // namespace shmacc

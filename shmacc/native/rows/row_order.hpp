@@ -79,21 +79,21 @@ inline std::vector<uint64_t> ends_of_shards(const int64_t* rows, uint64_t count,
 }
 
 // Where rows go that are read in ascending order: each shard's together. Memory is best read in that order, in
-// which gradients brought the rows; to write to several places by turns costs little.
-class PlacesByShard {
+// which gradients brought the rows; to write to several regions by turns costs little.
+class PositionsByShard {
   public:
-    PlacesByShard(const int64_t* rows, uint64_t count, uint32_t shards) : count_(count) {
+    PositionsByShard(const int64_t* rows, uint64_t count, uint32_t shards) : count_(count) {
         if (shards == 1) return;
         const std::vector<uint64_t> ends = ends_of_shards(rows, count, shards);
         next_.push_back(0);
         next_.insert(next_.end(), ends.begin(), ends.end() - 1);
     }
     // Of the row that is the i-th one in ascending order; to be called in that order.
-    uint64_t place(uint64_t i, int64_t row) {
+    uint64_t position(uint64_t i, int64_t row) {
         if (next_.empty()) return i;
-        const uint64_t place = next_[shard_of(row, static_cast<uint32_t>(next_.size()))]++;
-        if (place >= count_) data_loss("its rows change while they are read");
-        return place;
+        const uint64_t position = next_[shard_of(row, static_cast<uint32_t>(next_.size()))]++;
+        if (position >= count_) data_loss("its rows change while they are read");
+        return position;
     }
 
   private:

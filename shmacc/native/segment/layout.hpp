@@ -197,7 +197,7 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// What concerns all lanes: changed by who has all their locks. Kept twice; see commit.hpp.
+// What concerns all lanes: changed by the owner of all their locks. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
     uint64_t round;  // counts up; what a lane has of another round is void
@@ -213,7 +213,7 @@ struct RoundState {
     uint64_t checksum;
 };
 
-// What concerns all members of a lane: changed by who has its lock. Kept twice; see commit.hpp.
+// What concerns all members of a lane: changed by the owner of its lock. Kept twice; see commit.hpp.
 struct LaneState {
     uint64_t generation;
     uint64_t round;  // that the next two are of
@@ -314,7 +314,7 @@ struct Header {
 constexpr uint64_t kHeaderBytes = 8192;
 static_assert(sizeof(Header) <= kHeaderBytes, "the header outgrew its reservation");
 
-// At the start of a lane's part of the States region.
+// At the start of a lane's stretch of the States region.
 struct LaneHeader {
     alignas(64) uint64_t generation;
     alignas(64) LaneState state[2];
@@ -334,7 +334,7 @@ enum Activity : uint32_t {
     kWaitsForLock,
     kApplies,
     kTakes,
-    kWaitsInLine,
+    kWaitsInQueue,
     kWaitsForHead,
     kWaitsForRound,
     kWaitsForRoom,
@@ -346,8 +346,8 @@ constexpr Named kActivityNames[] = {
     {kWaitsForLock, "waits for the lock"},
     {kApplies, "applies"},
     {kTakes, "takes"},
-    {kWaitsInLine, "waits in line"},
-    {kWaitsForHead, "waits for the head of the line"},
+    {kWaitsInQueue, "waits in the queue"},
+    {kWaitsForHead, "waits for the head of the queue"},
     {kWaitsForRound, "waits for the end of the round"},
     {kWaitsForRoom, "waits for room"},
     {kWaitsForStep, "waits for the step"},

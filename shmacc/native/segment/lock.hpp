@@ -1,4 +1,5 @@
-// A lane's lock: the process that holds it may write what is the lane's, and who holds all lanes' what is of all.
+// A lane's lock: the process that holds it may write what is the lane's, and the one that holds all lanes'
+// locks what is of all.
 //
 // The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
 // own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
@@ -62,7 +63,7 @@ namespace shmacc {
 
 // False: another process holds it; or the descriptor is not the segment's any more, which its users see by
 // SegmentFile::state. A kernel that has no memory for a lock (ENOLCK) has not said that anybody holds it: that is
-// an error. But letting go does not fail: who gave up would keep others out for as long as the process lives.
+// an error. But letting go does not fail: a process that gave up would keep others out for as long as the process lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;

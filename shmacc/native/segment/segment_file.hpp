@@ -220,7 +220,7 @@ class SegmentFile {
     // Before anything is locked, reserved or touched.
     void check_open() const { status(); }
 
-    // Whether a name leads to this very file. Who cannot find out must not act as if it did not.
+    // Whether a name leads to this very file. A process that cannot find out must not act as if it did not.
     bool is_at(const std::string& path) const {
         struct stat found{};
         if (lstat(path.c_str(), &found) != 0) {

@@ -105,7 +105,7 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
 
 
 def progress(gradients: int, line: list[details.Taker]) -> str:
-    """Return the round's progress towards what the head of the line waits for."""
+    """Return the round's progress towards what the head of the queue waits for."""
     head = next((taker for taker in line if taker.alive), None)
     if head is None:
         return formatting.count_of(gradients, "gradient")

@@ -81,9 +81,11 @@ _DEFINITIONS: Final = (
         "Dead processes whose entries have not been swept yet.",
         lambda seen, _: seen.summary.attached_dead,
     ),
-    _Definition("waiting", "gauge", "Takes that wait in line.", lambda seen, _: seen.stats.waiting),
     _Definition(
-        "head_requires", "gauge", "Gradients that the head of the line waits for.", _head_requires
+        "waiting", "gauge", "Takes that wait in the queue.", lambda seen, _: seen.stats.waiting
+    ),
+    _Definition(
+        "head_requires", "gauge", "Gradients that the head of the queue waits for.", _head_requires
     ),
     _Definition("head_waits_seconds", "gauge", "How long it has waited.", _head_wait),
     _Definition(

@@ -281,7 +281,7 @@ def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[st
         yield "round", Cell(f"{formatting.count_of(now.gradients or 0, 'gradient')}; nobody waits")
     else:
         bar = formatting.bar(now.gradients or 0, head.num_required, max(4, min(30, width - 70)))
-        behind = f", {len(line) - 1} more in line" if len(line) > 1 else ""
+        behind = f", {len(line) - 1} more in the queue" if len(line) > 1 else ""
         waited = formatting.duration(head.waiting_seconds)
         text = f"{bar} {now.gradients} of {head.num_required}"
         pid = formatting.pid(head.pid, is_here=head.pid_is_here)

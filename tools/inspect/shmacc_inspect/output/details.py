@@ -85,7 +85,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A take that waits in line."""
+    """A take that waits in the queue."""
 
     position: int
     pid: int | None

@@ -20,7 +20,7 @@ End every waiting take with CancelledError; without --yes, only list them.
 
 Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
 while the process that holds the lock is stopped: a take that waits for that lock, and so has no
-place in line yet, is cancelled too."""
+entry in the queue yet, is cancelled too."""
 EXAMPLES: Final = """\
 Examples:
   shmacc-inspect cancel embeddings              which takes would be cancelled
@@ -95,7 +95,7 @@ def _lines(answer: Cancelling) -> Iterator[Cell]:
 
 def _verdict(answer: Cancelling) -> str:
     if not answer.dry_run:
-        return f"{formatting.count_of(answer.cancelled, 'take')} in line cancelled"
+        return f"{formatting.count_of(answer.cancelled, 'take')} in the queue cancelled"
     if (
         answer.lock_waiter_pids
         or answer.lock_waiters_elsewhere

@@ -1,4 +1,4 @@
-// A gradient on its way in: a part for each member that it has. All in the caller, before the lock, but `prepare`
+// A gradient on its way in: a MemberGradient for each member that it has. All in the caller, before the lock, but `prepare`
 // and `add`.
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace shmacc {
 
-class Part {
+class MemberGradient {
   public:
     // count, weight: of the gradients in it that have this member.
-    Part(uint32_t member, Dims dims, int64_t count, int64_t weight)
+    MemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight)
         : member_(member), dims_(std::move(dims)), count_(count), weight_(weight) {}
-    virtual ~Part() = default;
-    Part(const Part&) = delete;
-    Part& operator=(const Part&) = delete;
+    virtual ~MemberGradient() = default;
+    MemberGradient(const MemberGradient&) = delete;
+    MemberGradient& operator=(const MemberGradient&) = delete;
 
     uint32_t member() const { return member_; }
     const Dims& dims() const { return dims_; }
@@ -43,13 +43,13 @@ class Part {
 };
 
 template <class T>
-class SparsePart : public Part {
+class SparseMemberGradient : public MemberGradient {
   public:
     // counts: as for Gradient. All arrays must outlive this.
-    SparsePart(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
-               const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
-        : Part(member, std::move(dims), count, weight), keys_(keys), values_(values), counts_(counts),
-          rows_(rows), width_(width), ascending_(ascending) {}
+    SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
+                         const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
+        : MemberGradient(member, std::move(dims), count, weight), keys_(keys), values_(values),
+          counts_(counts), rows_(rows), width_(width), ascending_(ascending) {}
 
     uint64_t bytes() const override { return rows_ * width_ * sizeof(T); }
     void sort() override { gradient_.emplace(keys_, values_, counts_, weight(), rows_, width_, ascending_); }
@@ -77,10 +77,11 @@ class SparsePart : public Part {
 };
 
 template <class T>
-class DensePart : public Part {
+class DenseMemberGradient : public MemberGradient {
   public:
-    DensePart(uint32_t member, Dims dims, int64_t count, int64_t weight, const T* values, uint64_t size)
-        : Part(member, std::move(dims), count, weight), values_(values), size_(size) {}
+    DenseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const T* values,
+                        uint64_t size)
+        : MemberGradient(member, std::move(dims), count, weight), values_(values), size_(size) {}
 
     uint64_t bytes() const override { return size_ * sizeof(T); }
     void sort() override {}
