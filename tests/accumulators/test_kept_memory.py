@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import re
 import resource
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import pytest
+from helpers import own_shm
+from helpers.apart import forks, needs_own_shm, run_apart
+from helpers.own_shm import BIND
 from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kernel
 
@@ -88,6 +98,103 @@ def test_it_does_not_keep_a_result_from_memory_that_is_short() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert (held == 2).all()
+
+
+class _Malloc(ctypes.Structure):
+    """What `mallinfo2` returns."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def allocated() -> int:
+    """Bytes that malloc has given out, from wherever it has them."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Malloc
+    found = mallinfo()
+    return int(found.hblkhd + found.uordblks)
+
+
+needs_mallinfo = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs the mallinfo2 of glibc 2.33"
+)
+
+
+def _keeps_nothing_any_more(forbid: Callable[[], None]) -> None:
+    before = allocated()
+    filled(1)
+    assert allocated() - before >= LARGE, "it is kept"
+    forbid()
+    filled(2, 2 * LARGE)
+    assert allocated() - before < LARGE // 2, "neither that, nor the one that was kept earlier"
+    filled(3)
+    assert allocated() - before < LARGE // 2
+
+
+def _limit(resource_number: int) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource_number, (used + 4 * LARGE, resource.RLIM_INFINITY))
+
+
+def _is_limited_in(resource_number: int) -> None:
+    _keeps_nothing_any_more(partial(_limit, resource_number))
+    for _ in range(2):
+        np.ones(4 * LARGE, np.uint8)  # NumPy's own has the room
+
+
+@forks
+@needs_mallinfo
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs the address space")
+@pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_nothing_is_kept_where_the_address_space_is_limited(limit: int) -> None:
+    run_apart(_is_limited_in, limit)
+
+
+def _lock_all() -> None:
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
+    current_and_future = 3
+    if ctypes.CDLL(None).mlockall(current_and_future) != 0:
+        raise PermissionError
+
+
+def _locks_all() -> bool:
+    try:
+        _keeps_nothing_any_more(_lock_all)
+    except PermissionError:
+        return False
+    return True
+
+
+@forks
+@needs_mallinfo
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer's shadow does not fit into memory")
+def test_nothing_is_kept_by_a_process_that_locks_its_memory() -> None:
+    """The kernel could not have it."""
+    if not run_apart(_locks_all):
+        pytest.skip("this user may not lock so much memory")
+
+
+POLICY: Final = Path("/proc/sys/vm/overcommit_memory")
+
+
+def _promises_strictly(policy: Path) -> None:
+    own_shm.enter_own_namespace()
+    _keeps_nothing_any_more(partial(own_shm.mount, str(policy), str(POLICY), flags=BIND))
+
+
+@forks
+@needs_mallinfo
+@needs_own_shm
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has a malloc of its own")
+@pytest.mark.skipif(POLICY.read_text() == "2\n", reason="this machine's kernel does so anyway")
+def test_nothing_is_kept_where_the_kernel_promises_memory_strictly(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    policy.write_text("2\n")
+    run_apart(_promises_strictly, policy)
 
 
 def test_takes_use_it() -> None:

@@ -18,6 +18,7 @@ from helpers.support import SANITIZED
 import shmacc
 from shmacc import (
     ConditionalAccumulator,
+    SharedArrays,
     SparseConditionalAccumulator,
     _core,
     errors,
@@ -173,8 +174,15 @@ def _file_size_limit() -> None:
     assert known.apply_grad(range(100), np.ones((100, 4)))
     # Python ignores SIGXFSZ, so that the limit is an errno.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-    with pytest.raises(errors.ResourceExhaustedError):
-        ConditionalAccumulator("f4", (), "limited")
+    makers: list[Callable[[], Any]] = [
+        lambda: ConditionalAccumulator("f4", (), "limited"),
+        lambda: SharedArrays({"a": np.ones(1000)}, "limited"),
+    ]
+    for make in makers:
+        with pytest.raises(errors.ResourceExhaustedError, match="ulimit -f") as caught:
+            make()
+        assert "at most 1048576 bytes" in str(caught.value)
+        assert "Shared memory is full" not in str(caught.value)
     # A segment is as long as it will ever be; growing it makes no file longer.
     assert known.apply_grad(range(50_000), np.ones((50_000, 4)))
     assert known.take(2, timeout=0).row_counts.sum() == 50_100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from functools import partial
@@ -14,6 +15,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, forks, needs_own_shm, needs_root, run_apart
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
+from helpers.watched_reserving import Reservation, needs_listener, watched
 
 import shmacc
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
@@ -99,6 +101,59 @@ def _larger_than_all() -> None:
 def test_larger_than_there_is() -> None:
     """What was reserved before the room ran out is given back."""
     run_apart(_larger_than_all, shm=SIZE)
+
+
+TOTAL: Final = 3 * 8 * MIB
+
+
+def _refused() -> errors.ResourceExhaustedError:
+    three = {name: TensorSpec((8 * MIB,), "uint8") for name in "abc"}
+    with pytest.raises(errors.ResourceExhaustedError) as caught:
+        SharedArrays(three, NAME)
+    return caught.value
+
+
+def _all_at_once() -> None:
+    reserved: list[int] = []
+
+    def see(call: Reservation) -> int:
+        reserved.append(call.size)
+        return 0
+
+    with watched(_refused, decide=see) as refused:
+        error = refused.result()
+    assert f"{TOTAL} bytes in total" in str(error)
+    assert error.needed == TOTAL
+    assert sum(reserved) < MIB, "others would have found /dev/shm full"
+
+
+@needs_own_shm
+@needs_listener
+def test_what_cannot_fit_is_refused_before_it_fills_the_memory() -> None:
+    """Each of them fits, and they do not."""
+    run_apart(_all_at_once, shm=SIZE)
+
+
+def _taken_by_another() -> None:
+    reserved: list[int] = []
+
+    def take_it_after_the_first_array(call: Reservation) -> int:
+        if sum(reserved) > TOTAL // 3:
+            return errno.ENOSPC
+        reserved.append(call.size)
+        return 0
+
+    with watched(_refused, decide=take_it_after_the_first_array) as late:
+        error = late.result()
+    assert f"{TOTAL} bytes in total" in str(error)
+    assert error.needed == TOTAL * 2 // 3
+    assert testing.leaked_names() == ()
+
+
+@needs_own_shm
+@needs_listener
+def test_room_that_others_take_meanwhile_is_missed_with_the_total() -> None:
+    run_apart(_taken_by_another, shm=2 * TOTAL)
 
 
 def _attach_without_room() -> None:

@@ -9,7 +9,9 @@
 //
 // That holds because they are reserved and written in the nameless file: a full /dev/shm, a signal handler that
 // raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
-// written. What a process has written when it dies, stays: there is nothing to undo it by.
+// written. What a process has written when it dies, stays: there is nothing to undo it by. What cannot fit is refused
+// before any of it is reserved: on the way to the refusal other processes would find /dev/shm full, and a
+// container would exceed its memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the
 // array or a view of it does, whatever becomes of the handle, of the descriptor, of the name. A process reserves
@@ -55,12 +57,19 @@ class NewArrays {
         return reserved;
     }
 
-    // Reserves all of them, and then writes them: if they do not fit, that is known first. Without the GIL, since
+    // Reserves all of them, and then writes them: if they do not fit, that is known first, before a page is touched
+    // unless others take the room meanwhile. Without the GIL, since
     // it takes long: no other thread finds the file, which has no name. A child that one of them forks meanwhile
     // inherits the descriptor, and with it the memory, like any other.
     void fill(const SegmentFile& file, const Config& config) const {
+        uint64_t total = 0;
+        for (const uint64_t bytes : reserved()) total += bytes;
+        const std::string what = "the arrays have " + std::to_string(total) + " bytes in total";
+        const struct statvfs space = space_of_directory();
+        if (space.f_blocks && total > free_bytes(space))  // without blocks it has no limit (size=0)
+            shared_memory_full(what, total, space);
         WithoutGil released;
-        uint64_t unchecked = 0;
+        uint64_t unchecked = 0, left = total;
         const auto in_pieces = [&](uint64_t bytes, auto act) {
             for (uint64_t from = 0; from < bytes;) {
                 file.check_open();
@@ -74,7 +83,9 @@ class NewArrays {
         for (uint32_t i = 0; i < arrays_.size(); ++i) {
             const uint64_t region = region_offset(region_of_array(config, i));
             in_pieces(reserved_for(arrays_[i].bytes), [&](uint64_t from, uint64_t bytes) {
-                reserve_in_file(file.fd(), region + from, bytes);
+                if (int failed = reserve_pieces(file.fd(), region + from, bytes))
+                    system_failure(what + ", and reserving", failed, left);
+                left -= bytes;
                 return bytes;
             });
         }

@@ -4,9 +4,14 @@
 // for the next take, but returns pieces of more than 32 MiB to the kernel, which zeroes their pages once more
 // before the next take overwrites them. So the last few such pieces are kept here. The kernel is told that it may
 // have them back whenever it is short of memory (MADV_FREE): they are no memory that others lack.
+//
+// Nothing is kept where a piece would be missing elsewhere all the same: where the process's address space is limited
+// (NumPy's next array needs it), where the kernel promises memory for all address space (strict overcommit), and where
+// the kernel cannot take the pages (mlockall).
 #pragma once
 
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <mutex>
 
@@ -35,12 +40,16 @@ class KeptMemory {
         }
         return nullptr;
     }
-    // Keeps a piece, and frees the one that was kept first if there is no room.
+    // Keeps a piece, and frees the one that was kept first if there is no room. If it must not be kept, nor must those
+    // that were kept before (a limit may be new).
     void keep(void* piece) {
         const std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return std::free(piece);
-        const uint64_t begin = reinterpret_cast<uint64_t>(piece), end = begin + malloc_usable_size(piece);
-        madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin), MADV_FREE);
+        if (!address_space_is_free() || !offer_to_kernel(piece)) {
+            std::free(piece);
+            free_pieces();
+            return;
+        }
         std::free(std::exchange(pieces_[next_], piece));
         next_ = (next_ + 1) % kPieces;
     }
@@ -48,7 +57,13 @@ class KeptMemory {
     // Whether there was anything to free.
     bool free_all() {
         const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock) return false;
+        return lock && free_pieces();
+    }
+
+  private:
+    static constexpr size_t kPieces = 4;
+
+    bool free_pieces() {
         bool any = false;
         for (void*& piece : pieces_) {
             any = any || piece;
@@ -56,9 +71,22 @@ class KeptMemory {
         }
         return any;
     }
-
-  private:
-    static constexpr size_t kPieces = 4;
+    static bool offer_to_kernel(void* piece) {
+        const uint64_t begin = reinterpret_cast<uint64_t>(piece), end = begin + malloc_usable_size(piece);
+        return madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin),
+                       MADV_FREE) == 0;
+    }
+    // Asked each time: limits change, and a piece of this size costs milliseconds anyway.
+    static bool address_space_is_free() {
+        for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
+            rlimit limit{};
+            if (getrlimit(resource, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return false;
+        }
+        constexpr char kStrict = '2';
+        char policy = kStrict;  // unless it can be read
+        const Descriptor fd(::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
+        return fd && read(fd.get(), &policy, 1) == 1 && policy != kStrict;
+    }
 
     std::mutex mutex_;
     void* pieces_[kPieces] = {};

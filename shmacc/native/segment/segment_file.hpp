@@ -23,6 +23,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -68,6 +69,37 @@ inline std::string four_octal(mode_t mode) {
     return text;
 }
 
+inline struct statvfs space_of_directory() {
+    struct statvfs space{};
+    statvfs(kDirectory, &space);
+    return space;
+}
+inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.f_bavail} * space.f_frsize; }
+
+// bytes: how many were needed, where that is known. doing: what failed, and why.
+[[noreturn]] inline void shared_memory_full(const std::string& doing, uint64_t bytes,
+                                            const struct statvfs& space) {
+    const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
+    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
+    if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
+    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
+    throw Error(Failure::kResourceExhausted,
+                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
+                    " are free in /dev/shm (" + doing +
+                    "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
+                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
+                std::move(fields));
+}
+
+[[noreturn]] inline void file_too_large(const std::string& what) {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    throw Error(Failure::kResourceExhausted,
+                what + " failed: this process may write files of at most " + std::to_string(limit.rlim_cur) +
+                    " bytes (RLIMIT_FSIZE). A segment's file is longer, nearly all of it a hole that takes "
+                    "no memory: `ulimit -f unlimited`, or LimitFSIZE=infinity of the service");
+}
+
 // Throws the error for a failed system call on /dev/shm. bytes: how many were needed, where that is known.
 [[noreturn]] inline void system_failure(const std::string& what, int error, uint64_t bytes = 0) {
     const std::string why = std::string(": ") + std::strerror(error);
@@ -85,30 +117,19 @@ inline std::string four_octal(mode_t mode) {
         case ENOLCK:
             throw Error(Failure::kResourceExhausted,
                         what + " failed: the system has no memory for a lock" + why);
+        case EFBIG: file_too_large(what);
         case ENOSPC:
         case ENOMEM:
-        case EFBIG:
         case EDQUOT: break;
         default: throw Error(Failure::kFailedPrecondition, what + " failed: /dev/shm cannot be used" + why);
     }
-    struct statvfs space{};
-    statvfs(kDirectory, &space);
+    const struct statvfs space = space_of_directory();
     if (error == ENOSPC && space.f_files > 0 && space.f_favail == 0)
         throw Error(Failure::kResourceExhausted,
                     what + " failed: all " + std::to_string(space.f_files) +
                         " inodes of /dev/shm are in use (its memory is not); remove files there, or `mount "
                         "-o remount,nr_inodes=... /dev/shm`");
-    const uint64_t free = uint64_t{space.f_bavail} * space.f_frsize;
-    const uint64_t total = uint64_t{space.f_blocks} * space.f_frsize;
-    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
-    if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
-    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
-    throw Error(Failure::kResourceExhausted,
-                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
-                    " are free in /dev/shm (" + what + why +
-                    "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
-                    "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
-                std::move(fields));
+    shared_memory_full(what + why, bytes, space);
 }
 
 // Whose segments may be attached; no list: all users'.
