@@ -18,8 +18,8 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.coroutines": ("AsyncRound",),
         "shmacc._accumulators.dense": ("ConditionalAccumulator",),
         "shmacc._accumulators.group": ("AccumulatorGroup",),
-        "shmacc._accumulators.lookup": ("attach",),
-        "shmacc._records.records": (
+        "shmacc._accumulators.any_kind": ("attach",),
+        "shmacc._records.taken": (
             "DensePartial",
             "DenseTaken",
             "GroupPartial",
@@ -33,7 +33,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._records.stats": ("Stats",),
-        "shmacc._accumulators.taking": ("Round",),
+        "shmacc._accumulators.rounds": ("Round",),
         "shmacc._version": ("__version__",),
     },
 )

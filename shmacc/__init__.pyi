@@ -1,14 +1,15 @@
 from shmacc import errors, inspection, raw_ops, sparse, testing
 from shmacc._accumulators.accumulator import NEVER_STALE
+from shmacc._accumulators.any_kind import attach
 from shmacc._accumulators.coroutines import AsyncRound
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.lookup import attach
+from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
-from shmacc._accumulators.taking import Round
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._records.records import (
+from shmacc._records.stats import Stats
+from shmacc._records.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,
@@ -18,7 +19,6 @@ from shmacc._records.records import (
     SparsePartial,
     SparseTaken,
 )
-from shmacc._records.stats import Stats
 
 __all__ = [
     "NEVER_STALE",

@@ -20,7 +20,7 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.arrays import as_array, converted
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._records.records import GroupTaken, SparseTaken
+from shmacc._records.taken import GroupTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 __all__ = ["TreeSpec"]

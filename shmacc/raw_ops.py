@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmacc import sparse
-from shmacc._accumulators import dense, lookup
+from shmacc._accumulators import any_kind, dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._gradients import dtypes
-from shmacc._records.records import SparseGradient, ValueArray
+from shmacc._records.taken import SparseGradient, ValueArray
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            handle = stack.enter_context(lookup.attach(handle))
+            handle = stack.enter_context(any_kind.attach(handle))
         yield _resolved(handle, kind)
 
 
@@ -48,7 +48,7 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
 
 def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> Any:
     if isinstance(handle, str):
-        with lookup.attach(handle) as accumulator:
+        with any_kind.attach(handle) as accumulator:
             return _take_grad(accumulator, kind, num_required, dtype)
     # No ``with`` block around the take: a signal handler could raise while the block is left, and
     # the result would be lost.
@@ -57,7 +57,7 @@ def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> A
     return accumulator.take_grad(num_required)
 
 
-def _check_dtype(accumulator: SingleAccumulator, dtype: Any) -> None:
+def _check_dtype(accumulator: SingleAccumulator[Any, Any], dtype: Any) -> None:
     asked = dtypes.resolve(dtype).numpy
     if asked != accumulator.dtype:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The common base of accumulators: a handle on a segment, its step, its life.
+"""The common base of accumulators: steps, takes and rounds, saved states, counters.
 
 The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
 ``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
@@ -8,19 +8,26 @@ extension does the work under the lock, and its results become NumPy arrays (res
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from shmacc import _core
-from shmacc._accumulators import saving, taking
+from shmacc._accumulators import rounds, saving
+from shmacc._accumulators.rounds import Round
+from shmacc._core import TakenRound
 from shmacc._gradients import arguments
-from shmacc._gradients.spec import MemberSpec, Spec
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._opening import exits, removal, segment
-from shmacc._opening.segment import Owners
-from shmacc._records.records import IndexArray, ValueArray
+from shmacc._gradients.spec import Spec
+from shmacc._layout import layout
+from shmacc._opening import handles
+from shmacc._opening.opened import Opened
+from shmacc._opening.options import Owners
 from shmacc._records.stats import Stats
+from shmacc._records.taken import IndexArray, ValueArray
 from shmacc.errors import DataLossError, DeadlineExceededError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from shmacc._accumulators.coroutines import AsyncRound
+
+_Taken_co = TypeVar("_Taken_co", covariant=True)
+_Partial_co = TypeVar("_Partial_co", covariant=True)
 
 NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
@@ -33,66 +40,49 @@ class AccumulatorRef:
 
     __slots__ = ("accumulator",)
 
-    def __init__(self, accumulator: "Accumulator") -> None:
+    def __init__(self, accumulator: "Accumulator[Any, Any]") -> None:
         self.accumulator = accumulator
 
     def __repr__(self) -> str:
         return f"AccumulatorRef({self.accumulator!r})"
 
 
-class Accumulator(exits.Owner):
-    """The common base of accumulators, single ones and groups.
+class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
+    """The common base of accumulators, single ones and groups; a subclass makes the results.
 
     Use as a context manager to close at the end of the block; one that is collected unclosed is
     closed with a ResourceWarning. Handles pickle: another process that unpickles one attaches to
     the same segment.
     """
 
-    _KIND: ClassVar[str]
     _DEFAULT_NAME: ClassVar[str]
 
-    def _open(
-        self,
-        members: tuple[MemberSpec, ...],
-        shared_name: str | None,
-        name: str | None,
-        reduction_type: object,
-        *,
-        mode: object,
-        owners: object,
-        if_exists: object,
-        unlink_on_close: object,
-        lanes: object,
-        capacity: object,
-    ) -> None:
-        """Create the segment or attach to it; the constructors' common part."""
-        private = not shared_name and not isinstance(shared_name, bytes)
-        spec = Spec(
-            kind=self._KIND,
-            members=members,
-            reduction=arguments.reduction(reduction_type),
-            lanes=arguments.limit(lanes, "lanes", layout.MAX_LANES),
-            capacity=arguments.limit(capacity, "capacity", arguments.MOST_GRADIENTS),
-            mode=arguments.mode_bits(mode),
-            private=private,
-        )
-        label = self._DEFAULT_NAME if name is None else name
-        segment_name = names.segment_name(names.generated_name() if private else shared_name)
-        whose = segment.check_owners(owners)
-        handle = segment.open_or_create(
-            segment_name,
-            spec,
-            whose,
-            arguments.if_exists(if_exists),
-            unlink_on_close=bool(unlink_on_close),
-        )
-        self._adopt(handle, segment_name, label, whose)
-        try:
-            self._check_agreement(spec)
-        except BaseException:
-            self.close()
-            raise
-        self.opened_by_user()
+    def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
+        self._label = self._DEFAULT_NAME if own is None else own
+        if config["kind"] == layout.KINDS["arrays"]:
+            what = f"{self._shared_name!r} is the name of shared arrays (shmacc.SharedArrays)"
+            raise handles.disagreement(self._segment_name, what, "kind", "arrays", self._KIND)
+        spec = Spec.of_config(config, self._handle.mode)
+        if spec is None:
+            raise DataLossError("unknown dtype or reduction").about(self._segment_name.system_name)
+        if asked is None and spec.kind != self._KIND:
+            raise InvalidArgumentError(
+                f"The accumulator {self._shared_name!r} is {spec.kind}, not {self._KIND}"
+            )
+        if asked is not None:
+            exists = f"The accumulator {self._shared_name!r} exists"
+            for what, existing, wanted in spec.disagreements(asked):
+                raise handles.disagreement(self._segment_name, exists, what, existing, wanted)
+        self._spec = spec
+
+    def _own(self) -> str:
+        return self._label
+
+    def _taken(self, taken: TakenRound) -> _Taken_co:
+        raise NotImplementedError
+
+    def _partial(self, taken: TakenRound) -> _Partial_co:
+        raise NotImplementedError
 
     @classmethod
     def attach(
@@ -112,102 +102,7 @@ class Accumulator(exits.Owner):
             PermissionDeniedError: It is another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
-        handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
-        self = cls.of_handle(handle, segment_name, whose)
-        self.opened_by_user()
-        return self
-
-    @classmethod
-    def of_name(cls, segment_name: SegmentName, label: str, owners: Owners) -> Self:
-        """Attach to the segment of that name; called by unpickling.
-
-        Raises:
-            NotFoundError: There is none.
-            InvalidArgumentError: It is of the other kind.
-            PermissionDeniedError: It is another user's.
-            DataLossError: The file under the name is no valid segment of this version.
-        """
-        return cls.of_handle(segment.attach(segment_name, owners), segment_name, owners, label)
-
-    @classmethod
-    def of_handle(
-        cls,
-        handle: _core.Handle,
-        segment_name: SegmentName,
-        owners: Owners,
-        label: str | None = None,
-    ) -> Self:
-        """Return the accumulator that this handle is attached to.
-
-        Raises:
-            InvalidArgumentError: It is of the other kind.
-            DataLossError: It has an unknown dtype or reduction.
-        """
-        self = cls.__new__(cls)
-        label = cls._DEFAULT_NAME if label is None else label
-        self._adopt(handle, segment_name, label, owners)
-        if self._spec.kind != cls._KIND:
-            self.close()
-            raise InvalidArgumentError(
-                f"The accumulator {segment_name.shared_name!r} is {self._spec.kind}, "
-                f"not {cls._KIND}"
-            )
-        return self
-
-    def _adopt(
-        self,
-        handle: _core.Handle,
-        segment_name: SegmentName,
-        label: str,
-        owners: Owners,
-    ) -> None:
-        self._handle = handle
-        self._segment_name = segment_name
-        self._label = label
-        self._owners = owners
-        self._finalizer = exits.close_with(self, handle)
-        config = handle.config()
-        if config["kind"] == layout.KINDS["arrays"]:
-            self._finalizer()
-            raise segment.disagreement(
-                segment_name,
-                f"{segment_name.shared_name!r} is the name of shared arrays (shmacc.SharedArrays)",
-                "kind",
-                "arrays",
-                self._KIND,
-            )
-        spec = Spec.of_config(config, handle.mode)
-        if spec is None:
-            self._finalizer()
-            raise DataLossError(f"{segment_name.system_name}: unknown dtype or reduction")
-        self._spec = spec
-        self._shared_name: str = config["name"]
-        self._adopted()
-
-    def _adopted(self) -> None:
-        """Keep what a subclass needs of the spec at hand."""
-
-    def _check_agreement(self, asked: Spec) -> None:
-        for what, existing, wanted in self._spec.disagreements(asked):
-            raise segment.disagreement(
-                self._segment_name,
-                f"The accumulator {self._shared_name!r} exists",
-                what,
-                existing,
-                wanted,
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
-        self._handle.config()  # a closed handle does not pickle
-        return type(self).of_name, (self._segment_name, self._label, self._owners)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return cls._attach(shared_name, owners, timeout)
 
     @property
     def reduction_type(self) -> str:
@@ -228,11 +123,6 @@ class Accumulator(exits.Owner):
     def name(self) -> str:
         """The label given at construction."""
         return self._label
-
-    @property
-    def shared_name(self) -> str:
-        """The name that processes share; for a private accumulator, its generated name."""
-        return self._shared_name
 
     @property
     def accumulator_ref(self) -> AccumulatorRef:
@@ -295,7 +185,7 @@ class Accumulator(exits.Owner):
         try:
             return self._handle.wait_step(past, seconds, None)
         except DeadlineExceededError as error:
-            raise taking.with_attached(error, self._handle) from None
+            raise rounds.with_attached(error, self._handle) from None
 
     async def wait_step_async(self, after: int, *, timeout: float | None = None) -> int:
         """Wait as `wait_step` does, without blocking the event loop of asyncio.
@@ -312,12 +202,138 @@ class Accumulator(exits.Owner):
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
         return await coroutines.wait_step(self._handle, past, seconds)
 
+    def take(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> _Taken_co:
+        """Wait for gradients and take their reduction, with more numbers than TensorFlow's.
+
+        Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
+        empties the accumulator and adds 1 to its step. Arguments, errors and what an interruption
+        leaves are as for ``SparseConditionalAccumulator.take_grad``.
+
+        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
+        is found dead; each death ends one wait. A process that closed its accumulator or exited in
+        order is not dead. Gradients that are enough are taken, whether a process has died or not.
+
+        Returns:
+            A `SparseTaken` or a `DenseTaken`; of a group a mapping from member to one of these, in
+            which a member that no gradient had is absent.
+        """
+        return rounds.take(self._handle, self._taken, num_required, timeout, on_death)
+
+    def round(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> Round[_Taken_co]:
+        """Take gradients for the length of a ``with`` block, and consume them at its end.
+
+        Waits as `take` and seals the step: from then on applies at it return False; an apply with
+        a later ``local_step`` waits for the end of the block. Leaving the block consumes the
+        gradients and moves the step on by one, in one commit; an exception in it, `close` and the
+        death of this process consume nothing and open the step again as it was. A process that is
+        merely stopped in the block keeps the round. `advance_step` and `set_global_step`, by any
+        process, end it at once, and then the end of the block is a FailedPreconditionError. Other
+        takes and rounds wait; in this thread and on this object they are a
+        FailedPreconditionError.
+
+        Args:
+            num_required: At least 1.
+            timeout: Seconds to wait for the gradients; None: for ever.
+            on_death: As for `take`.
+
+        Returns:
+            A context manager whose value is what `take` returns; its ``__enter__`` and
+            ``__exit__`` name the errors.
+
+        Raises:
+            InvalidArgumentError: A bad argument.
+        """
+        return Round(self._handle, self._taken, num_required, timeout, on_death)
+
+    async def take_async(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> _Taken_co:
+        """Take as `take` does, without blocking the event loop of asyncio.
+
+        If the task is cancelled (``asyncio.timeout``, ``wait_for``, a task group, Ctrl-C) nothing
+        is consumed. From the moment the gradients are there until the event loop comes to the task,
+        the accumulator is as in an open round.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled.
+            ShmaccError: As for `take`; ResourceExhaustedError: no thread could be started for the
+                wait.
+        """
+        from shmacc._accumulators.coroutines import (
+            AsyncTake,  # asyncio takes longer to import than all of shmacc
+        )
+
+        wait = AsyncTake(self._handle, self._taken, num_required, timeout, on_death)
+        return await wait.result()
+
+    def round_async(
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        on_death: arguments.OnDeath = "wait",
+    ) -> "AsyncRound[_Taken_co]":
+        """Return a round as `round` does, for ``async with``.
+
+        The block may await. If its task is cancelled, before the block or in it, nothing is
+        consumed.
+        """
+        from shmacc._accumulators.coroutines import AsyncRound  # as in take_async
+
+        return AsyncRound(self._handle, self._taken, num_required, timeout, on_death)
+
+    def take_partial(
+        self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
+    ) -> _Partial_co:
+        """Take the sums, not divided; the step stays.
+
+        A partial of no gradients has no rows; of a dense accumulator it is zeros of the declared
+        shape, where an undeclared dimension has size 0.
+
+        Args:
+            num_required: 0: all gradients that are there, even none. Such a take joins no queue and
+                waits for no number. But a round whose number is reached belongs to the first take
+                in line, also in the moment before that take gets it; then nothing is there.
+            timeout: As for `take`.
+            seal: Refuse later applies until `advance_step` or `unseal`.
+
+        Raises:
+            As for `take`, but sums always fit.
+        """
+        return rounds.take(
+            self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)
+        )
+
+    def snapshot(self) -> _Taken_co:
+        """Return what a take would give now; consumes nothing, and waits for no number.
+
+        Of an empty accumulator it is as `take_partial` of none; in an open round it shows the
+        round.
+        """
+        return rounds.look(self._handle, self._taken, partial=False)
+
     def contributors(self) -> IndexArray:
         """Return who is in the open round, without consuming it: int64, ascending.
 
         Only applies that were given a ``contributor`` are listed.
         """
-        contributors: IndexArray = taking.look(
+        contributors: IndexArray = rounds.look(
             self._handle, lambda taken: taken.contributors, partial=True
         )
         return contributors
@@ -328,7 +344,7 @@ class Accumulator(exits.Owner):
         Consumes nothing. In an open round it is that of the round.
         """
         members = self._spec.members
-        return taking.look(
+        return rounds.look(
             self._handle, lambda taken: saving.to_arrays(taken, members), partial=True
         )
 
@@ -364,16 +380,4 @@ class Accumulator(exits.Owner):
 
     def close(self) -> None:
         """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
-        self._close()
-
-    def unlink(self) -> None:
-        """Remove the segment and its semaphore from the system. Idempotent.
-
-        Processes that have it open go on using it until they close it, as with an unlinked file;
-        the next one that opens the name makes a new segment.
-
-        Raises:
-            PermissionDeniedError: The segment is another user's.
-            FailedPreconditionError: The handle is closed.
-        """
-        removal.unlink(self._segment_name, self._handle)
+        super().close()

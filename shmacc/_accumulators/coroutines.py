@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from shmacc import _core
-from shmacc._accumulators.taking import RoundBlock, with_attached
+from shmacc._accumulators.rounds import RoundBlock, with_attached
 from shmacc._core import TakenRound
 from shmacc.errors import (
     DeadlineExceededError,

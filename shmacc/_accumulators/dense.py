@@ -3,18 +3,17 @@
 from typing import Any
 
 from shmacc import _core
-from shmacc._accumulators import results, taking
+from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
-from shmacc._accumulators.takes import Takes
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, arrays, gradients
-from shmacc._opening.segment import Owners
-from shmacc._records.records import DensePartial, DenseTaken, ValueArray
+from shmacc._opening.options import IfExists, Options, Owners
+from shmacc._records.taken import DensePartial, DenseTaken, ValueArray
 
 __all__ = ["ConditionalAccumulator"]
 
 
-class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial]):
+class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
     """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
 
     _KIND = "dense"
@@ -30,23 +29,44 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
         *,
         mode: int | None = None,
         owners: Owners = "mine",
-        if_exists: arguments.IfExists = "attach",
+        if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
+        """Create the accumulator, or attach to the one that has this shared_name.
+
+        Args:
+            dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
+            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
+                unknown.
+            shared_name: As for `SparseConditionalAccumulator`, as are all the others.
+            name: A label.
+            reduction_type: "MEAN", "SUM", or "CMEAN", which is the same as "MEAN" here.
+            mode: Permission bits.
+            owners: Whose accumulator may be attached.
+            if_exists: What to do with an existing one.
+            unlink_on_close: Whether its creator removes the name.
+            lanes: How many applies go on at the same time.
+            capacity: How many gradients may be pending.
+
+        Raises:
+            ShmaccError: As for `SparseConditionalAccumulator`.
+        """
         super().__init__(
             dtype,
             shape,
             shared_name,
             name,
             reduction_type,
-            mode=mode,
-            owners=owners,
-            if_exists=if_exists,
-            unlink_on_close=unlink_on_close,
-            lanes=lanes,
-            capacity=capacity,
+            Options(
+                mode=mode,
+                owners=owners,
+                if_exists=if_exists,
+                unlink_on_close=unlink_on_close,
+                lanes=lanes,
+                capacity=capacity,
+            ),
         )
 
     def apply_grad(
@@ -129,7 +149,7 @@ class ConditionalAccumulator(SingleAccumulator, Takes[DenseTaken, DensePartial])
         Returns:
             An array of the round's shape.
         """
-        return taking.take(self._handle, self._gradient, num_required, timeout)
+        return rounds.take(self._handle, self._gradient, num_required, timeout)
 
     def _gradient(self, taken: TakenRound) -> ValueArray:
         return results.to_dtype(self._dtype, taken.values(0))

@@ -5,18 +5,17 @@ from typing import Any
 
 from shmacc._accumulators import results
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._accumulators.takes import Takes
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, gradients
 from shmacc._gradients.member import Member, Part
-from shmacc._gradients.spec import MemberSpec, TensorSpec
+from shmacc._gradients.spec import MemberSpec, Spec, TensorSpec
 from shmacc._layout import layout
-from shmacc._opening.segment import Owners
-from shmacc._records.records import GroupPartial, GroupTaken
+from shmacc._opening.options import IfExists, Options, Owners
+from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 
-class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
+class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
     """Accumulates the gradients of many tensors as one: a step, a count, a commit for all of them.
 
     A gradient of all members is in the round wholly or not at all, whatever dies when.
@@ -34,7 +33,7 @@ class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
         *,
         mode: int | None = None,
         owners: Owners = "mine",
-        if_exists: arguments.IfExists = "attach",
+        if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
         lanes: int | None = None,
         capacity: int | None = None,
@@ -64,18 +63,21 @@ class AccumulatorGroup(Accumulator, Takes[GroupTaken, GroupPartial]):
         reduction = arguments.reduction(reduction_type)
         self._open(
             _member_specs(members, reduction),
-            shared_name,
-            name,
             reduction,
-            mode=mode,
-            owners=owners,
-            if_exists=if_exists,
-            unlink_on_close=unlink_on_close,
-            lanes=lanes,
-            capacity=capacity,
+            shared_name,
+            Options(
+                mode=mode,
+                owners=owners,
+                if_exists=if_exists,
+                unlink_on_close=unlink_on_close,
+                lanes=lanes,
+                capacity=capacity,
+            ),
+            name,
         )
 
-    def _adopted(self) -> None:
+    def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
+        super()._examine(config, own, asked)
         self._members = {
             spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
         }

@@ -10,7 +10,7 @@ from shmacc._core import TakenRound
 from shmacc._gradients import arrays
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.spec import MemberSpec
-from shmacc._records.records import (
+from shmacc._records.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,

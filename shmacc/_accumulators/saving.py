@@ -15,7 +15,7 @@ from shmacc._gradients import arguments, gradients
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.member import Member, Part
 from shmacc._gradients.spec import MemberSpec
-from shmacc._records.records import DensePartial, SparsePartial, ValueArray
+from shmacc._records.taken import DensePartial, SparsePartial, ValueArray
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 

@@ -6,20 +6,16 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
-from shmacc._gradients.arguments import IfExists
 from shmacc._gradients.spec import MemberSpec, Spec
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._opening import exits, removal, segment
-from shmacc._opening.segment import Owners
+from shmacc._layout import layout
+from shmacc._opening import handles
+from shmacc._opening.opened import Opened
+from shmacc._opening.options import IfExists, Options, Owners
 from shmacc.errors import DataLossError, FailedPreconditionError
 
-_KIND = "arrays"
 
-
-class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
+class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     """NumPy arrays in shared memory under a name, for processes that need not be related.
 
     A mapping from name to array. ``params["emb"]`` *is* the shared memory: what one process writes
@@ -40,17 +36,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     arrays, with the same right to write.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_handle",
-        "_mapped",
-        "_numbers",
-        "_owners",
-        "_segment_name",
-        "_shared_name",
-        "_writable",
-    )
+    __slots__ = ("_mapped", "_numbers", "_writable")
+
+    _KIND = "arrays"
 
     def __init__(
         self,
@@ -98,33 +86,14 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
             DataLossError: The file under the name is no valid segment of this version.
         """
         asked = given.asked(contents)
-        private = not shared_name and not isinstance(shared_name, bytes)
-        spec = Spec(
-            kind=_KIND,
-            members=tuple(array.spec for array in asked),
-            reduction=given.REDUCTION,
-            lanes=None,
-            capacity=None,
-            mode=arguments.mode_bits(mode),
-            private=private,
-        )
-        segment_name = names.segment_name(names.generated_name() if private else shared_name)
-        whose = segment.check_owners(owners)
-        handle = segment.open_or_create(
-            segment_name,
-            spec,
-            whose,
-            arguments.if_exists(if_exists),
-            unlink_on_close=bool(unlink_on_close),
+        self._open(
+            tuple(array.spec for array in asked),
+            given.REDUCTION,
+            shared_name,
+            Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
+            own=True,
             contents=lambda: [array.contents() for array in asked],
         )
-        existing = self._adopt(handle, segment_name, whose, writable=True)
-        try:
-            self._check_agreement(existing, spec)
-        except BaseException:
-            self.close()
-            raise
-        self.opened_by_user()
 
     @classmethod
     def attach(
@@ -151,57 +120,24 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
             PermissionDeniedError: They are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        segment_name, whose = names.segment_name(shared_name), segment.check_owners(owners)
-        handle = segment.attach(segment_name, whose, arguments.attach_timeout(timeout))
-        self = cls.of_handle(handle, segment_name, whose, writable=bool(writable))
-        self.opened_by_user()
-        return self
+        return cls._attach(shared_name, owners, timeout, bool(writable))
 
-    @classmethod
-    def of_name(cls, segment_name: SegmentName, owners: Owners, writable: bool) -> Self:
-        """Attach to the segment of that name; called by unpickling; errors as for `attach`."""
-        handle = segment.attach(segment_name, owners)
-        return cls.of_handle(handle, segment_name, owners, writable=writable)
-
-    @classmethod
-    def of_handle(
-        cls, handle: _core.Handle, segment_name: SegmentName, owners: Owners, *, writable: bool
-    ) -> Self:
-        """Return the arrays that this handle is attached to.
-
-        Raises:
-            InvalidArgumentError: It is attached to an accumulator.
-            DataLossError: An array's dtype or shape is not known, or does not fit the segment.
-        """
-        self = cls.__new__(cls)
-        self._adopt(handle, segment_name, owners, writable=writable)
-        return self
-
-    def _adopt(
-        self, handle: _core.Handle, segment_name: SegmentName, owners: Owners, *, writable: bool
-    ) -> tuple[MemberSpec, ...]:
-        """Return what there is."""
-        self._handle = handle
-        self._segment_name = segment_name
-        self._owners = owners
-        self._writable = writable
-        self._finalizer = exits.close_with(self, handle)
+    def _examine(self, config: dict[str, Any], own: bool | None, asked: Spec | None) -> None:
+        self._writable = bool(own)
+        if config["kind"] != layout.KINDS[self._KIND]:
+            what = f"{self._shared_name!r} is the name of an accumulator"
+            kind = layout.KIND_NAMES[config["kind"]]
+            raise handles.disagreement(self._segment_name, what, "kind", kind, self._KIND)
         try:
-            config = handle.config()
-            _check_kind(segment_name, layout.KIND_NAMES[config["kind"]])
             existing = tuple(map(given.of_config, config["members"]))
-            self._shared_name: str = config["name"]
-            self._numbers = {member.name: number for number, member in enumerate(existing)}
             self._mapped = _core.MappedArrays(
-                handle, [member.dtype.numpy for member in existing], writable
+                self._handle, [member.dtype.numpy for member in existing], self._writable
             )
         except DataLossError as error:
-            self._finalizer()
-            raise error.about(segment_name.system_name) from None
-        except BaseException:
-            self._finalizer()
-            raise
-        return existing
+            raise error.about(self._segment_name.system_name) from None
+        self._numbers = {member.name: number for number, member in enumerate(existing)}
+        if asked is not None:
+            self._check_agreement(existing, asked)
 
     def _check_agreement(self, existing: tuple[MemberSpec, ...], asked: Spec) -> None:
         has = {member.name: member for member in existing}
@@ -214,25 +150,17 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         mode = self._handle.mode
         if asked.mode not in {None, mode}:
             differences.append(("mode", f"{mode:04o}", f"{asked.mode:04o}"))
+        exist = f"The shared arrays {self._shared_name!r} exist"
         for what, found, wanted in differences:
-            raise segment.disagreement(
-                self._segment_name,
-                f"The shared arrays {self._shared_name!r} exist",
-                what,
-                found,
-                wanted,
-            )
+            raise handles.disagreement(self._segment_name, exist, what, found, wanted)
+
+    def _own(self) -> bool:
+        return self._writable
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
         self._check_open()
-        return type(self).of_name, (self._segment_name, self._owners, self._writable)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return super().__reduce__()
 
     def __repr__(self) -> str:
         count = len(self._numbers)
@@ -284,13 +212,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
         return name in self._numbers
 
     @property
-    def shared_name(self) -> str:
-        """The name that processes share; of private arrays, their generated name."""
-        return self._shared_name
-
-    @property
     def name(self) -> str:
-        """The same."""
+        """The same as `shared_name`."""
         return self._shared_name
 
     @property
@@ -301,7 +224,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
     def close(self) -> None:
         """Detach. Idempotent. Arrays that were got before stay as they are."""
         self._mapped.forget()
-        self._close()
+        super().close()
 
     def unlink(self) -> None:
         """Remove the arrays' name from the system. Idempotent.
@@ -314,14 +237,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], exits.Owner):
             FailedPreconditionError: This object is closed.
         """
         self._check_open()
-        removal.unlink(self._segment_name, self._handle)
+        super().unlink()
 
     def _check_open(self) -> None:
         if self._handle.closed:
             raise FailedPreconditionError(f"The shared arrays {self._shared_name!r} are closed")
-
-
-def _check_kind(name: SegmentName, kind: str) -> None:
-    if kind != _KIND:
-        what = f"{name.shared_name!r} is the name of an accumulator"
-        raise segment.disagreement(name, what, "kind", kind, _KIND)

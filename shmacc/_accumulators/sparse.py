@@ -3,13 +3,12 @@
 from typing import Any
 
 from shmacc import _core
-from shmacc._accumulators import results, taking
+from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
-from shmacc._accumulators.takes import Takes
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, arrays, foreign, gradients
-from shmacc._opening.segment import Owners
-from shmacc._records.records import (
+from shmacc._opening.options import IfExists, Options, Owners
+from shmacc._records.taken import (
     IndexArray,
     IndexedSlices,
     SparseGradient,
@@ -22,7 +21,7 @@ from shmacc.errors import InvalidArgumentError
 __all__ = ["SparseConditionalAccumulator"]
 
 
-class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparsePartial]):
+class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]):
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
     Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
@@ -43,23 +42,68 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         *,
         mode: int | None = None,
         owners: Owners = "mine",
-        if_exists: arguments.IfExists = "attach",
+        if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
+        """Create the accumulator, or attach to the one that has this shared_name.
+
+        Args:
+            dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
+            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
+                unknown.
+            shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
+                share the accumulator, and it lives until `unlink`. None or empty: private; it is
+                removed when this process closes it or ends.
+            name: A label.
+            reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
+                or "CMEAN" (sparse: of each row over all gradients of the round).
+            mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
+                for a new accumulator, and any mode of an existing one. A user with the right to
+                write can do anything to the accumulator. A user with the right to read alone sees
+                all gradients, and can keep others waiting, by read locks on the file: give no
+                rights to users you do not trust.
+            owners: Whose accumulator of this name may be attached to: "mine" (this process's
+                effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
+            if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
+                it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
+                has it attached, and create a new one. Without effect on private ones.
+            unlink_on_close: Whether the name is removed when the process that created the
+                accumulator closes this object or ends in order. A process that is killed leaves
+                the name, and the flag of a process that attaches has no effect.
+            lanes: Up to so many applies go on at the same time (1 to 32); None: 1, or as many as
+                an existing accumulator has. A take adds the lanes up in order of lane. With more
+                than one, the order of additions is not that of arrival, and a quorum may be
+                exceeded by lanes - 1.
+            capacity: How many gradients may be pending: an apply that would be one more waits for
+                a take. None: any number, or as an existing accumulator has it. With several lanes
+                it may be exceeded by lanes - 1.
+
+        Raises:
+            AlreadyExistsError: It exists, and `if_exists` is "error".
+            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
+                and `if_exists` is "replace".
+            InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
+                in kind, dtype, shape, reduction, lanes, capacity or mode (the message gives both).
+            ResourceExhaustedError: Shared memory is full.
+            PermissionDeniedError: The accumulator is another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
         super().__init__(
             dtype,
             shape,
             shared_name,
             name,
             reduction_type,
-            mode=mode,
-            owners=owners,
-            if_exists=if_exists,
-            unlink_on_close=unlink_on_close,
-            lanes=lanes,
-            capacity=capacity,
+            Options(
+                mode=mode,
+                owners=owners,
+                if_exists=if_exists,
+                unlink_on_close=unlink_on_close,
+                lanes=lanes,
+                capacity=capacity,
+            ),
         )
 
     def apply_grad(
@@ -233,7 +277,7 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
-        return taking.take(self._handle, self._gradient, num_required, timeout)
+        return rounds.take(self._handle, self._gradient, num_required, timeout)
 
     def take_indexed_slices_grad(
         self,
@@ -243,7 +287,7 @@ class SparseConditionalAccumulator(SingleAccumulator, Takes[SparseTaken, SparseP
         timeout: float | None = None,
     ) -> IndexedSlices:
         """Take like `take_grad`; return IndexedSlices."""
-        return taking.take(self._handle, self._slices, num_required, timeout)
+        return rounds.take(self._handle, self._slices, num_required, timeout)
 
     def _gradient(self, taken: TakenRound) -> SparseGradient:
         return SparseGradient(

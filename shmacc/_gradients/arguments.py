@@ -1,4 +1,4 @@
-"""Checks of arguments other than arrays: integers, timeouts, shapes, modes."""
+"""Checks of arguments other than arrays: integers, timeouts, shapes."""
 
 import itertools
 import math
@@ -21,9 +21,6 @@ OnDeath = Literal["wait", "raise"]
 Shape = tuple[int | None, ...] | None
 """A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
 
-IfExists = Literal["attach", "error", "replace"]
-"""What a constructor does with an accumulator that has its name already."""
-
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 _MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
@@ -32,8 +29,6 @@ ONCE = 1
 MOST_GRADIENTS = 2**48
 """In a partial, pending, or the weight of one: more than any job adds up one by one."""
 _LONGEST_NAME = 200
-_OWNERS_BITS = 0o600
-_IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 
 
 def int64(value: object, what: str) -> int:
@@ -236,33 +231,3 @@ def reduction(reduction_type: object) -> str:
             'not in: "MEAN", "SUM", "CMEAN".'
         )
     return reduction_type
-
-
-def if_exists(value: object) -> IfExists:
-    """Return a constructor's if_exists.
-
-    Raises:
-        InvalidArgumentError: It is none of the three words.
-    """
-    for word in _IF_EXISTS:
-        if isinstance(value, str) and value == word:
-            return word
-    raise InvalidArgumentError(
-        f'if_exists must be "attach", "error" or "replace", but was {value!r}'
-    )
-
-
-def mode_bits(mode: object) -> int | None:
-    """Return a constructor's mode; None: not given.
-
-    Raises:
-        InvalidArgumentError: It is no permission bits, or takes the owner's away.
-    """
-    if mode is None:
-        return None
-    bits = int64(mode, "mode")
-    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
-        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
-    if bits & _OWNERS_BITS != _OWNERS_BITS:
-        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
-    return bits

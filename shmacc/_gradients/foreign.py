@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmacc._records.records import IndexedSlices, ValueArray
+from shmacc._records.taken import IndexedSlices, ValueArray
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 

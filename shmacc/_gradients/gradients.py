@@ -16,7 +16,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.arguments import INT64_MAX, Shape, describe_shape
 from shmacc._gradients.arrays import index_array, sums_array
 from shmacc._gradients.dtypes import DType
-from shmacc._records.records import DenseTaken, IndexArray, SparseTaken, ValueArray
+from shmacc._records.taken import DenseTaken, IndexArray, SparseTaken, ValueArray
 from shmacc.errors import InvalidArgumentError
 
 

@@ -12,11 +12,11 @@ import contextlib
 
 import numpy as np
 
-from shmacc._accumulators import taking
+from shmacc._accumulators import rounds
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
 from shmacc._multihost.messages import Sealed
-from shmacc._records.records import GroupPartial
+from shmacc._records.taken import GroupPartial
 from shmacc.errors import ShmaccError, WorkerDiedError
 
 
@@ -65,7 +65,7 @@ class LocalSegment:
 
     def copy(self, listed: frozenset[int]) -> GroupPartial:
         """Return a copy of what it has; neither seals nor consumes."""
-        look: GroupPartial = taking.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
+        look: GroupPartial = rounds.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
         return _without(look, listed)
 
     def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
@@ -77,7 +77,7 @@ class LocalSegment:
 
     def _sealed(self) -> GroupPartial:
         if self._round:
-            copy: GroupPartial = taking.look(
+            copy: GroupPartial = rounds.look(
                 self._handle,
                 self.group._partial,  # noqa: SLF001
                 partial=True,

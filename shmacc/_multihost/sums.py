@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._records.records import GroupPartial, GroupTaken
+from shmacc._records.taken import GroupPartial, GroupTaken
 
 
 @dataclass(frozen=True, slots=True)

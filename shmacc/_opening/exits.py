@@ -37,7 +37,7 @@ class Owner:
     _shared_name: str
     _opener: int | None  # the process whose user is to close it; absent or None: none
 
-    def opened_by_user(self) -> None:
+    def _opened_by_user(self) -> None:
         """Warn from now on if it is collected unclosed; the last step of opening."""
         self._opener = os.getpid()
 
@@ -62,10 +62,6 @@ class Owner:
         if known is not None:
             _forget(known[2][1])
 
-    def leave_at_exit(self) -> None:
-        """Leave the segment when this child of multiprocessing ends."""
-        _leave_at_exit(self._handle)
-
 
 def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
@@ -77,7 +73,7 @@ def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any
         if getattr(process, "_inheriting", False):
             # A child of spawn or of a forkserver forgets all finalizers once it has unpickled what
             # it was sent, this object for instance, and then does what is registered so.
-            util.register_after_fork(owner, Owner.leave_at_exit)
+            util.register_after_fork(handle, _leave_at_exit)
     return weakref.finalize(owner, _finish, handle, at_exit)
 
 

@@ -40,7 +40,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "Summary",
             "WaitingTake",
         ),
-        "shmacc.inspection._segments": (
+        "shmacc.inspection._listing": (
             "Space",
             "list_names",
             "list_segments",

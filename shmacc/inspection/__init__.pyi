@@ -10,6 +10,14 @@ from shmacc.inspection._examination import (
     summarise_values,
 )
 from shmacc.inspection._findings import Finding, Leftover, Severity
+from shmacc.inspection._listing import (
+    Space,
+    list_names,
+    list_segments,
+    resolve,
+    shared_memory_space,
+    summarise,
+)
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     AttachedProcess,
@@ -21,14 +29,6 @@ from shmacc.inspection._records import (
     StallKind,
     Summary,
     WaitingTake,
-)
-from shmacc.inspection._segments import (
-    Space,
-    list_names,
-    list_segments,
-    resolve,
-    shared_memory_space,
-    summarise,
 )
 from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses
 

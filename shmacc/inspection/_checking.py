@@ -21,13 +21,13 @@ from shmacc.inspection import _soundness as soundness
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
 from shmacc.inspection._findings import Finding, Severity
-from shmacc.inspection._processes import Look
-from shmacc.inspection._segments import (
+from shmacc.inspection._listing import (
     is_meant,
     list_names,
     resolve,
     shared_memory_space,
 )
+from shmacc.inspection._processes import Look
 from shmacc.inspection._soundness import NOTHING, note, wrong
 from shmacc.inspection._standstill import command
 

@@ -16,7 +16,7 @@ import posix_ipc
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
-from shmacc._opening import removal, segment
+from shmacc._opening import handles, removal
 from shmacc._opening.removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
@@ -26,9 +26,7 @@ from shmacc.errors import (
     ShmaccError,
 )
 from shmacc.inspection._findings import Leftover
-from shmacc.inspection._processes import Look
-from shmacc.inspection._records import SegmentState
-from shmacc.inspection._segments import (
+from shmacc.inspection._listing import (
     is_meant,
     is_misnamed,
     list_names,
@@ -37,6 +35,8 @@ from shmacc.inspection._segments import (
     semaphore_file,
     summarise,
 )
+from shmacc.inspection._processes import Look
+from shmacc.inspection._records import SegmentState
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _CAP_FOWNER = 3  # linux/capability.h; a root in a container may be without it
@@ -199,7 +199,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
             )
         return waiting
     # Without an accumulator around it, which would need NumPy (see the package).
-    with contextlib.closing(segment.attach(segment_name, owners="any")) as handle:
+    with contextlib.closing(handles.attach(segment_name, owners="any")) as handle:
         _check_is_taken_from(name, handle.config())
         waiting = int(handle.state()["waiting"])
         handle.cancel()

@@ -1,13 +1,21 @@
 """Describes a segment in full, except its rows.
 
-Apart from `_segments`, since a list needs less and is to be there sooner.
+Apart from `_listing`, since a list needs less and is to be there sooner.
 """
 
 from dataclasses import dataclass
 
 from shmacc._layout import layout
 from shmacc._records.stats import Stats
-from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._listing import (
+    members_of,
+    open_view,
+    regions_of,
+    resolve,
+    summary_of,
+    tables_of,
+)
+from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     AttachedProcess,
@@ -16,14 +24,6 @@ from shmacc.inspection._records import (
     Region,
     Summary,
     WaitingTake,
-)
-from shmacc.inspection._segments import (
-    members_of,
-    open_view,
-    regions_of,
-    resolve,
-    summary_of,
-    tables_of,
 )
 
 
@@ -118,7 +118,7 @@ def describe(name: str, look: Look | None = None) -> Description:
     segment_name = resolve(name)
     with open_view(segment_name) as view:
         look = look or Look()
-        seen = SegmentLook.at(segment_name, view, look)
+        seen = Observation.at(segment_name, view, look)
         state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
         round_shape = state["round_shape"]

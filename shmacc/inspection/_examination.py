@@ -11,9 +11,9 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients import dtypes
 from shmacc._layout import layout
-from shmacc._records.records import IndexArray, ValueArray
+from shmacc._records.taken import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
-from shmacc.inspection._segments import open_view, resolve
+from shmacc.inspection._listing import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables
 from shmacc.inspection._undo import read_undo
 

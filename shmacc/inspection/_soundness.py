@@ -12,15 +12,15 @@ from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import Finding, Severity
-from shmacc.inspection._processes import HALTED, Look
-from shmacc.inspection._records import SegmentState
-from shmacc.inspection._segments import (
+from shmacc.inspection._listing import (
     is_misnamed,
     is_semaphore,
     open_view,
     semaphore_file,
     summarise,
 )
+from shmacc.inspection._processes import HALTED, Look
+from shmacc.inspection._records import SegmentState
 from shmacc.inspection._standstill import command, goes_on
 from shmacc.inspection._stillness import tables
 

@@ -16,7 +16,7 @@ import shlex
 import time
 from collections.abc import Iterator
 
-from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, Stall, StallKind, WaitingTake
 
@@ -31,7 +31,7 @@ def command(*words: str) -> str:
     return shlex.join(words)
 
 
-def stalls(name: str, seen: SegmentLook) -> tuple[Stall, ...]:
+def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
     """Return the causes for which a segment stands still; none if it does not.
 
     Args:
@@ -59,7 +59,7 @@ def goes_on(pids: list[str], condition: str) -> tuple[str, str | None]:
     )
 
 
-def _lock(seen: SegmentLook) -> Iterator[Stall]:
+def _lock(seen: Observation) -> Iterator[Stall]:
     lock = seen.lock
     if not lock.held:
         return
@@ -81,7 +81,7 @@ def _lock(seen: SegmentLook) -> Iterator[Stall]:
         )
 
 
-def _name_lock(seen: SegmentLook) -> Iterator[Stall]:
+def _name_lock(seen: Observation) -> Iterator[Stall]:
     if seen.name_holder_condition in HALTED:
         pid = str(seen.lock.name_pid)
         yield Stall(
@@ -92,7 +92,7 @@ def _name_lock(seen: SegmentLook) -> Iterator[Stall]:
         )
 
 
-def _round(seen: SegmentLook) -> Iterator[Stall]:
+def _round(seen: Observation) -> Iterator[Stall]:
     holder = seen.round_holder
     if holder is not None and holder.condition in HALTED:
         yield Stall(
@@ -103,7 +103,7 @@ def _round(seen: SegmentLook) -> Iterator[Stall]:
         )
 
 
-def _takes(name: str, seen: SegmentLook) -> Iterator[Stall]:
+def _takes(name: str, seen: Observation) -> Iterator[Stall]:
     head = next((take for take in seen.line if take.alive), None)
     if head is None or seen.round_holder is not None:
         return
@@ -113,7 +113,7 @@ def _takes(name: str, seen: SegmentLook) -> Iterator[Stall]:
         yield from _not_reached(name, seen, head)
 
 
-def _reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[Stall]:
+def _reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
     taker = next((each for each in seen.processes if each.entry == head.entry), None)
     problem = f"pid {head.pid_label} waits for {head.num_required} gradients, which have arrived"
     if taker is not None and taker.condition in HALTED:
@@ -131,7 +131,7 @@ def _reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[Stall]
         )
 
 
-def _not_reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[Stall]:
+def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
     count, alive = seen.state["count"], [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
     able = [each for each in alive if _may_apply(each, seen, killed=killed)]
@@ -161,7 +161,7 @@ def _not_reached(name: str, seen: SegmentLook, head: WaitingTake) -> Iterator[St
     )
 
 
-def _may_apply(process: AttachedProcess, seen: SegmentLook, *, killed: bool) -> bool:
+def _may_apply(process: AttachedProcess, seen: Observation, *, killed: bool) -> bool:
     if process.activity == "waits for the step":
         return False
     takes = any(take.entry == process.entry for take in seen.line if take.alive)

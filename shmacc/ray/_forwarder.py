@@ -29,8 +29,8 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan, bytes_of
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc._records.records import GroupPartial
 from shmacc._records.stats import Stats
+from shmacc._records.taken import GroupPartial
 from shmacc.ray._parts import LOST, Config, counters_of, find, was_restarted
 
 _logger = logging.getLogger("shmacc")

@@ -16,9 +16,9 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
-from shmacc._opening.segment import Owners
-from shmacc._records.records import GroupTaken, IndexArray
+from shmacc._opening.options import IfExists, Owners
 from shmacc._records.stats import Stats
+from shmacc._records.taken import GroupTaken, IndexArray
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -54,7 +54,7 @@ class AccumulatorGroup:
         *,
         mode: int | None = None,
         owners: Owners = "mine",
-        if_exists: arguments.IfExists = "attach",
+        if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
         lanes: int | None = None,
         capacity: int | None = None,

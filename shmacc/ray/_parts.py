@@ -10,7 +10,7 @@ import ray
 
 from shmacc._gradients.spec import TensorSpec
 from shmacc._multihost.messages import BatchKey, Opened, Timing
-from shmacc._records.records import GroupTaken, IndexArray
+from shmacc._records.taken import GroupTaken, IndexArray
 
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""

@@ -46,8 +46,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._gradients.arguments import IfExists
-from shmacc._opening.segment import Owners
+from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._parts import LOST, NAMESPACE
 

@@ -14,7 +14,7 @@ import ray
 from shmacc._gradients import arguments
 from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
 from shmacc._multihost.pieces import Joining
-from shmacc._records.records import GroupTaken
+from shmacc._records.taken import GroupTaken
 from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,

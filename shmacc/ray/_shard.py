@@ -13,7 +13,7 @@ from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._multihost.pieces import Plan, ShardRows, rows_of, values_of
 from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.sums import Part, reduced
-from shmacc._records.records import GroupPartial, GroupTaken
+from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
 

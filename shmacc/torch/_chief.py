@@ -13,10 +13,10 @@ from torch import nn
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
-from shmacc._gradients.arguments import IfExists, OnDeath
+from shmacc._gradients.arguments import OnDeath
 from shmacc._layout import names
-from shmacc._opening.segment import Owners
-from shmacc._records.records import GroupTaken
+from shmacc._opening.options import IfExists, Owners
+from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

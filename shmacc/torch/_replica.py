@@ -13,7 +13,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
-from shmacc._opening.segment import Owners
+from shmacc._opening.options import Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

@@ -3,8 +3,7 @@
 from torch import nn
 
 from shmacc._gradients import arguments
-from shmacc._gradients.arguments import IfExists
-from shmacc._opening.segment import Owners
+from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._chief import Chief
 

@@ -12,7 +12,7 @@ from helpers.elements import ELEMENTS
 from helpers.support import refused, same_bits
 
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
-from shmacc._records.records import DensePartial, SparsePartial
+from shmacc._records.taken import DensePartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable

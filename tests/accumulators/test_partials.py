@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc._records.records import DensePartial, SparsePartial
+from shmacc._records.taken import DensePartial, SparsePartial
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")

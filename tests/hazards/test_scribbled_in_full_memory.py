@@ -109,7 +109,7 @@ def _look_at_all() -> None:
     # What a view has looked at is read, not mapped.
     with (
         contextlib.suppress(errors.DataLossError),
-        inspection._segments.open_view(names.segment_name("scribbled")) as view,
+        inspection._listing.open_view(names.segment_name("scribbled")) as view,
     ):
         for read in (view.participants, view.waiters, view.state):
             read()

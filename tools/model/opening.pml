@@ -1,4 +1,4 @@
-/* Opening against creating, unlinking and cleaning: open_or_create and _attach (_segment.py), create_segment,
+/* Opening against creating, unlinking and cleaning: open_or_create and _attach (handles.py), create_segment,
  * look_again, remove_names, take_back_new (native/protocol/opening.hpp), enter, attach_child, with_name_lock, unlink
  * (native/python/handle.hpp), claim (native/segment/presence.hpp), clean, remove (inspection/_cleanup.py).
  *

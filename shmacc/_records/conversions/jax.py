@@ -10,7 +10,7 @@ from shmacc._records.conversions.rows import number_of_rows
 from shmacc.errors import OutOfRangeError
 
 if TYPE_CHECKING:
-    from shmacc._records.records import DenseTaken, SparseTaken, ValueArray
+    from shmacc._records.taken import DenseTaken, SparseTaken, ValueArray
 
 
 def array(values: "ValueArray") -> jax.Array:

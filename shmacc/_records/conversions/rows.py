@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from shmacc.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from shmacc._records.records import SparseTaken
+    from shmacc._records.taken import SparseTaken
 
 
 def number_of_rows(taken: "SparseTaken") -> int:

@@ -9,7 +9,7 @@ from shmacc._records.conversions.rows import number_of_rows
 from shmacc.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from shmacc._records.records import SparseTaken
+    from shmacc._records.taken import SparseTaken
 
 
 def sparse(taken: "SparseTaken") -> scipy_sparse.csr_array:

@@ -7,7 +7,7 @@ import torch
 from shmacc._records.conversions.rows import number_of_rows
 
 if TYPE_CHECKING:
-    from shmacc._records.records import DenseTaken, SparseTaken, ValueArray
+    from shmacc._records.taken import DenseTaken, SparseTaken, ValueArray
 
 
 def tensor(array: "ValueArray") -> torch.Tensor:

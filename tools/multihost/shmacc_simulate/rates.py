@@ -19,7 +19,7 @@ from shmacc._multihost.sums import Part, reduced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._records.records import GroupTaken
+    from shmacc._records.taken import GroupTaken
 
 _TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
 

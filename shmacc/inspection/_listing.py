@@ -24,7 +24,7 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
-from shmacc.inspection._look import SegmentLook
+from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     MemberDescription,
@@ -174,7 +174,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     """
     try:
         with open_view(name) as view:
-            return summary_of(name, SegmentLook.at(name, view, look or Look()))
+            return summary_of(name, Observation.at(name, view, look or Look()))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
@@ -214,7 +214,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
+def summary_of(name: SegmentName, seen: Observation) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
     accumulates = config["kind"] != layout.KINDS["arrays"]
@@ -250,13 +250,13 @@ def summary_of(name: SegmentName, seen: SegmentLook) -> Summary:
     )
 
 
-def tables_of(seen: SegmentLook, member: int) -> list[dict[str, Any]]:
+def tables_of(seen: Observation, member: int) -> list[dict[str, Any]]:
     """Return what each lane has of a member; the one after the last is the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
 
-def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription, ...]:
+def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription, ...]:
     found = []
     for number, member in enumerate(seen.config["members"]):
         dtype = dtype_names.NAMES.get(member["dtype"])
@@ -282,7 +282,7 @@ def members_of(name: SegmentName, seen: SegmentLook) -> tuple[MemberDescription,
     return tuple(found)
 
 
-def _integer(seen: SegmentLook, number: int, dtype: str) -> int | None:
+def _integer(seen: Observation, number: int, dtype: str) -> int | None:
     """Return what a shared array without dimensions is, if it is an integer: read at once."""
     if seen.config["kind"] != layout.KINDS["arrays"] or "int" not in dtype:
         return None
@@ -300,7 +300,7 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
-def regions_of(seen: SegmentLook) -> tuple[Region, ...]:
+def regions_of(seen: Observation) -> tuple[Region, ...]:
     """Add up the regions of all lanes and members; each is named, and begins, as the first's."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)

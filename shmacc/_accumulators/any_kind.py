@@ -1,4 +1,4 @@
-"""Finds what a name leads to: an accumulator of whatever kind, or shared arrays."""
+"""Attaches to what a name leads to: an accumulator of whatever kind, or shared arrays."""
 
 from typing import Any
 
@@ -8,13 +8,20 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._gradients import arguments
 from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._opening import segment
-from shmacc._opening.segment import Owners
+from shmacc._opening import handles, opened
+from shmacc._opening.opened import Opened
+from shmacc._opening.options import Owners, checked_owners
 
 Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
 """What a name leads to; Any: shared arrays, which have nothing in common with the others, so that
 what accumulators have in common can be used without a check. ``SharedArrays.attach`` is typed."""
+
+_CLASSES: dict[str, type[Opened]] = {
+    "sparse": SparseConditionalAccumulator,
+    "dense": ConditionalAccumulator,
+    "group": AccumulatorGroup,
+    "arrays": SharedArrays,
+}
 
 
 def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None = None) -> Found:
@@ -33,23 +40,7 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
         PermissionDeniedError: It is another user's.
         DataLossError: The file under the name is no valid segment of this version.
     """
-    found = open_by_name(
-        names.segment_name(shared_name),
-        segment.check_owners(owners),
-        arguments.attach_timeout(timeout),
-    )
-    found.opened_by_user()
-    return found
-
-
-def open_by_name(segment_name: SegmentName, owners: Owners, timeout: float | None = None) -> Found:
-    """Attach by the segment's whole name; errors as for `attach`."""
-    handle = segment.attach(segment_name, owners, timeout)
-    kind = layout.KIND_NAMES[handle.config()["kind"]]
-    if kind == "group":
-        return AccumulatorGroup.of_handle(handle, segment_name, owners)
-    if kind == "arrays":
-        return SharedArrays.of_handle(handle, segment_name, owners, writable=False)
-    if kind == "sparse":
-        return SparseConditionalAccumulator.of_handle(handle, segment_name, owners)
-    return ConditionalAccumulator.of_handle(handle, segment_name, owners)
+    segment_name, whose = names.segment_name(shared_name), checked_owners(owners)
+    handle = handles.attach(segment_name, whose, arguments.attach_timeout(timeout))
+    kind = _CLASSES[layout.KIND_NAMES[handle.config()["kind"]]]
+    return opened.of_handle(kind, handle, segment_name, whose)

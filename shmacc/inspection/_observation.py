@@ -23,7 +23,7 @@ _UNDER_THE_LOCK = frozenset({"applies", "takes"})
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentLook:
+class Observation:
     """What one look at a segment has found.
 
     Attributes:
@@ -55,7 +55,7 @@ class SegmentLook:
     last_applied: float
 
     @classmethod
-    def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "SegmentLook":
+    def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
         """Look at a segment of which there is a view."""
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()

@@ -1,4 +1,4 @@
-"""Opening and making segments by name.
+"""Handles on segments: what is under a name is opened, or made.
 
 The extension does each step atomically (opening.hpp has the protocol); this module decides on the
 next one: when there is nothing under a name, another kind of file, or a segment that is being
@@ -7,8 +7,8 @@ removed at this moment; and it words the errors. Removing is removal.py's.
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shmacc import _core
 from shmacc._layout import layout
@@ -22,59 +22,30 @@ from shmacc.errors import (
 )
 
 if TYPE_CHECKING:
-    from shmacc._gradients.arguments import IfExists
     from shmacc._gradients.spec import Spec  # needs NumPy, which inspection does not
-
-Owners = Literal["mine", "any"] | Iterable[int]
-"""Whose segments may be attached: this user's and root's, all users', or those of these uids."""
+    from shmacc._opening.options import Options, Owners  # likewise
 
 Contents = Callable[[], list[tuple[int, Any]]]
 """Returns new shared arrays as the extension takes them: bytes, and contents (None: zeros)."""
 
-_LARGEST_UID = 2**32 - 2
 _SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
 _LONGEST_PAUSE = 0.010
 
 
-def check_owners(owners: object) -> Owners:
-    """Return the argument as it is kept and pickled.
-
-    Raises:
-        InvalidArgumentError: Neither "mine" nor "any" nor uids.
-    """
-    if isinstance(owners, str):
-        if owners == "mine":
-            return "mine"
-        if owners == "any":
-            return "any"
-    elif isinstance(owners, Iterable) and not isinstance(owners, bytes):
-        uids = tuple(owners)
-        if all(type(uid) is int and 0 <= uid <= _LARGEST_UID for uid in uids):
-            return uids
-    raise InvalidArgumentError(
-        f'owners must be "mine", "any" or an iterable of uids, but was {owners!r}'
-    )
-
-
 def open_or_create(
-    name: SegmentName,
-    spec: "Spec",
-    owners: Owners,
-    if_exists: "IfExists" = "attach",
-    *,
-    unlink_on_close: bool = False,
-    contents: Contents = list,
+    name: SegmentName, spec: "Spec", options: "Options", contents: Contents = list
 ) -> _core.Handle:
     """Return a handle on the segment of that name, which is made if there is none.
+
+    With ``if_exists="attach"`` an existing segment is attached. "error" and "replace" return a
+    handle on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
+    processes that ask for it at once, one gets it, and the other one finds it taken.
 
     Args:
         name: The name.
         spec: Of a new segment.
-        owners: Whose segments may be attached.
-        if_exists: "attach": an existing segment is attached. "error" and "replace" return a handle
-            on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
-            processes that ask for it at once, one gets it, and the other one finds it taken.
-        unlink_on_close: Whether a new segment's name is removed with its handle.
+        options: Whose segments may be attached, what to do with an existing one, and whether a new
+            one's name is removed with its handle.
         contents: Of new shared arrays.
 
     Raises:
@@ -86,20 +57,20 @@ def open_or_create(
     """
     while True:
         handle = None
-        if if_exists == "attach":
-            handle = _attach(name, owners)
-        elif if_exists == "replace":
+        if options.if_exists == "attach":
+            handle = _attach(name, options.owners)
+        elif options.if_exists == "replace":
             removal.remove_unused(
                 name
             )  # a process that dies after this leaves nothing under the name
         elif removal.is_taken(name):
             raise _already_exists(name)
-        handle = handle or _create(name, spec, contents(), unlink_on_close=unlink_on_close)
+        handle = handle or _create(name, spec, contents(), unlink_on_close=options.unlink_on_close)
         if handle is not None:
             return handle
 
 
-def attach(name: SegmentName, owners: Owners, timeout: float | None = None) -> _core.Handle:
+def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) -> _core.Handle:
     """Return a handle on the segment of that name.
 
     Args:
@@ -156,13 +127,13 @@ def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError
     ).with_fields(**removal.fields(name))
 
 
-def _uids(owners: Owners) -> list[int] | None:
+def _uids(owners: "Owners") -> list[int] | None:
     if owners == "any":
         return None
     return [os.geteuid(), 0] if owners == "mine" else [int(uid) for uid in owners]
 
 
-def _attach(name: SegmentName, owners: Owners) -> _core.Handle | None:
+def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
     while True:
         try:
             found, version, handle = _core.open(name.path, _uids(owners))

@@ -1,0 +1,154 @@
+"""Objects that have a segment open: created, attached by name or unpickled; closed, removed.
+
+Every way of opening goes through `_adopt`: from there on the segment is closed whatever fails. An
+object may have something of its own beside the segment, which pickles with it: an accumulator its
+label, shared arrays the right to write.
+"""
+
+from typing import Any, ClassVar, Self, TypeVar
+
+from shmacc import _core
+from shmacc._gradients import arguments
+from shmacc._gradients.spec import MemberSpec, Spec
+from shmacc._layout import names
+from shmacc._layout.names import SegmentName
+from shmacc._opening import exits, handles, removal
+from shmacc._opening.handles import Contents
+from shmacc._opening.options import Options, Owners, checked_owners
+
+_Opened = TypeVar("_Opened", bound="Opened")
+
+
+class Opened(exits.Owner):
+    """The common base of accumulators and shared arrays."""
+
+    __slots__ = ("__weakref__", "_finalizer", "_handle", "_owners", "_segment_name", "_shared_name")
+
+    _KIND: ClassVar[str]
+
+    def _open(
+        self,
+        members: tuple[MemberSpec, ...],
+        reduction: str,
+        shared_name: str | None,
+        options: Options,
+        own: Any,
+        contents: Contents = list,
+    ) -> None:
+        """Create the segment or attach to it; what constructors have in common."""
+        private = not shared_name and not isinstance(shared_name, bytes)
+        asked = Spec(
+            kind=self._KIND,
+            members=members,
+            reduction=reduction,
+            lanes=options.lanes,
+            capacity=options.capacity,
+            mode=options.mode,
+            private=private,
+        )
+        segment_name = names.segment_name(names.generated_name() if private else shared_name)
+        handle = handles.open_or_create(segment_name, asked, options, contents)
+        self._adopt(handle, segment_name, options.owners, own, asked)
+        self._opened_by_user()
+
+    @classmethod
+    def _attach(cls, shared_name: object, owners: object, timeout: object, own: Any = None) -> Self:
+        """Attach to the segment of that name; what `attach` of all classes has in common."""
+        segment_name, whose = names.segment_name(shared_name), checked_owners(owners)
+        handle = handles.attach(segment_name, whose, arguments.attach_timeout(timeout))
+        return of_handle(cls, handle, segment_name, whose, own)
+
+    def _adopt(
+        self,
+        handle: _core.Handle,
+        segment_name: SegmentName,
+        owners: Owners,
+        own: Any,
+        asked: Spec | None,
+    ) -> None:
+        self._handle = handle
+        self._segment_name = segment_name
+        self._owners = owners
+        self._finalizer = exits.close_with(self, handle)
+        try:
+            config = handle.config()
+            self._shared_name: str = config["name"]
+            self._examine(config, own, asked)
+        except BaseException:
+            self._close()
+            raise
+
+    def _examine(self, config: dict[str, Any], own: Any, asked: Spec | None) -> None:
+        """Check what the segment is, and keep it.
+
+        Args:
+            config: The segment's configuration.
+            own: What the object has of its own; None: what it has by default.
+            asked: What the segment was asked to be; None: of this class.
+
+        Raises:
+            InvalidArgumentError: It is something else.
+            DataLossError: The configuration has unknown values, or ones that do not fit the file.
+        """
+        raise NotImplementedError
+
+    def _own(self) -> Any:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        self._handle.config()  # a closed handle does not pickle
+        return _unpickled, (type(self), self._segment_name, self._owners, self._own())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def shared_name(self) -> str:
+        """The name that processes share; of a private segment, its generated name."""
+        return self._shared_name
+
+    def close(self) -> None:
+        """Detach. Idempotent."""
+        self._close()
+
+    def unlink(self) -> None:
+        """Remove the segment and its semaphore from the system. Idempotent.
+
+        Processes that have it open go on using it until they close it, as with an unlinked file;
+        the next one that opens the name makes a new segment.
+
+        Raises:
+            PermissionDeniedError: The segment is another user's.
+            FailedPreconditionError: This object is closed.
+        """
+        removal.unlink(self._segment_name, self._handle)
+
+
+def of_handle(
+    cls: type[_Opened],
+    handle: _core.Handle,
+    segment_name: SegmentName,
+    owners: Owners,
+    own: Any = None,
+) -> _Opened:
+    """Return the object of this class whose user has attached this handle.
+
+    Raises:
+        InvalidArgumentError: The segment is none of this class.
+        DataLossError: Its configuration has unknown values, or ones that do not fit the file.
+    """
+    self = cls.__new__(cls)
+    self._adopt(handle, segment_name, owners, own, None)
+    self._opened_by_user()
+    return self
+
+
+def _unpickled(cls: type[_Opened], segment_name: SegmentName, owners: Owners, own: Any) -> _Opened:
+    """Attach to the segment of that name, without a user who is to close it."""
+    self = cls.__new__(cls)
+    self._adopt(handles.attach(segment_name, owners), segment_name, owners, own, None)
+    return self

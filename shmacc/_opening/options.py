@@ -1,0 +1,90 @@
+"""What a constructor may be asked for beside a segment's contents, checked."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from shmacc._gradients import arguments
+from shmacc._layout import layout
+from shmacc.errors import InvalidArgumentError
+
+Owners = Literal["mine", "any"] | Iterable[int]
+"""Whose segments may be attached: this user's and root's, all users', or those of these uids."""
+
+IfExists = Literal["attach", "error", "replace"]
+"""What a constructor does with a segment that has its name already."""
+
+_LARGEST_UID = 2**32 - 2
+_OWNERS_BITS = 0o600
+_IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A constructor's keywords; `SparseConditionalAccumulator` describes them.
+
+    Shared arrays have neither lanes nor a capacity.
+
+    Raises:
+        InvalidArgumentError: One of them is none of its possible values.
+    """
+
+    mode: int | None
+    owners: Owners
+    if_exists: IfExists
+    unlink_on_close: bool
+    lanes: int | None = None
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what was given, and keep it as it was meant."""
+        checked = {
+            "mode": _mode_bits(self.mode),
+            "owners": checked_owners(self.owners),
+            "if_exists": _checked_if_exists(self.if_exists),
+            "unlink_on_close": bool(self.unlink_on_close),
+            "lanes": arguments.limit(self.lanes, "lanes", layout.MAX_LANES),
+            "capacity": arguments.limit(self.capacity, "capacity", arguments.MOST_GRADIENTS),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def checked_owners(owners: object) -> Owners:
+    """Return the argument as it is kept and pickled.
+
+    Raises:
+        InvalidArgumentError: Neither "mine" nor "any" nor uids.
+    """
+    if isinstance(owners, str):
+        if owners == "mine":
+            return "mine"
+        if owners == "any":
+            return "any"
+    elif isinstance(owners, Iterable) and not isinstance(owners, bytes):
+        uids = tuple(owners)
+        if all(type(uid) is int and 0 <= uid <= _LARGEST_UID for uid in uids):
+            return uids
+    raise InvalidArgumentError(
+        f'owners must be "mine", "any" or an iterable of uids, but was {owners!r}'
+    )
+
+
+def _checked_if_exists(value: object) -> IfExists:
+    for word in _IF_EXISTS:
+        if isinstance(value, str) and value == word:
+            return word
+    raise InvalidArgumentError(
+        f'if_exists must be "attach", "error" or "replace", but was {value!r}'
+    )
+
+
+def _mode_bits(mode: object) -> int | None:
+    if mode is None:
+        return None
+    bits = arguments.int64(mode, "mode")
+    if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
+        raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
+    if bits & _OWNERS_BITS != _OWNERS_BITS:  # the owner's rights are not to be taken away
+        raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
+    return bits
