@@ -16,7 +16,7 @@ inline nb::object name_of(const MemberSpec& member) {
 }
 
 inline nb::dict describe(const MemberSpec& member) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["name"] = name_of(member);
     out["kind"] = member.kind;
     out["dtype"] = member.dtype;
@@ -29,7 +29,7 @@ inline nb::dict describe(const MemberSpec& member) {
 
 // specs: with the set of contributors, which is not described.
 inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["name"] = std::string(config.name, config.name_length);
     out["kind"] = config.kind;
     out["reduction"] = config.reduction;
@@ -42,14 +42,14 @@ inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
     out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
     out["created_ns"] = config.created_ns;
     out["mode"] = config.mode;
-    nb::list members;
+    nb::list members = new_list();
     for (size_t i = 0; i + 1 < specs.size(); ++i) members.append(describe(specs[i]));
     out["members"] = members;
     return out;
 }
 
 inline nb::dict describe(const Totals& now) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["generation"] = now.round.generation;
     out["step"] = now.round.step;
     out["sealed"] = now.round.sealed != 0;
@@ -65,7 +65,7 @@ inline nb::dict describe(const Totals& now) {
     out["applied_bytes"] = now.applied_bytes;
     out["round"] = nb::none();
     if (now.round.holder.serial != 0) {
-        nb::dict round;
+        nb::dict round = new_dict();
         round["participant"] = now.round.holder.participant;
         round["token"] = now.round.holder.token;
         round["since_ns"] = now.round.holder.since_ns;
@@ -88,7 +88,7 @@ inline void describe_table(nb::dict& out, const MemberState& table, bool in_roun
 }
 
 inline nb::dict describe(const Participant& entry) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["token"] = entry.token;
     out["pid"] = entry.pid;
     out["pid_namespace"] = entry.pid_namespace;
@@ -106,7 +106,7 @@ inline nb::dict describe(const Participant& entry) {
 }
 
 inline nb::dict describe(const Waiter& entry) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["ticket"] = entry.ticket;
     out["participant"] = entry.participant;
     out["num_required"] = entry.num_required;
@@ -116,7 +116,7 @@ inline nb::dict describe(const Waiter& entry) {
 }
 
 inline nb::dict describe(const Event& event) {
-    nb::dict out;
+    nb::dict out = new_dict();
     out["serial"] = event.serial;
     out["kind"] = event.kind;
     out["token"] = event.token;

@@ -66,10 +66,10 @@ class SegmentView {
     // Of all tables, that of the contributors included, lane by lane.
     nb::list tables() const {
         const Snapshot seen = snapshot();
-        nb::list out;
+        nb::list out = new_list();
         for (uint32_t i = 0; i < config_.lanes; ++i)
             for (uint32_t j = 0; j < specs_.size(); ++j) {
-                nb::dict table;
+                nb::dict table = new_dict();
                 describe_table(table, seen, i, j);
                 out.append(table);
             }
@@ -77,13 +77,13 @@ class SegmentView {
     }
     nb::list events() const {
         const auto header = whole_header();
-        nb::list out;
+        nb::list out = new_list();
         for (const Event& event : header->events)
             if (event.serial != 0) out.append(describe(event));
         return out;
     }
     nb::list participants() const {
-        nb::list out;
+        nb::list out = new_list();
         const std::vector<Participant> table = participants_table();
         for (uint32_t i = 0; i < table.size(); ++i) {
             if (table[i].token == 0) continue;
@@ -117,7 +117,7 @@ class SegmentView {
         return nb::make_tuple(seen, applied);
     }
     nb::list waiters() const {
-        nb::list out;
+        nb::list out = new_list();
         const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +
                                                     offsetof(QueueHead, cancelled_through));
         const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
