@@ -11,7 +11,7 @@ import numpy as np
 from shmacc import _core
 from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
-from shmacc._gradients.dtypes import DType, kind_of
+from shmacc._gradients.dtypes import DType, kind_of, largest
 from shmacc._records.taken import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
@@ -243,7 +243,7 @@ def _convert(
         _check_integer_range(array, to, what)
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(to)
-        if target in "fc" and _can_overflow(array.dtype, to):
+        if target in "fc" and largest(array.dtype) > largest(to):
             infinite = ~np.isfinite(converted) & np.isfinite(array)
             if bool(infinite.any()):
                 raise InvalidArgumentError(
@@ -263,10 +263,3 @@ def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: s
                 f"{what} hold {int(extreme)}, which does not fit {to.name} "
                 f"({info.min} to {info.max})"
             )
-
-
-def _can_overflow(source: np.dtype[Any], to: np.dtype[Any]) -> bool:
-    # Float32 and wider hold every 64-bit integer's magnitude; half only up to 65504.
-    if kind_of(source) in "biu":
-        return to.name == "float16"
-    return not np.can_cast(source, to, "safe") if to.name != "bfloat16" else source != to

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._layout import layout
-from shmacc._records.dtype_names import NUMBERS
+from shmacc._records.dtype_names import NAMES, NUMBERS
 from shmacc.errors import InvalidArgumentError
 
 SUM_BOUNDS = (-(2**63), 2**64 - 1)
@@ -33,6 +33,7 @@ class DType:
         components: Sums for each number: 2 for complex dtypes, else 1.
         sums_as_is: Whether results need no conversion from sums.
         plain_type: NumPy's number of the type if gradients need no conversion, else -1.
+        by_extension: Whether the extension converts to the type of sums and back, not NumPy.
         bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
     """
 
@@ -44,6 +45,7 @@ class DType:
     components: int
     sums_as_is: bool = field(init=False)
     plain_type: int = field(init=False)
+    by_extension: bool = field(init=False)
     bounds: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class DType:
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
+        object.__setattr__(self, "by_extension", self.storage in _CONVERTED_BY_EXTENSION)
         bounds = SUM_BOUNDS
         if self.storage.kind in "iu":
             info = np.iinfo(self.storage)
@@ -59,16 +62,16 @@ class DType:
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert values of the dtype to the type of sums, C-contiguous (complex: as they are)."""
-        if values.dtype == np.float16 and _core.CONVERTS_HALVES:
-            wide = np.empty(values.shape, np.float32)
+        if self.by_extension:
+            wide = np.empty(values.shape, self.sums)
             _core.widen(np.require(values, requirements=["C", "A"]), wide)
             return wide
         return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
 
     def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert results from the type of sums (complex: as they are) to the dtype."""
-        if self.storage == np.float16 and _core.CONVERTS_HALVES:
-            narrow = np.empty(values.shape, np.float16)
+        if self.by_extension:
+            narrow = np.empty(values.shape, self.storage)
             _core.narrow(values, narrow)
             return narrow
         with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
@@ -85,6 +88,7 @@ class DType:
         return _SUM_CODES[self.sums]
 
 
+_CONVERTED_BY_EXTENSION = (np.dtype("float16"),) if _core.CONVERTS_HALVES else ()
 # By dtype: for a dtype's name NumPy imports a module, which is too late at an interpreter's end.
 _SUM_CODES = {np.dtype(name): code for name, code in layout.SUMS.items()}
 _SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
@@ -103,29 +107,31 @@ def _quantised(name: str, number: int) -> DType:
     return DType(name, number, structured, plain.storage, plain.sums, 1)
 
 
+# NumPy has none of these. They are imported when first needed: `import shmacc` must load nothing
+# heavier than NumPy.
+_OF_ML_DTYPES = frozenset({"bfloat16"})
 _KNOWN = {
     name: (_quantised if name.startswith("q") else _plain)(name, number)
     for name, number in NUMBERS.items()
-    if name != "bfloat16"  # NumPy has none: see _bfloat16
+    if name not in _OF_ML_DTYPES
 }
-_BY_NUMBER = {dtype.number: dtype for dtype in _KNOWN.values()}
 # Where a name means different dtypes in TensorFlow and NumPy, TensorFlow's meaning counts.
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 
 
-def _bfloat16() -> DType:
-    # Imported when first needed: `import shmacc` must load nothing heavier than NumPy.
-    import ml_dtypes
+def _named(name: str) -> DType | None:
+    if name not in _KNOWN and name in _OF_ML_DTYPES:
+        import ml_dtypes
 
-    storage = np.dtype(ml_dtypes.bfloat16)
-    return DType("bfloat16", NUMBERS["bfloat16"], storage, storage, np.dtype("float32"), 1)
+        storage = np.dtype(getattr(ml_dtypes, name))
+        _KNOWN[name] = DType(name, NUMBERS[name], storage, storage, np.dtype("float32"), 1)
+    return _KNOWN.get(name)
 
 
 def by_number(number: int) -> DType | None:
     """Return the dtype of a ``DataType`` number; None if there is none."""
-    if number == NUMBERS["bfloat16"]:
-        return _bfloat16()
-    return _BY_NUMBER.get(number)
+    name = NAMES.get(number)
+    return None if name is None else _named(name)
 
 
 def resolve(dtype: object) -> DType:
@@ -165,10 +171,8 @@ def _lookup(dtype: object) -> DType | None:
         dtype = str(dtype).removeprefix("torch.")
     if isinstance(dtype, str):
         dtype = _ALIASES.get(dtype, dtype)
-        if dtype == "bfloat16":
-            return _bfloat16()
-        if dtype in _KNOWN:
-            return _KNOWN[dtype]
+        if found := _named(dtype):
+            return found
     try:
         return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -178,10 +182,19 @@ def _lookup(dtype: object) -> DType | None:
 def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
     if dtype.names is not None:
         return next((known for known in _KNOWN.values() if known.numpy == dtype), None)
-    return _bfloat16() if dtype.name == "bfloat16" else _KNOWN.get(dtype.name)
+    return _named(dtype.name)
 
 
 def kind_of(dtype: npt.DTypeLike) -> str:
-    """Return NumPy's kind letter; bfloat16, which is void to NumPy, is a float."""
+    """Return NumPy's kind letter; what is void to NumPy, and ml_dtypes has, is a float."""
     dtype = np.dtype(dtype)
-    return "f" if dtype.name == "bfloat16" else dtype.kind
+    return "f" if dtype.name in _OF_ML_DTYPES else dtype.kind
+
+
+def largest(dtype: np.dtype[Any]) -> float:
+    """Return the largest finite number of a dtype; of integers and booleans, of any of these."""
+    if dtype.name in _OF_ML_DTYPES:
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return float(SUM_BOUNDS[1] if dtype.kind in "biu" else np.finfo(dtype).max)

@@ -1,32 +1,30 @@
-"""TensorFlow's names and ``DataType`` numbers of the accumulators' dtypes, without NumPy."""
+"""The accumulators' dtypes, without NumPy: TensorFlow's names and ``DataType`` numbers, sizes."""
 
-NUMBERS = {
-    "float32": 1,
-    "float64": 2,
-    "int32": 3,
-    "uint8": 4,
-    "int16": 5,
-    "int8": 6,
-    "complex64": 8,
-    "int64": 9,
-    "qint8": 11,
-    "quint8": 12,
-    "qint32": 13,
-    "bfloat16": 14,
-    "qint16": 15,
-    "quint16": 16,
-    "uint16": 17,
-    "complex128": 18,
-    "float16": 19,
-    "uint32": 22,
-    "uint64": 23,
+# By name: TensorFlow's number, and the bytes of an element.
+_DTYPES = {
+    "float32": (1, 4),
+    "float64": (2, 8),
+    "int32": (3, 4),
+    "uint8": (4, 1),
+    "int16": (5, 2),
+    "int8": (6, 1),
+    "complex64": (8, 8),
+    "int64": (9, 8),
+    "qint8": (11, 1),
+    "quint8": (12, 1),
+    "qint32": (13, 4),
+    "bfloat16": (14, 2),
+    "qint16": (15, 2),
+    "quint16": (16, 2),
+    "uint16": (17, 2),
+    "complex128": (18, 16),
+    "float16": (19, 2),
+    "uint32": (22, 4),
+    "uint64": (23, 8),
 }
+NUMBERS = {name: number for name, (number, _) in _DTYPES.items()}
 BOOL = 10
 """Shared arrays have it, accumulators do not."""
 NAMES = {number: name for name, number in NUMBERS.items()} | {BOOL: "bool"}
-
-
-def item_bytes(number: int) -> int:
-    """Return how many bytes an element of an array of this dtype has; the name ends in bits."""
-    bits = "".join(filter(str.isdigit, NAMES[number]))
-    return int(bits or 8) // 8
+ITEM_BYTES = dict(_DTYPES.values()) | {BOOL: 1}
+"""By number: how many bytes an element of an array has."""

@@ -331,7 +331,7 @@ def _bytes_of(config: dict[str, Any], member: dict[str, Any], state: dict[str, A
     """Return the bytes of the sums that a lane has of a member, or of a shared array."""
     if config["kind"] == layout.KINDS["arrays"]:
         elements: int = math.prod(member["declared"])
-        return elements * dtype_names.item_bytes(member["dtype"])
+        return elements * dtype_names.ITEM_BYTES[member["dtype"]]
     sparse = member["kind"] == layout.KINDS["sparse"]
     rows: int = state["rows"] if sparse else min(state["member_count"], 1)
     row_bytes: int = state["row_elements"] * layout.SUM_BYTES[member["sum"]]

@@ -1,6 +1,6 @@
-// The copy that a take hands out: the round, reduced into the caller's memory before it is consumed.
+// What a take hands out, reduced into the caller's memory: a round before it is consumed, or partials in no segment.
 //
-// What several lanes have of a member is added up in order of lane.
+// What several lanes, or several partials, have of a member is added up in their order.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,15 @@
 
 namespace shmacc {
 
-// What a round has of a member.
-struct TakenMember {
+// What a round has of a member, without values.
+struct MemberInRound {
     uint32_t number;
     int64_t count;  // gradients that had it
     int64_t weight;  // of these
     Dims dims;
+};
+
+struct TakenMember : MemberInRound {
     uint64_t rows;
     Output indices, values, contributions;
 };
@@ -43,7 +46,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     OnDeath on_death;
-    unsigned long loop_thread;  // the round is opened for this one (LoopRound); 0: for that of the call
+    pthread_t loop_thread;  // the round is opened for this one (LoopRound); none: for that of the call
 };
 
 // The tables that a sparse member has in its lanes.
@@ -103,6 +106,25 @@ bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, c
     return fits;
 }
 
+// Adds to what was taken the rows of `source`, a Tables or a Merge, reduced. False: a result does not fit.
+template <class T, class Source>
+bool take_rows(Taken& taken, MemberInRound member, Source& source, uint64_t row_bytes, const Reduce& reduce) {
+    const uint64_t rows = source.rows();
+    TakenMember& out = taken.members.emplace_back(
+        TakenMember{std::move(member), rows, Output(rows * sizeof(int64_t)), Output(rows * row_bytes),
+                    Output(rows * sizeof(int64_t))});
+    return source.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
+                       static_cast<int64_t*>(out.contributions.get()), reduce);
+}
+// The same of a dense member: the sum of these arrays.
+template <class T>
+bool take_arrays(Taken& taken, MemberInRound member, const std::vector<const T*>& arrays, uint64_t size,
+                 const Reduce& reduce) {
+    TakenMember& out = taken.members.emplace_back(
+        TakenMember{std::move(member), 0, Output(0), Output(size * sizeof(T)), Output(0)});
+    return reduce_arrays(static_cast<T*>(out.values.get()), arrays, size, reduce);
+}
+
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
 class RoundCopy {
   public:
@@ -129,7 +151,7 @@ class RoundCopy {
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
         set.read(static_cast<int64_t*>(taken.contributors.get()), static_cast<float*>(none.get()),
-                 static_cast<int64_t*>(ones.get()), {false, 0, INT64_MIN, UINT64_MAX});
+                 static_cast<int64_t*>(ones.get()), not_reduced());
     }
 
     // Every change of a round increments one of these, or is a new step (set_step).
@@ -151,38 +173,24 @@ class RoundCopy {
   private:
     template <class T>
     bool read(std::vector<Member>& in_lanes, const MemberSpec& spec, const TakeRequest& request) {
-        int64_t count = 0, weight = 0;
+        Member& first = in_lanes[0];
+        MemberInRound sum{first.number(), 0, 0, {}};
         for (const Member& member : in_lanes) {
-            count += member.state.count;
-            weight += member.state.weight;
-            if (member.state.row_elements != in_lanes[0].state.row_elements)
+            sum.count += member.state.count;
+            sum.weight += member.state.weight;
+            if (member.state.row_elements != first.state.row_elements)
                 data_loss("its lanes' shapes disagree");
         }
-        if (weight <= 0 || taken.weight < weight) data_loss("its weights disagree");
-        const Member& first = in_lanes[0];
-        Reduce reduce{!request.partial && spec.reduction != kSum, 0, spec.lowest, spec.highest};
-        if (request.partial) {
-            reduce.lowest = INT64_MIN;
-            reduce.highest = UINT64_MAX;
-        }
+        if (sum.weight <= 0 || taken.weight < sum.weight) data_loss("its weights disagree");
+        sum.dims = round_dims(first);
+        const Reduce reduce = request.partial ? not_reduced() : reduce_by(spec, sum.weight, taken.weight);
         if (spec.kind == kSparse) {
-            if (spec.reduction == kCmean) reduce.divisor = taken.weight;
             Tables<T> tables(in_lanes, request.shards);
-            const uint64_t rows = tables.rows();
-            TakenMember& out = taken.members.emplace_back(
-                TakenMember{first.number(), count, weight, round_dims(in_lanes[0]), rows,
-                            Output(rows * sizeof(int64_t)), Output(rows * first.row_bytes()),
-                            Output(rows * sizeof(int64_t))});
-            return tables.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
-                               static_cast<int64_t*>(out.contributions.get()), reduce);
+            return take_rows<T>(taken, std::move(sum), tables, first.row_bytes(), reduce);
         }
-        reduce.divisor = spec.reduction == kCmean ? taken.weight : weight;
         std::vector<const T*> arrays;  // proved before anything is allocated
         for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
-        TakenMember& out = taken.members.emplace_back(TakenMember{first.number(), count, weight,
-                                                                  round_dims(in_lanes[0]), 0, Output(0),
-                                                                  Output(first.row_bytes()), Output(0)});
-        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, first.state.row_elements, reduce);
+        return take_arrays<T>(taken, std::move(sum), arrays, first.state.row_elements, reduce);
     }
 
     [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
@@ -194,6 +202,72 @@ class RoundCopy {
 
     bool nothing_;
     uint64_t round_, applied_;
+};
+
+// Partials that are in no segment, reduced as a round of theirs would be: what a shard does with the pieces that hosts
+// have sent (shmacc.ray). They are read where they are, and written once.
+class ReducedPartials {
+  public:
+    // count, weight: of the whole round, also of gradients that have nothing here.
+    ReducedPartials(const MemberSpecs& specs, int64_t count, int64_t weight, int64_t step)
+        : specs_(specs), taken_{0, count, weight, step, {}, 0, Output(0)} {}
+
+    // What the partials have, in their order; each gradient belongs to some member.
+    Taken of(const std::vector<MemberGradient*>& gradients) {
+        for (uint32_t number = 0; number + 1 < specs_.size(); ++number) {
+            std::vector<MemberGradient*> own;
+            for (MemberGradient* gradient : gradients)
+                if (gradient->member() == number) own.push_back(gradient);
+            if (own.empty()) continue;
+            try {
+                if (!with_sum_type(specs_[number].sum, [&](auto zero) { return add<decltype(zero)>(own); }))
+                    throw Error(Failure::kOutOfRange, "A result does not fit the accumulator's dtype");
+            } catch (const Error& error) {
+                throw specs_[number].name.empty() ? error : error.of_member(specs_[number].name);
+            }
+        }
+        return std::move(taken_);
+    }
+
+  private:
+    // Of one member. False: a result does not fit.
+    template <class T>
+    bool add(const std::vector<MemberGradient*>& own) {
+        const MemberGradient& first = *own[0];
+        const MemberSpec& spec = specs_[first.member()];
+        MemberInRound sum{first.member(), 0, 0, first.dims()};
+        for (const MemberGradient* gradient : own) {
+            if (gradient->dims() != first.dims())
+                throw Error(Failure::kInvalidArgument, "Partials of different shapes");
+            if (__builtin_add_overflow(sum.count, gradient->count(), &sum.count) ||
+                __builtin_add_overflow(sum.weight, gradient->weight(), &sum.weight) ||
+                sum.count > taken_.count || sum.weight > taken_.weight)
+                throw Error(Failure::kInvalidArgument, "Partials of more gradients than the round has");
+        }
+        const Reduce reduce = reduce_by(spec, sum.weight, taken_.weight);
+        if (spec.kind == kSparse) {
+            std::vector<RowSource<T>> sources;
+            for (const MemberGradient* gradient : own) sources.push_back(rows_of<T>(*gradient));
+            const uint64_t width = static_cast<const SparseMemberGradient<T>&>(first).width();
+            Merge<T> merge(std::move(sources), width, 1);
+            return take_rows<T>(taken_, std::move(sum), merge, width * sizeof(T), reduce);
+        }
+        std::vector<const T*> arrays;
+        for (const MemberGradient* gradient : own)
+            arrays.push_back(static_cast<const DenseMemberGradient<T>*>(gradient)->values());
+        const uint64_t size = static_cast<const DenseMemberGradient<T>&>(first).size();
+        return take_arrays<T>(taken_, std::move(sum), arrays, size, reduce);
+    }
+    template <class T>
+    static RowSource<T> rows_of(const MemberGradient& gradient) {
+        const auto& rows = static_cast<const SparseMemberGradient<T>&>(gradient);
+        if (!rows.ascending())
+            throw Error(Failure::kInvalidArgument, "The rows of a partial must ascend, and be counted");
+        return rows.source();
+    }
+
+    const MemberSpecs& specs_;
+    Taken taken_;
 };
 
 }  // namespace shmacc

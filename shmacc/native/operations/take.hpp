@@ -106,7 +106,7 @@ class Take : public Operation {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         return RoundCopy(session, *segment_.specs(),
-                         {0, kForever, partial, shards, false, false, false, OnDeath::kWait, 0}, false);
+                         {0, kForever, partial, shards, false, false, false, OnDeath::kWait, {}}, false);
     }
 
     // Throws as a take with OnDeath::kRaise that has to wait would throw now: each death is thrown once.
@@ -207,7 +207,8 @@ class Take : public Operation {
         const Presence& presence = segment_.presence();
         state.holder = {++state.opened, presence.index(), presence.token(), wall_ns()};
         copy.taken.serial = state.holder.serial;
-        if (request.loop_thread != 0) segment_.loop_round().offer(state.holder, request.loop_thread);
+        if (request.loop_thread != pthread_t{})
+            segment_.loop_round().offer(state.holder, request.loop_thread);
         session.commit();
     }
 

@@ -61,9 +61,10 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     if (std::memcmp(config.magic, kMagic, sizeof kMagic) != 0) data_loss("it is not one of shmacc's");
     if (config.version != kVersion) return Found::kOtherVersion;
     if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
-    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes || config.kind < kSparse ||
-        config.kind > kArrays || config.mode > 0777 || config.reduction < kMean || config.reduction > kCmean ||
-        config.capacity < 1 || config.directory_bytes > kMaxDirectory || config.directory_bytes % 8 != 0)
+    if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes ||
+        !is_named(kKindNames, config.kind) || config.mode > 0777 ||
+        !is_named(kReductionNames, config.reduction) || config.capacity < 1 ||
+        config.directory_bytes > kMaxDirectory || config.directory_bytes % 8 != 0)
         data_loss("its configuration is out of range");
     if (size != file_size(config)) data_loss("its file was truncated");
     bool name = config.name_length >= 1 && config.name_length <= kMaxName;

@@ -3,10 +3,8 @@
 // depends on them.
 #pragma once
 
-#include "operations/reduced_partials.hpp"
-#include "python/held_rounds.hpp"
+#include "python/description.hpp"
 #include "python/incoming.hpp"
-#include "python/looking.hpp"
 #include "python/name_lock.hpp"
 #include "python/taken_round.hpp"
 
@@ -354,7 +352,7 @@ class Handle {
                                   taken.seals(),
                                   hold,
                                   raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
-                                  caller ? caller->thread() : 0};
+                                  caller ? caller->thread() : pthread_t{}};
         run<Take>([&](Take& act) { act.take(request, taken.to_fill(segment.specs())); }, caller);
     }
 

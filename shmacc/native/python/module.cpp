@@ -2,7 +2,6 @@
 #include "python/arrays.hpp"
 #include "python/plain.hpp"
 #include "python/view.hpp"
-#include "rows/joined_rows.hpp"
 
 namespace shmacc {
 namespace {

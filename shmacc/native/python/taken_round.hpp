@@ -1,4 +1,4 @@
-// A round on its way to Python: what a take took, as arrays, and what of it did not get to its caller.
+// A handle's rounds: what a take took, on its way to Python; what of it did not get to its caller; those that are open.
 //
 // From the take's commit on only this process has the round, while memory may run out for the arrays and for what
 // Python makes of them, and a signal handler may raise. So what holds it is there before it is taken: an object
@@ -157,6 +157,68 @@ class KeptRounds {
     static TakenRound& in(const nb::object& round) { return *nb::inst_ptr<TakenRound>(round); }
 
     nb::object first_;
+};
+
+// The rounds that one handle has open: which thread owns each, and in which process. The GIL guards it.
+class HeldRounds {
+  public:
+    // Before a round is opened, so that `add` does not fail after it, for this and other threads.
+    class Opening {
+      public:
+        explicit Opening(HeldRounds& held) : held_(held) {
+            held_.rounds_.reserve(held_.rounds_.size() + held_.opening_ + 1);
+            ++held_.opening_;
+        }
+        ~Opening() { --held_.opening_; }
+        Opening(const Opening&) = delete;
+        Opening& operator=(const Opening&) = delete;
+        // for_loop: it is no thread's; see LoopRound.
+        void add(uint64_t serial, bool for_loop) {
+            held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin()});
+        }
+
+      private:
+        HeldRounds& held_;
+    };
+
+    // The thread that would have to end the round would wait for its end.
+    void refuse_in_round() const {
+        for (const Round& round : rounds_)
+            if (round.thread == pthread_self() && round.opened.is_here())
+                throw Error(Failure::kFailedPrecondition,
+                            "This thread has a round of this accumulator open; it must end before another "
+                            "take or round");
+    }
+    // A forked child does not hold its parent's rounds.
+    bool has(uint64_t serial) const {
+        return std::any_of(rounds_.begin(), rounds_.end(), [serial](const Round& round) {
+            return round.serial == serial && round.opened.is_here();
+        });
+    }
+    void remove(uint64_t serial) {
+        rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(),
+                                     [serial](const Round& round) { return round.serial == serial; }),
+                      rounds_.end());
+    }
+    // Any of them, removed; 0: there is none.
+    uint64_t pop() {
+        while (!rounds_.empty()) {
+            const Round last = rounds_.back();
+            rounds_.pop_back();
+            if (last.opened.is_here()) return last.serial;
+        }
+        return 0;
+    }
+
+  private:
+    struct Round {
+        uint64_t serial;
+        pthread_t thread;
+        Origin opened;
+    };
+
+    std::vector<Round> rounds_;
+    size_t opening_ = 0;
 };
 
 }  // namespace shmacc

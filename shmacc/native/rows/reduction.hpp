@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rows/kernels.hpp"
+#include "segment/directory.hpp"
 
 namespace shmacc {
 
@@ -12,6 +13,20 @@ struct Reduce {
     int64_t lowest;  // integers: the dtype's range
     uint64_t highest;
 };
+
+// As the member's reduction has it: here alone. weight: of the round's gradients that have the member; round_weight: of
+// all.
+inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
+    Reduce reduce{true, 0, spec.lowest, spec.highest};
+    switch (static_cast<Reduction>(spec.reduction)) {
+        case kMean: reduce.divisor = spec.kind == kSparse ? 0 : weight; break;
+        case kSum: reduce.divide = false; break;
+        case kCmean: reduce.divisor = round_weight; break;
+    }
+    return reduce;
+}
+// The sums as they are: a partial's.
+inline Reduce not_reduced() { return {false, 0, INT64_MIN, UINT64_MAX}; }
 
 template <class T>
 bool within(T value, const Reduce& reduce) {

@@ -11,7 +11,7 @@
 // error. Other threads just wait.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include <pthread.h>
 
 #include <atomic>
 
@@ -21,12 +21,12 @@ namespace shmacc {
 
 class Caller {
   public:
-    unsigned long thread() const { return thread_; }
+    pthread_t thread() const { return thread_; }
     bool has_left() const { return left_; }
     void leave() { left_ = true; }
 
   private:
-    const unsigned long thread_ = PyThread_get_thread_ident();
+    const pthread_t thread_ = pthread_self();
     std::atomic<bool> left_{false};
 };
 
@@ -37,7 +37,7 @@ class LoopRound {
     enum class State { kOthers, kOffered, kHeld };
 
     // With all lanes' locks. thread: the loop's.
-    void offer(const RoundHolder& holder, unsigned long thread) {
+    void offer(const RoundHolder& holder, pthread_t thread) {
         token_ = holder.token;
         thread_ = thread;
         serial_ = holder.serial;
@@ -50,7 +50,7 @@ class LoopRound {
     }
     // By a thread that would wait for the round that is open.
     State to_this_thread(const RoundHolder& holder) const {
-        if (serial_ != holder.serial || token_ != holder.token || thread_ != PyThread_get_thread_ident())
+        if (serial_ != holder.serial || token_ != holder.token || thread_ != pthread_self())
             return State::kOthers;
         return held_ == holder.serial ? State::kHeld : State::kOffered;
     }
@@ -59,7 +59,7 @@ class LoopRound {
   private:
     std::atomic<uint64_t> serial_{0};
     std::atomic<uint64_t> token_{0};  // a forked child has another one
-    std::atomic<unsigned long> thread_{0};
+    std::atomic<pthread_t> thread_{};
     std::atomic<uint64_t> held_{0};  // a serial, too: another round may be offered while one is taken over
 };
 

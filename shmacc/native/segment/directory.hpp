@@ -106,9 +106,9 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         const bool known = entry.declared_rank != kUnknownRank;
         const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
                           entry.name_words == (entry.name_length + 7) / 8 &&
-                          (entry.kind == kSparse || entry.kind == kDense) && entry.sum >= kFloat32 &&
-                          entry.sum <= kUint64 && entry.components >= 1 && entry.components <= 2 &&
-                          entry.reduction >= kMean && entry.reduction <= kCmean;
+                          (entry.kind == kSparse || entry.kind == kDense) && is_named(kSumNames, entry.sum) &&
+                          entry.components >= 1 && entry.components <= 2 &&
+                          is_named(kReductionNames, entry.reduction);
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + entry.name_words)
             data_loss("its directory of members is out of range");

@@ -64,6 +64,12 @@ struct Named {
     uint32_t number;
     const char* name;
 };
+template <size_t kCount>
+constexpr bool is_named(const Named (&table)[kCount], uint32_t number) {
+    for (const Named& entry : table)
+        if (entry.number == number) return true;
+    return false;
+}
 constexpr Named kRegionNames[] = {
     {kHeaderRegion, "header"},
     {kDirectoryRegion, "directory"},
