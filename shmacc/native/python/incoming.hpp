@@ -1,4 +1,4 @@
-// Gradients as Python gives them: arrays, viewed for as long as their apply lasts.
+// Gradients as Python gives them: arrays, kept for as long as their apply lasts.
 #pragma once
 
 #include "operations/member_gradient.hpp"

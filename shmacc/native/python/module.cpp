@@ -1,7 +1,7 @@
 // The extension module: shmacc._core.
 #include "python/arrays.hpp"
 #include "python/plain.hpp"
-#include "python/view.hpp"
+#include "python/segment_view.hpp"
 
 namespace shmacc {
 namespace {

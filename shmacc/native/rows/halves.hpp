@@ -1,4 +1,4 @@
-// Converts between float16 and float32, the type of its sums, where the processor has instructions for it:
+// Conversions between float16 and float32, the type of its sums, where the processor has instructions for them.
 // NumPy converts one number at a time, which took longer than all the rest of an apply. The rounding is the
 // same: to the nearest, ties to even, beyond the range to infinity.
 #pragma once

@@ -56,7 +56,7 @@ enum Region : uint32_t {
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
 enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
 
-// Of a view of one table (view.hpp): the fixed regions, those of its lane, those of its member.
+// Of a view of one table (segment_view.hpp): the fixed regions, those of its lane, those of its member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
 
 // Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.

@@ -1,4 +1,4 @@
-// A process's view of the segment's file: one descriptor, one mapping for each region. A Mapping has the fixed
+// The segment's file in a process's memory: one descriptor, one mapping for each region. A Mapping has the fixed
 // regions, or those of one lane, whose lock guards it then.
 //
 // Two rules prevent SIGBUS. Memory is touched only after this process has had posix_fallocate reserve it (a
