@@ -271,7 +271,7 @@ class Handle {
         return totals(segment).count;
     }
 
-    // -- for segment.py ------------------------------------------------------------------------
+    // -- for handles.py ------------------------------------------------------------------------
     // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         intact();

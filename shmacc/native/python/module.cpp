@@ -15,7 +15,7 @@ nb::object give_to_python(std::unique_ptr<T> made) {
     return object;
 }
 
-// (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as segment.py makes it.
+// (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as spec.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
     MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
                     nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
