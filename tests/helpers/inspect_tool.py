@@ -35,11 +35,14 @@ WITHOUT_ROOTS_POWERS: Final = ("setpriv", "--bounding-set=-dac_override,-dac_rea
 
 
 def run(
-    *arguments: str, before: tuple[str, ...] = (), **environment: str
+    *arguments: str,
+    before: tuple[str, ...] = (),
+    command: tuple[str, ...] = (str(COMMAND),),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run it in pipes."""
+    """Run it, or a copy of it, in pipes."""
     return subprocess.run(
-        [*before, str(COMMAND), *arguments],
+        [*before, *command, *arguments],
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -49,9 +52,9 @@ def run(
     )
 
 
-def ask(*arguments: str, status: int = 0, before: tuple[str, ...] = ()) -> Any:
-    """Run it with --json; what it answered."""
-    done = run(*arguments, "--json", before=before)
+def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
+    """Run it with --json; what it answered. Keywords as `run`."""
+    done = run(*arguments, "--json", **how)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
     assert answer["schema_version"] == 2

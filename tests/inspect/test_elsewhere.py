@@ -10,13 +10,14 @@ import struct
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
 from helpers.apart import needs_root
 from helpers.inspect_tool import ask, path_of, run, scribble, start, stopped_with_the_lock
+from helpers.readable_copy import command_for_everyone
 from helpers.stepping_namespaces import needs_pid_namespaces
 from helpers.support import LONG, until
 
@@ -35,45 +36,49 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("user", [(), pytest.param(AS_NOBODY, marks=needs_root)])
-def test_every_verb_from_beside_a_stopped_process(crew: Crew, user: tuple[str, ...]) -> None:
+def test_every_verb_from_beside_a_stopped_process(crew: Crew) -> None:
+    cancelling = _look_from_beside(crew, before=BESIDE)
+    assert "would cancel the take of pid" in cancelling.stdout
+    assert "* for 1000000 gradients" in cancelling.stdout
+
+
+@needs_root
+def test_every_verb_from_beside_a_stopped_process_as_another_user(crew: Crew) -> None:
+    with command_for_everyone() as command:
+        cancelling = _look_from_beside(crew, before=(*BESIDE, *AS_NOBODY), command=command)
+    assert (cancelling.returncode, "to cancel is to write" in cancelling.stderr) == (1, True)
+
+
+def _look_from_beside(crew: Crew, **how: Any) -> subprocess.CompletedProcess[str]:
     with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
         start(crew, inspect_tool.wait_in_line, "table", 10**6)
         until(lambda: acc.stats().waiting == 1)
         with stopped_with_the_lock(crew, "table") as holder:
-            _look_from_beside((*BESIDE, *user), holder)
+            _look_at_the_stopped(holder, **how)
+            cancelling = run("cancel", "table", **how)
         acc.cancel()
         acc.unlink()
+    return cancelling
 
 
-def _look_from_beside(beside: tuple[str, ...], holder: int) -> None:
-    [segment] = ask("list", before=beside)["segments"]
+def _look_at_the_stopped(holder: int, **how: Any) -> None:
+    [segment] = ask("list", **how)["segments"]
     assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
-    shown = ask("show", "table", before=beside)
+    shown = ask("show", "table", **how)
     assert {process["pid_is_here"] for process in shown["processes"]} == {False}
     assert {process["condition"] for process in shown["processes"]} == {""}
     lock = shown["lock"]
     assert (lock["holder_pid"], lock["holder_pid_is_here"]) == (holder, False)
-    assert (
-        f"held by pid {holder}*, in an operation for" in run("show", "table", before=beside).stdout
-    )
-    [line] = run("watch", "--interval", "0.1", "--count", "1", before=beside).stdout.splitlines()
+    assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
+    [line] = run("watch", "--interval", "0.1", "--count", "1", **how).stdout.splitlines()
     assert f" lock={holder}*" in line
-    checked = run("check", "table", before=beside)
+    checked = run("check", "table", **how)
     assert "is stopped" not in checked.stdout  # which cannot be seen from there
-    assert run("clean", before=beside).stdout == ""
-    assert f"{holder}*" in run("remove", "table", before=beside).stderr
-    assert run("wait", "table", "--for", "count=0", before=beside).returncode == 0
-    samples = [
-        each for metric in ask("metrics", before=beside)["metrics"] for each in metric["samples"]
-    ]
+    assert run("clean", **how).stdout == ""
+    assert f"{holder}*" in run("remove", "table", **how).stderr
+    assert run("wait", "table", "--for", "count=0", **how).returncode == 0
+    samples = [each for metric in ask("metrics", **how)["metrics"] for each in metric["samples"]]
     assert [each["value"] for each in samples if each["name"] == "shmacc_attached_alive"] == [3]
-    cancelling = run("cancel", "table", before=beside)
-    if AS_NOBODY[0] in beside:
-        assert (cancelling.returncode, "to cancel is to write" in cancelling.stderr) == (1, True)
-    else:
-        assert "would cancel the take of pid" in cancelling.stdout
-        assert "* for 1000000 gradients" in cancelling.stdout
 
 
 def test_an_event_of_a_process_beside_is_marked() -> None:
