@@ -57,13 +57,14 @@ def apply(step: int, *, pipe: Pipe) -> bool:
 
 
 def test_the_killed_holders_gradients_go_to_the_next_in_line(acc: ConditionalAccumulator) -> None:
-    with Apart(hold) as holder, Apart(take, 2) as next_one:
-        assert holder.hear() == 3.0
-        next_one.hear()
-        until(lambda: acc.stats().waiting == 1)
-        assert acc.stats().round_pid == holder.pid
-        holder.kill()
-        assert next_one.result(LONG) == (3.0, 0)
+    with Apart(hold) as holder:
+        assert holder.hear() == 3.0  # it has the round: only now may another ask for it
+        with Apart(take, 2) as next_one:
+            next_one.hear()
+            until(lambda: acc.stats().waiting == 1)
+            assert acc.stats().round_pid == holder.pid
+            holder.kill()
+            assert next_one.result(LONG) == (3.0, 0)
     assert (acc.stats().taken, acc.global_step) == (2, 1)
 
 
