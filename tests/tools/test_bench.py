@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from shmacc_bench import results
 from shmacc_bench.cases import IDS, ORDERS, SORTED_IDS, Case, all_cases, is_like, quick_cases
 from shmacc_bench.cli import app
+from shmacc_bench.crew import Member
 from shmacc_bench.fleet import Fleet, PeerFailedError, known_peers
 from shmacc_bench.instructions import Count, cost_by_object, heavier
 from shmacc_bench.operations import Operation
+from shmacc_bench.peers.shmacc_peer import ShmaccPeer
 from shmacc_bench.runner import Effort, Measured, ratios, run_cases
 from shmacc_bench.samples import paired_ratio, summarise
 from shmacc_bench.scenarios import Plan
@@ -221,19 +223,27 @@ def test_a_run_in_miniature_checks_the_answers(fleet: Fleet) -> None:
     assert records[-1]["peers"]["numpy-fancy"] == {"problem": "loses repeated indices"}
 
 
+def measured(found: dict[str, dict[str, Any]], scenario: str, peer: str = "shmacc") -> Any:
+    """What a scenario found about a peer, which had no problem."""
+    of = found[scenario][peer]
+    assert "problem" not in of, of["problem"]
+    return of
+
+
 def test_waking_is_measured_across_processes(fleet: Fleet) -> None:
     plans = {"wakeup": Plan(("shmacc", "numpy-fancy", "np.add"), steps=1, quick_steps=1)}
-    found = run_scenarios(fleet, plans, quick=True, tell=quiet)["wakeup"]
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
     for peer in ("shmacc", "numpy-fancy"):
-        assert found[peer]["from_call"]["count"] == 5
-        assert found[peer]["from_call"]["median"] > found[peer]["from_return"]["median"]
-    assert found["np.add"] == {"problem": "its take cannot wait"}
+        of = measured(found, "wakeup", peer)
+        assert of["from_call"]["count"] == 5
+        assert of["from_call"]["median"] > of["from_return"]["median"]
+    assert found["wakeup"]["np.add"] == {"problem": "its take cannot wait"}
 
 
 def test_growth_is_measured_with_several_processes(fleet: Fleet) -> None:
     plans = {"growing": Plan(("shmacc", "np.add"), steps=1, quick_steps=1)}
     found = run_scenarios(fleet, plans, quick=True, tell=quiet)
-    lines = found["growing"]["shmacc"]["measured"]
+    lines = measured(found, "growing")["measured"]
     assert [(line["rows"], line["processes"]) for line in lines] == [(100_000, 1), (100_000, 2)]
     assert all(line["seconds"] > 0 and line["last_over_first"] > 0 for line in lines)
     assert found["growing"]["np.add"] == {"problem": "not shared between processes"}
@@ -250,7 +260,7 @@ def test_whole_rounds_are_measured_with_several_processes(fleet: Fleet) -> None:
     plans = {"whole_rounds": Plan(("shmacc", "numpy-add-at", "np.add"), steps=1, quick_steps=1)}
     found = run_scenarios(fleet, plans, quick=True, tell=quiet)
     for peer in ("shmacc", "numpy-add-at"):
-        lines = found["whole_rounds"][peer]["measured"]
+        lines = measured(found, "whole_rounds", peer)["measured"]
         assert [line["processes"] for line in lines] == [1, 2]
         assert all(line["round"]["count"] == 3 and line["round"]["p10"] > 0 for line in lines)
     assert found["whole_rounds"]["np.add"] == {"problem": "not shared between processes"}
@@ -260,10 +270,23 @@ def test_whole_rounds_are_measured_with_several_processes(fleet: Fleet) -> None:
     assert [row[0] for row in table.rows] == ["1 process", "2 processes"]
 
 
+def test_what_starts_after_its_time_is_measured_all_the_same() -> None:
+    peer = ShmaccPeer()
+    peer.open(TINY)
+    try:
+        member = Member(peer)
+        member.use([make_gradient(TINY)])
+        count, elapsed = member.apply_for(0, 1)
+        assert (count, elapsed > 0) == (1, True)
+        assert len(member.take_every(0, 1, 0.0)) == 1
+    finally:
+        peer.close()
+
+
 def test_lanes_are_measured_with_one_and_two_processes(fleet: Fleet) -> None:
     plans = {"lanes": Plan(("shmacc",), steps=1, quick_steps=1)}
     found = run_scenarios(fleet, plans, quick=True, tell=quiet)
-    lines = found["lanes"]["shmacc"]["measured"]
+    lines = measured(found, "lanes")["measured"]
     assert [(line["rows"], line["lanes"], line["processes"]) for line in lines] == [
         (rows, lanes, processes)
         for rows in (1_000, 10_000)
@@ -286,7 +309,7 @@ def test_lanes_are_measured_with_one_and_two_processes(fleet: Fleet) -> None:
 def test_many_tensors_are_measured_as_a_group_and_singly(fleet: Fleet) -> None:
     plans = {"many_tensors": Plan(("shmacc",), steps=1, quick_steps=1)}
     found = run_scenarios(fleet, plans, quick=True, tell=quiet)
-    of = found["many_tensors"]["shmacc"]
+    of = measured(found, "many_tensors")
     assert of["tensors"] == 16
     assert 52 <= of["bytes"] / 1024 <= 68
     assert of["group"]["count"] == of["singles"]["count"] == 5

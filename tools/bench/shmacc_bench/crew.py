@@ -63,12 +63,15 @@ class Member:
         return begun, time.perf_counter_ns()
 
     def apply_for(self, start: int, duration: int) -> tuple[int, int]:
-        """Apply from `start` on for `duration`; return how many, and the nanoseconds they took."""
+        """Apply from `start` on for `duration`; return how many, and the nanoseconds they took.
+
+        At least once, however late a busy machine lets this process run.
+        """
         apply, prepared = self.peer.apply, self.prepared
         _wait_until(start)
         begun = now = time.perf_counter_ns()
         count = 0
-        while now < start + duration:
+        while count == 0 or now < start + duration:
             apply(prepared[count % len(prepared)])
             count += 1
             now = time.perf_counter_ns()
@@ -86,10 +89,10 @@ class Member:
         return begun, time.perf_counter_ns()
 
     def take_every(self, start: int, duration: int, pause: float) -> list[int]:
-        """Take again and again, with pauses; return the nanoseconds of each take."""
-        taken = []
+        """Take again and again, with pauses, once at least; return the nanoseconds of each take."""
+        taken: list[int] = []
         _wait_until(start)
-        while time.perf_counter_ns() < start + duration:
+        while not taken or time.perf_counter_ns() < start + duration:
             begun, ended = self.take(1)
             taken.append(ended - begun)
             time.sleep(pause)
