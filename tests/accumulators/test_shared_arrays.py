@@ -488,18 +488,18 @@ def hold_an_array(*, pipe: Pipe) -> None:
 
 
 @unclosed
-def test_an_array_alone_keeps_the_process_attached() -> None:
+def test_an_array_alone_keeps_the_process_attached(namespace: str) -> None:
     make().close()
     with Apart(hold_an_array) as process:
         process.hear()
         gc.collect()
         assert inspection.describe(NAME).stats.attached == 1
-        assert inspection.leftovers(NAME) == ()
+        assert inspection.leftovers(namespace=namespace) == ()
         with pytest.raises(errors.FailedPreconditionError, match=f"pid {process.pid}"):
             inspection.remove(NAME)
         process.say()
         process.hear()
-        (leftover,) = inspection.leftovers(NAME)
+        (leftover,) = inspection.leftovers(namespace=namespace)
         assert inspection.clean(leftover)
         process.say()
         process.result()
@@ -646,10 +646,10 @@ def test_inspection_sees_them() -> None:
         shmacc.attach(NAME)
 
 
-def test_flags_can_be_shown() -> None:
+def test_flags_can_be_shown(namespace: str) -> None:
     """The first one's dtype is one that accumulators do not have."""
     with SharedArrays({"flags": np.ones(3, bool)}, NAME) as params:
-        (summary,) = inspection.list_segments(NAME)
+        (summary,) = inspection.list_segments(namespace=namespace)
         assert (summary.kind, summary.dtype, summary.shape) == ("arrays", "bool", (3,))
         assert inspection.check(NAME) == ()
         params.unlink()

@@ -146,9 +146,9 @@ def test_what_is_not_ours_is_refused_and_left_alone(make: Callable[[Path], None]
             with pytest.raises(errors.DataLossError, match="odd"):
                 look("odd")
         assert inspection.check("odd")
-        (summary,) = inspection.list_segments("odd")
+        (summary,) = inspection.list_segments(namespace=names.current_namespace())
         assert summary.state in {SegmentState.DAMAGED, SegmentState.OTHER_VERSION}
-        (leftover,) = inspection.leftovers("odd")
+        (leftover,) = inspection.leftovers(namespace=names.current_namespace())
         assert not leftover.removable
         with pytest.raises(errors.DataLossError, match="odd"):
             inspection.clean(leftover)
@@ -226,9 +226,9 @@ def test_what_a_living_process_is_making_is_left_alone(
         for opener in (shmacc.attach, lambda name: ConditionalAccumulator("f4", (), name)):
             with pytest.raises(errors.DataLossError, match="unfinished file that a process holds"):
                 opener("making")
-        (summary,) = inspection.list_segments("making")
+        (summary,) = inspection.list_segments(namespace=names.current_namespace())
         assert summary.state is SegmentState.STARTING
-        (leftover,) = inspection.leftovers("making")
+        (leftover,) = inspection.leftovers(namespace=names.current_namespace())
         assert not leftover.removable
         assert not inspection.clean(leftover)
         assert path.stat().st_ino == inode
@@ -269,7 +269,7 @@ def test_another_version_says_so(make: Callable[[Path], None], version: int) -> 
             opener("odd")
         again = pickle.loads(pickle.dumps(caught.value))
         assert (again.version, str(again)) == (version, str(caught.value))
-    (summary,) = inspection.list_segments("odd")
+    (summary,) = inspection.list_segments(namespace=names.current_namespace())
     assert summary.state is SegmentState.OTHER_VERSION
     assert words in summary.detail
     with pytest.raises(errors.DataLossError, match=words):

@@ -72,18 +72,18 @@ def _refused() -> None:
         assert isinstance(caught.value, PermissionError)
         assert f"uid {OWNER}" in str(caught.value)
         assert f"{stat.S_IMODE(before.st_mode):04o}" in str(caught.value)
-    (summary,) = inspection.list_segments("theirs")
+    (summary,) = inspection.list_segments(namespace=names.current_namespace())
     assert summary.owner_uid == OWNER
     if before.st_mode & stat.S_IROTH:  # who may read may look
         assert summary.state is SegmentState.SOUND
         assert inspection.describe("theirs").stats.num_accumulated == 1
-        assert inspection.leftovers("theirs") == ()
+        assert inspection.leftovers(namespace=names.current_namespace()) == ()
     else:
         assert summary.state is SegmentState.UNREADABLE
         assert inspection.check("theirs")
         with pytest.raises(errors.PermissionDeniedError, match=f"uid {OWNER}, mode 0600"):
             inspection.describe("theirs")
-        for leftover in inspection.leftovers("theirs"):
+        for leftover in inspection.leftovers(namespace=names.current_namespace()):
             assert not leftover.removable
             with pytest.raises(errors.PermissionDeniedError):
                 inspection.clean(leftover)

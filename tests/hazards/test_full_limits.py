@@ -82,7 +82,7 @@ def _until_descriptors_run_out() -> None:
         acc.unlink()
     for acc in held:
         acc.unlink()
-    for name in inspection.leftovers("fd*"):
+    for name in inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"]):
         inspection.clean(name)
     assert left_behind() == ()
 

@@ -93,7 +93,7 @@ class Process:
     def look_and_clean(self) -> None:
         inspection.describe(NAME)
         inspection.check(NAME)
-        for leftover in inspection.leftovers(NAME):
+        for leftover in inspection.leftovers(namespace=names.current_namespace()):
             inspection.clean(leftover)
 
     def finish(self) -> None:

@@ -52,7 +52,7 @@ import shmacc
 
 
 def test_leak():
-    shmacc.ConditionalAccumulator("f8", (), "forgotten").close()
+    shmacc.ConditionalAccumulator("f8", (), "forgotten-by-{}").close()
 """
 
 
@@ -77,10 +77,9 @@ def test_two_workers_use_one_name_at_the_same_time(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("worker-*"))) == 2
 
 
-def test_a_leak_is_found_and_removed(tmp_path: Path) -> None:
-    ran = _pytest(tmp_path, LEAK)
+def test_a_leak_is_found_and_removed(tmp_path: Path, namespace: str) -> None:
+    ran = _pytest(tmp_path, LEAK.format(namespace))
     assert ran.returncode == 1
     assert "1 error" in ran.stdout
-    assert "forgotten" in ran.stdout
-    left = [name for name in testing.leaked_names() if "forgotten" in name]
-    assert left == []
+    assert f"forgotten-by-{namespace}" in ran.stdout
+    assert not [name for name in testing.leaked_names() if namespace in name]

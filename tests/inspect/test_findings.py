@@ -58,7 +58,7 @@ def wrong_kinds(name: str) -> list[str]:
     return [each.kind for each in inspection.check(name) if each.severity is Severity.WRONG]
 
 
-def test_another_programs_file_under_our_prefix_is_not_removed() -> None:
+def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -> None:
     """It is mapped, but has no lock, and its first page is zero: nothing proves that it is ours."""
     path = path_of("foreign")
     with path.open("w+b") as file:
@@ -71,14 +71,14 @@ def test_another_programs_file_under_our_prefix_is_not_removed() -> None:
             (listed,) = ask("list", "foreign")["segments"]
             assert listed["state"] == "damaged"
             assert "unfinished" in listed["detail"]
-    (leftover,) = inspection.leftovers("foreign")
+    (leftover,) = inspection.leftovers(namespace=namespace)
     assert not leftover.removable
     assert inspection.clean(leftover) == ()
     assert run("remove", "foreign", "--yes").returncode == 1
     assert ask("remove", "foreign", "--yes", "--force")["removed"] == [path.name]
 
 
-def test_every_remedy_is_the_whole_command_for_that_one_thing() -> None:
+def test_every_remedy_is_the_whole_command_for_that_one_thing(namespace: str) -> None:
     one, another = orphan("one"), orphan("another")
     semaphore = inspect_tool.semaphore_of("another")
     path_of("another").unlink()
@@ -100,18 +100,18 @@ def test_every_remedy_is_the_whole_command_for_that_one_thing() -> None:
     for subject, command in commands.items():
         assert (damaged.parent / subject).exists()
         words = shlex.split(command)
-        done = run(*words[1:], SHMACC_NAMESPACE="elsewhere")
+        done = run(*words[1:], SHMACC_NAMESPACE=f"{namespace}-other")
         assert done.returncode == 0, done.stderr
         assert not (damaged.parent / subject).exists()
     assert not another.exists()
     assert ask("check")["findings"] == []
 
 
-def test_older_than_counts_from_the_last_use() -> None:
+def test_older_than_counts_from_the_last_use(namespace: str) -> None:
     path = orphan("made-long-ago")
     token = inspection.describe("made-long-ago").token
     _made_before(path, 3 * HOUR)
-    (leftover,) = inspection.leftovers("made-long-ago")
+    (leftover,) = inspection.leftovers(namespace=namespace)
     assert leftover.age > 3 * HOUR > HOUR > leftover.idle
     assert ask("clean", "--older-than", "2h")["would_remove"] == []
     assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
@@ -139,12 +139,12 @@ def _set_times(path: Path, entry: int, moment: float) -> None:
         scribble(path, entry + field.offset, struct.pack("<q", int(moment * 1e9)))
 
 
-def test_a_use_by_a_process_that_has_left_is_a_use(crew: Crew) -> None:
+def test_a_use_by_a_process_that_has_left_is_a_use(crew: Crew, namespace: str) -> None:
     path = orphan("used")
     _made_before(path, 3 * HOUR)
     _set_times(path, layout.region("participants"), time.time() - 3 * HOUR)
     crew.start(_attach, "used").result()
-    (leftover,) = inspection.leftovers("used")
+    (leftover,) = inspection.leftovers(namespace=namespace)
     assert leftover.idle < HOUR
     inspection.remove("used")
 
@@ -320,7 +320,7 @@ def test_who_may_read_need_not_be_root(mode: int) -> None:
 
 
 def _read_all() -> tuple[int, float, int, list[str]]:
-    (summary,) = inspection.list_segments("read")
+    (summary,) = inspection.list_segments(namespace=os.environ["SHMACC_NAMESPACE"])
     assert summary.state is SegmentState.SOUND
     seen = inspection.describe("read")
     ((row, _),) = [(row.row, row.count) for row in inspection.most_touched("read", 1)[0]]
@@ -495,7 +495,7 @@ def _remove_in_own_shm() -> list[str]:
     with open("/dev/shm/removed", "wb") as file:  # noqa: PTH123, S108
         os.posix_fallocate(file.fileno(), 0, 8192)
         os.unlink(file.name)  # noqa: PTH108
-        return [use.name.shared_name for use in inspection.unlinked_uses()]
+        return [use.name.system_name for use in inspection.unlinked_uses()]
 
 
 @forks
@@ -503,7 +503,7 @@ def _remove_in_own_shm() -> list[str]:
 def test_memory_of_another_containers_segments_is_not_told() -> None:
     with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
         acc.unlink()
-        assert "removed-elsewhere" not in run_apart(_remove_in_own_shm, shm=MIB)
+        assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)
 
 
 def _name(name: str) -> inspection.SegmentName:

@@ -122,10 +122,10 @@ def test_exit_status(arguments: list[str], status: int) -> None:
         assert done.stderr
 
 
-def test_a_name_alike_is_suggested(bias: ConditionalAccumulator) -> None:
+def test_a_name_alike_is_suggested(bias: ConditionalAccumulator, namespace: str) -> None:
     assert "there is bias" in run("show", "bais").stderr
     assert "there is watch" in run("wacth").stderr
-    elsewhere = run("show", "bias", SHMACC_NAMESPACE="another")
+    elsewhere = run("show", "bias", SHMACC_NAMESPACE=f"{namespace}-other")
     assert elsewhere.returncode == 3
     assert ":bias" in elsewhere.stderr
     assert bias.stats().attached == 1

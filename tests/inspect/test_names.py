@@ -77,7 +77,7 @@ def test_every_name_that_is_shown_works(
     with testing.isolated_namespace():
         own = os.environ["SHMACC_NAMESPACE"] = f"{os.getpid()}-".ljust(namespace_length, "n")
         kept.append(ConditionalAccumulator(np.float32, [2], name))
-        for setting in (own, "another"):
+        for setting in (own, f"{os.getpid()}-other"):
             os.environ["SHMACC_NAMESPACE"] = setting
             [shown] = [
                 segment
@@ -130,19 +130,18 @@ def test_a_malformed_namespace_is_an_error_of_every_verb() -> None:
             assert "SHMACC_NAMESPACE must be" in done.stderr
 
 
-def test_a_namespace_is_chosen_by_an_option(kept: list[ConditionalAccumulator]) -> None:
-    there = os.environ["SHMACC_NAMESPACE"]
+def test_a_namespace_is_chosen_by_an_option(
+    kept: list[ConditionalAccumulator], namespace: str
+) -> None:
+    there, other = namespace, f"{namespace}-other"
     kept.append(ConditionalAccumulator(np.float32, [2], "bias"))
-    assert names_of(ask("list", "-n", "elsewhere")) == []
-    assert run("show", "bias", "-n", there, SHMACC_NAMESPACE="elsewhere").returncode == 0
-    assert (
-        run("list", "--quiet", f"--namespace={there}", SHMACC_NAMESPACE="elsewhere").stdout
-        == "bias\n"
-    )
-    assert run("check", "-n", there, SHMACC_NAMESPACE="elsewhere").stderr.startswith(
+    assert names_of(ask("list", "-n", other)) == []
+    assert run("show", "bias", "-n", there, SHMACC_NAMESPACE=other).returncode == 0
+    assert run("list", "--quiet", f"--namespace={there}", SHMACC_NAMESPACE=other).stdout == "bias\n"
+    assert run("check", "-n", there, SHMACC_NAMESPACE=other).stderr.startswith(
         "shmacc-inspect: 1 segment"
     )
-    assert run("remove", "bias", "-n", "elsewhere", "--yes").returncode == 3
+    assert run("remove", "bias", "-n", other, "--yes").returncode == 3
 
 
 def test_every_verb_takes_several_names_and_globs(kept: list[ConditionalAccumulator]) -> None:
@@ -198,11 +197,13 @@ def test_what_is_not_there_is_no_answer_in_json_either() -> None:
         assert (done.returncode, done.stdout) == (3, ""), verb
 
 
-def test_the_name_of_a_namespaces_segment_elsewhere(kept: list[ConditionalAccumulator]) -> None:
+def test_the_name_of_a_namespaces_segment_elsewhere(
+    kept: list[ConditionalAccumulator], namespace: str
+) -> None:
     kept.append(ConditionalAccumulator(np.float32, [2], "bias"))
-    name = inspection.list_names("bias", namespace=os.environ["SHMACC_NAMESPACE"])[0]
+    name = inspection.list_names("bias", namespace=namespace)[0]
     assert typed_name(name) == "bias"
-    os.environ["SHMACC_NAMESPACE"], own = "another", os.environ["SHMACC_NAMESPACE"]
+    os.environ["SHMACC_NAMESPACE"] = f"{namespace}-other"
     assert typed_name(name) == name.system_name
-    os.environ["SHMACC_NAMESPACE"] = own
+    os.environ["SHMACC_NAMESPACE"] = namespace
     assert f"{SHM_DIRECTORY}/{name.system_name}" == name.path

@@ -68,13 +68,16 @@ def test_list_says_what_is_there(
     assert run("clean", "--yes", "left").returncode == 0
 
 
-def test_list_keeps_to_the_namespace_unless_told_otherwise(bias: ConditionalAccumulator) -> None:
+def test_list_keeps_to_the_namespace_unless_told_otherwise(
+    bias: ConditionalAccumulator, namespace: str
+) -> None:
+    other = f"{namespace}-other"
     own = inspection.resolve("bias").system_name
     assert [s["name"] for s in ask("list", "bias")["segments"]] == ["bias"]
-    found = run("list", "-A", own, SHMACC_NAMESPACE="another")
+    found = run("list", "-A", own, SHMACC_NAMESPACE=other)
     assert found.stdout.splitlines()[1].split()[0] == own
-    assert run("show", own, SHMACC_NAMESPACE="another").returncode == 0
-    nothing = run("list", SHMACC_NAMESPACE="another")
+    assert run("show", own, SHMACC_NAMESPACE=other).returncode == 0
+    nothing = run("list", SHMACC_NAMESPACE=other)
     assert (nothing.returncode, nothing.stdout) == (0, "")
     assert "no segments" in nothing.stderr
     assert bias.stats().attached == 1
@@ -174,17 +177,19 @@ def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> No
     process.communicate()
 
 
-def test_remove_is_a_rehearsal_until_told_otherwise(bias: ConditionalAccumulator) -> None:
+def test_remove_is_a_rehearsal_until_told_otherwise(
+    bias: ConditionalAccumulator, namespace: str
+) -> None:
     in_use = run("remove", "bias", "--yes")
     assert in_use.returncode == 1
     assert str(os.getpid()) in in_use.stderr
     rehearsal = ask("remove", "bias", "--force")
     assert rehearsal["dry_run"]
     assert rehearsal["attached_pids"] == [os.getpid()]
-    assert inspection.list_segments("bias")
+    assert inspection.list_segments("bias", namespace=namespace)
     removed = ask("remove", "bias", "--force", "--yes")["removed"]
     assert len(removed) == 2
-    assert not inspection.list_segments("bias")
+    assert not inspection.list_segments("bias", namespace=namespace)
     assert bias.apply_grad([1, 2, 3])  # who has it open goes on
     assert run("remove", "bias", "--yes").returncode == 3
 

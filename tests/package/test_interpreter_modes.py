@@ -46,8 +46,8 @@ PROGRAM: Final = """
             for process in crew:
                 process.join()
                 assert_equal(process.exitcode, 0)
-            names = [name.shared_name for name in inspection.list_names()]
-            assert_equal(sorted(set(names) & {"g", "p"}), ["g", "p"])
+            found = inspection.list_names(namespace=os.environ["SHMACC_NAMESPACE"])
+            assert_equal([name.shared_name for name in found], ["g", "p"])
             for refused in ({"w": [1]}, {"x": 0}):
                 try:
                     group.apply(refused, 1)
