@@ -8,12 +8,16 @@ import os
 import pickle
 import signal
 import traceback
+from contextlib import suppress
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from helpers import own_shm
 from helpers.support import LONG
+
+import shmacc
+from shmacc import inspection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,10 +156,19 @@ def _result(
     if shm is not None:
         own_shm.enter_own_shm(shm)
     if uid is not None:
+        _import_what_is_imported_late()
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     return call(function, args, Pipe(pipe))
+
+
+def _import_what_is_imported_late() -> None:
+    # Another user may not be able to read the modules' files.
+    for package in (shmacc, inspection):
+        for name in dir(package):
+            with suppress(ImportError):  # of what is for a package that is not installed
+                getattr(package, name)
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any:

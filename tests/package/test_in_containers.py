@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.popen_fork  # here, as another user may not be able to read the module's file
 import os
 from typing import TYPE_CHECKING, Any, Final
 
