@@ -108,8 +108,8 @@ class Batches:
         centers, row = np.unique(np.concatenate(near), return_inverse=True)
         targets, column = np.unique(np.concatenate([*others, drawn]), return_inverse=True)
         width, many = len(targets), len(row)
-        pairs = np.bincount(row * width + column[:many], minlength=len(centers) * width)
-        pairs = pairs.reshape(-1, width).astype(np.float32)
+        counted = np.bincount(row * width + column[:many], minlength=len(centers) * width)
+        pairs = counted.reshape(-1, width).astype(np.float32)
         noise = np.bincount(column[many:], minlength=width) * (plan.negatives / plan.draws)
         return centers, targets, pairs, pairs.sum(axis=1, keepdims=True) * noise.astype(np.float32)
 
