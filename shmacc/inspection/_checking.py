@@ -28,8 +28,8 @@ from shmacc.inspection._listing import (
     shared_memory_space,
 )
 from shmacc.inspection._processes import Look
+from shmacc.inspection._remedies import command, pids
 from shmacc.inspection._soundness import NOTHING, note, wrong
-from shmacc.inspection._standstill import command
 
 _PAUSES = (0.02, 0.1)  # seconds
 _SCARCE = 0.1  # of all memory
@@ -152,42 +152,56 @@ def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
     uses = filter(lambda use: meant(use.name), unlinked.unlinked_uses())
     for system_name, users in itertools.groupby(uses, key=lambda use: use.name.system_name):
         found = list(users)
-        pids = ", ".join(str(pid) for pid in sorted({use.pid for use in found}))
+        users_pids = sorted({use.pid for use in found})
         yield note(
             system_name,
             "removed_in_use",
-            f"pid {pids} still uses a segment of this name that was removed, and "
-            f"{unlinked.unlinked_memory(found)} bytes of memory with it; processes that open the "
-            "name now get another segment",
+            f"{pids(map(str, users_pids))} still {'uses' if len(users_pids) == 1 else 'use'} a "
+            "segment of this name that was removed, of "
+            f"{_mib(unlinked.unlinked_memory(found))} MiB; processes that open the name now get "
+            "another segment",
             "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) restart the job",
         )
 
 
 def _memory() -> Iterator[Finding]:
     space = shared_memory_space()
-    for what, free, total in (
-        ("bytes", space.free, space.total),
-        ("files", space.inodes_free, space.inodes_total),
+    for kind, free, total, problem in (
+        (
+            "bytes",
+            space.free,
+            space.total,
+            f"{_mib(space.free)} of {_mib(space.total)} MiB are free",
+        ),
+        (
+            "files",
+            space.inodes_free,
+            space.inodes_total,
+            f"{space.inodes_free} of {space.inodes_total} files are free",
+        ),
     ):
         if not total or free > _SCARCE * total:
             continue
-        problem = f"{free} of {total} {what} are free"
         if free > _NEXT_TO_NOTHING * total:
             yield note(
                 names.SHM_DIRECTORY,
-                f"{what}_scarce",
+                f"{kind}_scarce",
                 problem,
                 NOTHING + "but it will be full soon",
             )
         else:
             yield wrong(
                 names.SHM_DIRECTORY,
-                f"{what}_exhausted",
+                f"{kind}_exhausted",
                 f"{problem}: gradients with new rows are refused",
                 "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make "
                 "it larger (`mount -o remount,size=...`, `--shm-size`)",
                 command("shmacc-inspect", "list", "-A", "--sort", "bytes", "--reverse"),
             )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f}"
 
 
 def _hidden() -> Iterator[Finding]:

@@ -28,6 +28,7 @@ class StallKind(enum.StrEnum):
     TAKER_OVERDUE = "taker_overdue"  # the same, but it is not seen to be stopped
     APPLIERS_STOPPED = "appliers_stopped"  # all that could send what a take waits for
     QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # no process can send it
+    NOBODY_TAKES = "nobody_takes"  # the mirror: everybody waits for a take
 
 
 @dataclass(frozen=True, slots=True)

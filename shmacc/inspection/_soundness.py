@@ -21,7 +21,7 @@ from shmacc.inspection._listing import (
 )
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
-from shmacc.inspection._standstill import command, goes_on
+from shmacc.inspection._remedies import command, goes_on
 from shmacc.inspection._stillness import tables
 
 NOTHING = "nothing: "  # with why that is enough

@@ -4,31 +4,28 @@ A cause counts only if nothing but a person, or a new process, ends it: a stoppe
 others wait for, or a take whose gradients no attached process can send.
 
 The second needs care, since the library does not know how many workers there are to be. A process
-can send nothing more if it waits for the step, which the take itself would advance, or if it waits
-in line and has no other thread that applies, which is known only if it never applied. Even if that
-is true of all attached processes, another one may be about to attach: where each gradient comes
-from a process of its own, there is often none for a moment. So the state must have lasted: for
-`_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if there never
-was any gradient, for `_AT_THE_START`, while the workers may still be importing.
+can send nothing more if it waits for a take (`_nobody_takes` has the mirror of this case), or if it
+waits in line and has no other thread that applies, which is known only if it never applied. Even if
+that is true of all attached processes, another one may be about to attach: where each gradient
+comes from a process of its own, there is often none for a moment. So the state must have lasted:
+for `_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if there
+never was any gradient, for `AT_THE_START`, while the workers may still be importing.
 """
 
-import shlex
 import time
 from collections.abc import Iterator
 
+from shmacc.inspection._bystanders import is_bystander, last_death
+from shmacc.inspection._nobody_takes import AT_THE_START, nobody_takes, waits_for_a_take
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, Stall, StallKind, WaitingTake
+from shmacc.inspection._remedies import command, goes_on, pids
 
 _AFTER_A_DEATH = 1.0  # seconds
 _AFTER_GRADIENTS = 5.0
-_AT_THE_START = 60.0
-_LONG = 5.0  # seconds; a commit takes milliseconds
-
-
-def command(*words: str) -> str:
-    """Return a command as it can be pasted into a shell."""
-    return shlex.join(words)
+_QUIET = 30.0
+_LONG = 5.0  # a commit takes milliseconds
 
 
 def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
@@ -43,22 +40,6 @@ def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
     return (*_lock(seen), *_name_lock(seen), *_round(seen), *_takes(name, seen))
 
 
-def goes_on(pids: list[str], condition: str) -> tuple[str, str | None]:
-    """Return what to do about processes that are stopped: in words, and as a command.
-
-    Args:
-        pids: Theirs, as they are shown; one with a star is of another pid namespace.
-        condition: "stopped" or "traced".
-    """
-    if condition == "traced":
-        return "let its debugger go on", None
-    if any(pid.endswith("*") for pid in pids):
-        return "in its pid namespace: kill -CONT", None
-    return "let it go on, or end it: an unfinished operation is undone", command(
-        "kill", "-CONT", *pids
-    )
-
-
 def _lock(seen: Observation) -> Iterator[Stall]:
     lock = seen.lock
     if not lock.held:
@@ -66,8 +47,8 @@ def _lock(seen: Observation) -> Iterator[Stall]:
     if lock.condition in HALTED:
         yield Stall(
             StallKind.LOCK_HOLDER_STOPPED,
-            f"pid {lock.pid_label} holds the lock: no process can apply or take; and is "
-            f"{lock.condition}",
+            f"pid {lock.pid_label} is {lock.condition} and holds the lock: no process can apply or "
+            "take",
             *goes_on([lock.pid_label], lock.condition),
         )
     elif not lock.condition and lock.since is not None and time.time() - lock.since >= _LONG:
@@ -86,8 +67,8 @@ def _name_lock(seen: Observation) -> Iterator[Stall]:
         pid = str(seen.lock.name_pid)
         yield Stall(
             StallKind.NAME_HOLDER_STOPPED,
-            f"pid {pid} holds the name: no process can attach or remove it; and is "
-            f"{seen.name_holder_condition}",
+            f"pid {pid} is {seen.name_holder_condition} and holds the name: no process can attach "
+            "or remove it",
             *goes_on([pid], seen.name_holder_condition),
         )
 
@@ -97,17 +78,21 @@ def _round(seen: Observation) -> Iterator[Stall]:
     if holder is not None and holder.condition in HALTED:
         yield Stall(
             StallKind.ROUND_HOLDER_STOPPED,
-            f"pid {holder.pid_label} has a round open: no process can apply or take; and is "
-            f"{holder.condition}",
+            f"pid {holder.pid_label} is {holder.condition} and has a round open: no process can "
+            "apply or take",
             *goes_on([holder.pid_label], holder.condition),
         )
 
 
 def _takes(name: str, seen: Observation) -> Iterator[Stall]:
-    head = next((take for take in seen.line if take.alive), None)
-    if head is None or seen.round_holder is not None:
+    if seen.round_holder is not None:
         return
-    if seen.state["count"] >= head.num_required:
+    head = next((take for take in seen.line if take.alive), None)
+    if head is None:
+        stall = nobody_takes(seen)
+        if stall is not None:
+            yield stall
+    elif seen.state["count"] >= head.num_required:
         yield from _reached(name, seen, head)
     else:
         yield from _not_reached(name, seen, head)
@@ -134,39 +119,51 @@ def _reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]
 def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
     count, alive = seen.state["count"], [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
-    able = [each for each in alive if _may_apply(each, seen, killed=killed)]
+    death = last_death(seen, lambda each: each.applied > 0) if seen.state["takes"] else None
+    able = [each for each in alive if _may_apply(each, seen, death, killed=killed)]
     problem = f"pid {head.pid_label} waits for {head.num_required} gradients; {count} are there"
     if able:
         if all(each.condition in HALTED for each in able):
-            pids = [each.pid_label for each in able]
+            labels = [each.pid_label for each in able]
             yield Stall(
                 StallKind.APPLIERS_STOPPED,
-                f"{problem}, and all processes that could send more are {able[0].condition}: pid "
-                + ", ".join(pids),
-                *goes_on(pids, able[0].condition),
+                f"{problem}, and all processes that could send more are {able[0].condition}: "
+                f"{pids(labels)}",
+                *goes_on(labels, able[0].condition),
             )
         return
-    since = max(head.since, seen.last_applied)
-    patience = _AFTER_GRADIENTS if seen.state["applied"] else _AT_THE_START
-    if time.time() - since < (_AFTER_A_DEATH if killed else patience):
+    if not _has_lasted(seen, head, killed=killed):
         return
-    waiting = sum(each.activity == "waits for the step" for each in alive)
-    themselves = f" ({waiting} of them wait for the step, which this take would advance)"
+    waiting = sum(waits_for_a_take(each) for each in alive)
     yield Stall(
         StallKind.QUORUM_OUT_OF_REACH,
         f"{problem}, and no process that is attached can send more: {len(alive)} alive"
-        + (themselves if waiting else ""),
+        + (f" (waiting for this take: {waiting})" if waiting else ""),
         "start processes that apply; or end the wait, which consumes nothing",
         _cancel(name),
     )
 
 
-def _may_apply(process: AttachedProcess, seen: Observation, *, killed: bool) -> bool:
-    if process.activity == "waits for the step":
+def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
+    """Whether nothing has changed for long enough."""
+    now = time.time()
+    patience = _AFTER_GRADIENTS if seen.state["applied"] else AT_THE_START
+    if now - max(head.since, seen.last_applied) >= (_AFTER_A_DEATH if killed else patience):
+        return True
+    # A take that is tried again and again, each time for a moment, has never waited for long.
+    came = [each.attached_at for each in seen.processes if each.alive]
+    return now - max([seen.last_applied, *came]) >= _QUIET
+
+
+def _may_apply(
+    process: AttachedProcess, seen: Observation, death: float | None, *, killed: bool
+) -> bool:
+    if waits_for_a_take(process):
         return False
-    takes = any(take.entry == process.entry for take in seen.line if take.alive)
-    # A process that both takes and applies may do so in two threads, or in turn.
-    return not takes or (process.applied > 0 and not killed)
+    if any(take.entry == process.entry for take in seen.line if take.alive):
+        # A process that both takes and applies may do so in two threads, or in turn.
+        return process.applied > 0 and not killed
+    return process.applied > 0 or not is_bystander(process, death)
 
 
 def _cancel(name: str) -> str:

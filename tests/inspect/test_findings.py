@@ -487,7 +487,7 @@ def test_memory_of_removed_segments_is_told() -> None:
         assert ask("list")["removed_but_used_bytes"] >= use.bytes_reserved
         assert "by removed segments that processes still use" in run("list").stderr
         notes = [f["problem"] for f in ask("check")["findings"] if f["kind"] == "removed_in_use"]
-        assert any(f"{use.bytes_reserved} bytes" in problem for problem in notes)
+        assert any(f"{use.bytes_reserved / MIB:.1f} MiB" in problem for problem in notes)
         assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
 
 

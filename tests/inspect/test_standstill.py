@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from helpers import inspect_tool
-from helpers.inspect_tool import Terminal, ask, run, start
+from helpers.inspect_tool import Terminal, ask, start
+from helpers.standing_still import (
+    NAME,
+    apply_and_wait_for_the_step,
+    apply_one,
+    kill,
+    kinds,
+    seen,
+    seen_in_every_verb,
+    stop,
+)
 from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
-from shmacc.inspection import Severity, StallKind
+from shmacc.inspection import StallKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helpers.support import Crew
-
-NAME = "still"
 
 
 @pytest.fixture(autouse=True)
@@ -31,52 +38,6 @@ def segment() -> Iterator[None]:
     SparseConditionalAccumulator(np.float32, [200_000, 16], NAME).close()
     yield
     inspection.remove(NAME, force=True)
-
-
-def stop(child: Any) -> int:
-    """Stop a child; its pid."""
-    pid: int = child.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
-    return pid
-
-
-def kinds() -> list[StallKind]:
-    """The kinds of what stands in its way."""
-    return [stall.kind for stall in inspection.describe(NAME).summary.stalls]
-
-
-def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
-    """Hold all verbs to showing this cause, and what to do about it."""
-    (listed,) = ask("list", NAME)["segments"]
-    assert [stall["kind"] for stall in listed["stalls"]] == [kind]
-    assert listed["stalls"][0]["command"] == command
-    table = [line.split() for line in run("list", NAME).stdout.splitlines()]
-    assert kind in table[1]
-    found = [f for f in ask("check", NAME, status=1)["findings"] if f["severity"] == "wrong"]
-    assert [(f["kind"], f["command"]) for f in found] == [(kind, command)]
-    assert found[0]["problem"] in run("check", NAME).stdout
-    if command is not None:
-        assert f"do: {found[0]['remedy']}: {command}\n" in run("check", NAME).stdout
-    shown = run("show", NAME).stdout
-    assert "stands still" in shown
-    assert found[0]["problem"] in shown
-    assert f"stall={kind}" in run("watch", NAME, "--interval", "0.1", "--count", "1").stdout
-    samples = {
-        (sample["name"], sample["labels"].get("kind")): sample["value"]
-        for metric in ask("metrics")["metrics"]
-        for sample in metric["samples"]
-    }
-    assert samples["shmacc_stalled", None] == 1
-    assert samples["shmacc_stall", kind] == 1
-
-
-def seen(kind: StallKind, command: str | None) -> None:
-    """Hold the library to this cause, and what to do about it."""
-    (stall,) = inspection.describe(NAME).summary.stalls
-    assert (stall.kind, stall.command) == (kind, command)
-    found = [each for each in inspection.check(NAME) if each.severity is Severity.WRONG]
-    assert [(each.kind, each.problem) for each in found] == [(kind, stall.problem)]
 
 
 def whole_name() -> str:
@@ -92,27 +53,19 @@ def apply_and_take(name: str, num_required: int) -> None:
         acc.take(num_required)
 
 
-def apply_and_wait_for_the_step(name: str) -> None:
-    """Be a worker of a synchronous job."""
-    with shmacc.attach(name) as acc:
-        assert isinstance(acc, SparseConditionalAccumulator)
-        acc.apply_grad([1], np.ones((1, 16), np.float32))
-        acc.wait_step(0)
-
-
-def apply_one(name: str) -> None:
-    """Apply a gradient, and leave in order."""
-    with shmacc.attach(name) as acc:
-        assert isinstance(acc, SparseConditionalAccumulator)
-        acc.apply_grad([1], np.ones((1, 16), np.float32))
-
-
 def apply_and_idle(name: str) -> None:
     """Apply a gradient, and stay attached."""
     with shmacc.attach(name) as acc:
         assert isinstance(acc, SparseConditionalAccumulator)
-        acc.apply_grad([1], np.ones((1, 16), np.float32))
+        acc.apply_grad([1], np.ones((1, 16), np.float32), local_step=shmacc.NEVER_STALE)
         signal.pause()
+
+
+def take_two_rounds(name: str) -> None:
+    """Take one gradient, then two."""
+    with shmacc.attach(name) as acc:
+        acc.take(1)
+        acc.take(2)
 
 
 def hold_a_round(name: str) -> None:
@@ -142,8 +95,7 @@ def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
     worker = start(crew, apply_and_idle, NAME)
     until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
     assert kinds() == [], "the number is not reached yet"
-    worker.process.kill()
-    worker.process.join()
+    kill(worker)
     crew.start(apply_one, NAME).result()
     seen(StallKind.TAKER_STOPPED, f"kill -CONT {pid}")
     os.kill(pid, signal.SIGCONT)
@@ -167,8 +119,7 @@ def test_a_quorum_that_those_who_were_killed_were_part_of(crew: Crew) -> None:
     worker = start(crew, apply_and_idle, NAME)
     until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
     assert kinds() == [], "it may apply once more"
-    worker.process.kill()
-    worker.process.join()
+    kill(worker)
     until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
     command = f"shmacc-inspect cancel {whole_name()} --yes"
     seen_in_every_verb(StallKind.QUORUM_OUT_OF_REACH, command)
@@ -181,14 +132,29 @@ def test_a_quorum_while_the_living_wait_for_its_step(crew: Crew) -> None:
     third = start(crew, inspect_tool.idle, NAME)
     until(lambda: inspection.describe(NAME).stats.num_accumulated == 2)
     assert kinds() == [], "the third may apply"
-    third.process.kill()
-    third.process.join()
+    kill(third)
     until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
     (stall,) = inspection.describe(NAME).summary.stalls
-    assert "3 alive (2 of them wait for the step, which this take would advance)" in stall.problem
+    assert "3 alive (waiting for this take: 2)" in stall.problem
     crew.start(apply_one, NAME).result()
     for child in others:
         child.result()
+    assert kinds() == []
+
+
+def test_a_quorum_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
+    """It was there before the worker that was killed; one that came later may be in its place."""
+    start(crew, inspect_tool.idle, NAME)
+    crew.start(take_two_rounds, NAME)
+    until(lambda: len(inspection.describe(NAME).line) == 1)
+    crew.start(apply_one, NAME).result()
+    until(lambda: inspection.describe(NAME).stats.takes == 1)
+    worker = start(crew, apply_and_idle, NAME)
+    until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
+    assert kinds() == []
+    kill(worker)
+    until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
+    start(crew, inspect_tool.idle, NAME)
     assert kinds() == []
 
 
@@ -196,8 +162,7 @@ def test_a_quorum_of_processes_that_apply_and_then_take(crew: Crew) -> None:
     start(crew, apply_and_take, NAME, 2)
     until(lambda: len(inspection.describe(NAME).line) == 1)
     other = start(crew, inspect_tool.idle, NAME)
-    other.process.kill()
-    other.process.join()
+    kill(other)
     until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH])
 
 

@@ -1,0 +1,117 @@
+"""Why nobody takes, although everybody waits for a take.
+
+A process that waits for the step, for room or for the end of a round goes on only if another one
+takes. If all that are alive wait so, or are stopped, the job stands still.
+
+A process that waits and has taken itself may do so again in another of its threads. One that does
+not wait (a chief that computes an update) may take at any time, unless those that took are dead and
+it is a bystander. Another one may be about to come: a chief that is started again, or the first
+one, which is still importing. So the state must have lasted since the last gradient, the last
+process that came and the last sign of life of those that died: for `_AFTER_TAKES`, or, if there
+never was a take, for `AT_THE_START`. (When the waits began says nothing: a process that waits in
+short pieces begins one every moment.) A stopped process is certain at once.
+"""
+
+import time
+from collections import Counter
+
+from shmacc.inspection._bystanders import deaths, is_bystander, last_death
+from shmacc.inspection._observation import Observation
+from shmacc.inspection._processes import HALTED
+from shmacc.inspection._records import AttachedProcess, Stall, StallKind
+from shmacc.inspection._remedies import goes_on, pids
+
+AT_THE_START = 8.0  # seconds; what stands still is named within 10
+_AFTER_TAKES = 5.0
+_UNTIL_A_TAKE = {
+    "waits for the step": "for the step",
+    "waits for room": "for room",
+    "waits for the end of the round": "for the end of the round",
+}
+
+
+def waits_for_a_take(process: AttachedProcess) -> bool:
+    """Whether the process goes on only when another one has taken."""
+    return process.activity in _UNTIL_A_TAKE
+
+
+def nobody_takes(seen: Observation) -> Stall | None:
+    """Return the standstill if there is one.
+
+    Args:
+        seen: What a look has found: no round is open, and no living process waits to take.
+    """
+    alive = [each for each in seen.processes if each.alive]
+    waiting = [each for each in alive if waits_for_a_take(each)]
+    if not waiting:
+        return None
+    death = _death_of_takers(seen, alive)
+    able = [
+        each
+        for each in alive
+        if each.taken or not (waits_for_a_take(each) or is_bystander(each, death))
+    ]
+    problem = f"{_wait(waiting)}, and nobody takes"
+    if able:
+        stopped = [each for each in able if each.condition in HALTED]
+        if len(stopped) < len(able):
+            return None
+        return Stall(
+            StallKind.NOBODY_TAKES,
+            f"{problem}: {pids(each.pid_label for each in stopped)}, which could, {_are(stopped)} "
+            f"{stopped[0].condition}",
+            *goes_on(
+                [each.pid_label for each in alive if each.condition in HALTED],
+                stopped[0].condition,
+            ),
+        )
+    since = max(
+        seen.last_applied,
+        *(each.attached_at if each.alive else each.last_seen for each in seen.processes),
+    )
+    if time.time() - since < (_AFTER_TAKES if seen.state["takes"] else AT_THE_START):
+        return None
+    return Stall(
+        StallKind.NOBODY_TAKES,
+        f"{problem}: {_why(seen)}",
+        "start the process that takes: the gradients that are there wait for it; or end the "
+        "processes that wait",
+        None,
+    )
+
+
+def _death_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | None:
+    """Return when those that took, or waited to, died; None if some may be alive."""
+    if any(each.taken for each in alive):
+        return None
+    line = {take.entry for take in seen.line}
+    if not seen.state["takes"] and not line:
+        return None
+    return last_death(seen, lambda each: each.taken > 0 or each.entry in line)
+
+
+def _wait(waiting: list[AttachedProcess]) -> str:
+    for_what = Counter(_UNTIL_A_TAKE[each.activity] for each in waiting)
+    if len(waiting) == 1:
+        return f"pid {waiting[0].pid_label} waits {next(iter(for_what))}"
+    if len(for_what) == 1:
+        return f"{len(waiting)} processes wait {next(iter(for_what))}"
+    each = ", ".join(f"{number} {what}" for what, number in for_what.items())
+    return f"{len(waiting)} processes wait ({each})"
+
+
+def _why(seen: Observation) -> str:
+    line = {take.entry for take in seen.line}
+    dead = [
+        each for each in seen.processes if not each.alive and (each.taken or each.entry in line)
+    ]
+    if dead:
+        return f"{pids(each.pid_label for each in dead)}, which did, {_are(dead)} dead"
+    if not seen.state["takes"]:
+        return "no process has ever taken"
+    found = sorted({str(pid) for pid, _ in deaths(seen)})
+    return "the processes that took have left" + (f", or died ({pids(found)})" if found else "")
+
+
+def _are(several: list[AttachedProcess]) -> str:
+    return "is" if len(several) == 1 else "are"

@@ -1,0 +1,32 @@
+"""What to do about it, in words and as a command that can be pasted into a shell."""
+
+import shlex
+from collections.abc import Iterable
+
+
+def command(*words: str) -> str:
+    """Return a command as it can be pasted into a shell."""
+    return shlex.join(words)
+
+
+def pids(labels: Iterable[str]) -> str:
+    """Return pids as the subject of a sentence: "pid 7", "pids 7, 9"."""
+    found = list(labels)
+    return f"{'pid' if len(found) == 1 else 'pids'} {', '.join(found)}"
+
+
+def goes_on(labels: list[str], condition: str) -> tuple[str, str | None]:
+    """Return what to do about processes that are stopped: in words, and as a command.
+
+    Args:
+        labels: Their pids, as they are shown; one with a star is of another pid namespace.
+        condition: "stopped" or "traced".
+    """
+    if condition == "traced":
+        return "let the debugger go on", None
+    if any(label.endswith("*") for label in labels):
+        return "in its pid namespace: kill -CONT", None
+    it = "it" if len(labels) == 1 else "them"
+    return f"let {it} go on, or end {it}: an unfinished operation is undone", command(
+        "kill", "-CONT", *labels
+    )
