@@ -14,6 +14,7 @@ short pieces begins one every moment.) A stopped process is certain at once.
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from shmacc.inspection._bystanders import deaths, is_bystander, last_death
 from shmacc.inspection._observation import Observation
@@ -84,10 +85,15 @@ def _death_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float |
     """Return when those that took, or waited to, died; None if some may be alive."""
     if any(each.taken for each in alive):
         return None
-    line = {take.entry for take in seen.line}
-    if not seen.state["takes"] and not line:
+    if not seen.state["takes"] and not seen.line:
         return None
-    return last_death(seen, lambda each: each.taken > 0 or each.entry in line)
+    return last_death(seen, _took(seen))
+
+
+def _took(seen: Observation) -> Callable[[AttachedProcess], bool]:
+    """Return what tells whether a process has taken, or waited to."""
+    queued = {take.entry for take in seen.line}
+    return lambda each: each.taken > 0 or each.entry in queued
 
 
 def _wait(waiting: list[AttachedProcess]) -> str:
@@ -101,10 +107,8 @@ def _wait(waiting: list[AttachedProcess]) -> str:
 
 
 def _why(seen: Observation) -> str:
-    line = {take.entry for take in seen.line}
-    dead = [
-        each for each in seen.processes if not each.alive and (each.taken or each.entry in line)
-    ]
+    took = _took(seen)
+    dead = [each for each in seen.processes if not each.alive and took(each)]
     if dead:
         return f"{pids(each.pid_label for each in dead)}, which did, {_are(dead)} dead"
     if not seen.state["takes"]:

@@ -5,11 +5,11 @@ others wait for, or a take whose gradients no attached process can send.
 
 The second needs care, since the library does not know how many workers there are to be. A process
 can send nothing more if it waits for a take (`_nobody_takes` has the mirror of this case), or if it
-waits in line and has no other thread that applies, which is known only if it never applied. Even if
-that is true of all attached processes, another one may be about to attach: where each gradient
-comes from a process of its own, there is often none for a moment. So the state must have lasted:
-for `_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if there
-never was any gradient, for `AT_THE_START`, while the workers may still be importing.
+waits in the queue and has no other thread that applies, which is known only if it never applied.
+Even if that is true of all attached processes, another one may be about to attach: where each
+gradient comes from a process of its own, there is often none for a moment. So the state must have
+lasted: for `_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if
+there never was any gradient, for `AT_THE_START`, while the workers may still be importing.
 """
 
 import time
