@@ -30,7 +30,7 @@ SOAK_SECONDS ?= 600
 
 .PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
 	soak asan tsan aarch64 bench \
-	instructions pictures reference pins clean
+	instructions pictures alerts reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -120,6 +120,9 @@ instructions: .venv-bench/.installed ## compare instruction counts with the reco
 
 pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect from a real run
 	$(BIN)/python tools/inspect/pictures.py
+
+alerts: $(VENV)/.test ## hold the alert rules to real jobs, scraped by a real Prometheus (needs prometheus)
+	$(BIN)/python tools/inspect/try_alerts.py $(ALERTS)
 
 reference: $(VENV)/.test ## write the JSON schema and the manual page of shmacc-inspect anew
 	$(BIN)/python tools/inspect/reference.py

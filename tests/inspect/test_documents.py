@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,13 @@ import jsonschema
 import numpy as np
 import pytest
 from helpers import inspect_tool
+from helpers.apart import needs_own_shm
 from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
+import alert_scenes
 import reference
+import try_alerts
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect.main import VERBS
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from helpers.support import Crew
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+OPERATING: Final = DOCS / "operating.md"
 ALERTS: Final = DOCS / "inspect" / "alerts.yml"
 PICTURES: Final = sorted((DOCS / "inspect").glob("*.svg"))
 
@@ -113,6 +118,28 @@ def test_promtool_accepts_the_alerts() -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
+@needs_own_shm
+@pytest.mark.timeout(300)
+def test_every_scene_raises_its_alerts() -> None:
+    """In a real Prometheus; `make alerts` also holds a healthy job to raising none."""
+    done = subprocess.run(
+        [sys.executable, try_alerts.__file__, "--only", "scenes"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_explained_and_has_a_scene() -> None:
+    rules = set(re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8")))
+    table = re.findall(r"^\| (Shmacc\w+) \|", OPERATING.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(table) == rules
+    of_scenes = set[str]().union(*alert_scenes.SCENES.values())
+    assert of_scenes | {"ShmaccSharedMemoryLow", "ShmaccMetricsMissing"} == rules
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)

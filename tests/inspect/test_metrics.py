@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import stat
 import subprocess
+import time
 import urllib.request
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, ask, path_of, run
-from helpers.support import LONG
+from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, ask, path_of, run, start
+from helpers.support import LONG, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_classic_text
 
-from shmacc import ConditionalAccumulator
+import shmacc
+from shmacc import ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from helpers.support import Crew
 
 
 @pytest.fixture
@@ -157,6 +162,46 @@ def test_metrics_of_a_copied_segment_are_still_metrics(bias: ConditionalAccumula
     copy.unlink()
     link.unlink()
     assert bias.stats().attached == 1
+
+
+def _wait_for_the_step(name: str) -> None:
+    with shmacc.attach(name) as acc, contextlib.suppress(errors.NotFoundError):
+        acc.wait_step(10**6)
+
+
+def _apply_two(name: str) -> None:
+    with ConditionalAccumulator.attach(name) as acc:
+        for _ in range(2):
+            acc.apply_grad([1.0], local_step=shmacc.NEVER_STALE)
+
+
+def _value(metric: str, name: str) -> float:
+    (found,) = [
+        sample["value"]
+        for family in ask("metrics", name)["metrics"]
+        for sample in family["samples"]
+        if sample["name"] == metric
+    ]
+    assert isinstance(found, float)
+    return found
+
+
+def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
+    with ConditionalAccumulator(np.float32, [1], "tight", capacity=1) as acc:
+        for _ in range(2):
+            start(crew, _wait_for_the_step, "tight")
+        assert _value("shmacc_waiting_for_room", "tight") == 0
+        full = start(crew, _apply_two, "tight")
+        until(lambda: _value("shmacc_waiting_for_room", "tight") == 1)
+        assert _value("shmacc_waiting_for_step", "tight") == 2
+        assert _value("shmacc_round_open_seconds", "tight") == 0
+        before = time.time()
+        with acc.round(1):
+            opened = _value("shmacc_round_open_seconds", "tight")
+            assert 0 < opened <= time.time() - before
+        full.result()
+        assert _value("shmacc_round_open_seconds", "tight") == 0
+        acc.unlink()
 
 
 def test_metrics_on_a_unix_socket(bias: ConditionalAccumulator, tmp_path: Path) -> None:

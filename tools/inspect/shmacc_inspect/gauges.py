@@ -43,6 +43,18 @@ def _lock_held(seen: Description, now: float) -> float | None:
     return None if seen.lock.since is None else max(0.0, now - seen.lock.since)
 
 
+def _round_open(seen: Description, now: float) -> float:
+    since = seen.stats.round_since
+    return 0.0 if since is None else max(0.0, now - since)
+
+
+def _doing(activity: str) -> Callable[[Description, float], float]:
+    """Return what counts the living processes that do that."""
+    return lambda seen, _: sum(
+        process.alive and process.activity == activity for process in seen.processes
+    )
+
+
 def _worst_straggler(seen: Description, now: float) -> float:
     idle = (straggler.seconds for straggler in stragglers(seen, now) if straggler.applied)
     return max(idle, default=0.0)
@@ -88,6 +100,24 @@ _DEFINITIONS: Final = (
         "head_requires", "gauge", "Gradients that the head of the queue waits for.", _head_requires
     ),
     _Definition("head_waits_seconds", "gauge", "How long it has waited.", _head_wait),
+    _Definition(
+        "waiting_for_step",
+        "gauge",
+        "Processes that wait for the step to move on.",
+        _doing("waits for the step"),
+    ),
+    _Definition(
+        "waiting_for_room",
+        "gauge",
+        "Processes whose gradients wait for room.",
+        _doing("waits for room"),
+    ),
+    _Definition(
+        "round_open_seconds",
+        "gauge",
+        "For how long a round has been open; 0 if none is.",
+        _round_open,
+    ),
     _Definition(
         "straggler_seconds",
         "gauge",
