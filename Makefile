@@ -35,7 +35,7 @@ SOAK_SECONDS ?= 600
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: $(VENV)/.demo ## train word embeddings in several processes, with a live picture
+demo: $(VENV)/.plot ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo/demo.py $(DEMO)
 
 demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on this machine
@@ -94,7 +94,7 @@ litmus: ## hold the protocol's memory order against the memory models (needs her
 test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
 
-simulate: $(VENV)/.demo ## simulate rounds over up to 300 hosts, and write tables and plots
+simulate: $(VENV)/.plot ## simulate rounds over up to 300 hosts, and write tables and plots
 	$(BIN)/python tools/multihost/simulate.py $(SIMULATE)
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
@@ -148,11 +148,11 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $
 	$(BIN)/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
-$(VENV)/.demo: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint $(PINS) --group demo
+$(VENV)/.plot: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --group plot
 	touch $@
 
-$(VENV)/.tested: $(VENV)/.demo
+$(VENV)/.tested: $(VENV)/.plot
 	$(BIN)/pip install --quiet --constraint $(PINS) --group test
 	touch $@
 

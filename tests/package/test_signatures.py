@@ -135,8 +135,6 @@ def test_top_level_names() -> None:
 
 def test_import_is_light() -> None:
     heavy = [
-        "typer",
-        "rich",
         "ml_dtypes",
         "multiprocessing.pool",
         "asyncio",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers.support import LONG
-from typer.testing import CliRunner
 
 from shmacc_bench import results
 from shmacc_bench.cases import IDS, ORDERS, SORTED_IDS, Case, all_cases, is_like, quick_cases
-from shmacc_bench.cli import app
+from shmacc_bench.cli import main
 from shmacc_bench.crew import Member
 from shmacc_bench.fleet import Fleet, PeerFailedError, known_peers
 from shmacc_bench.instructions import Count, cost_by_object, heavier
@@ -185,17 +184,22 @@ def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
         results.load(tmp_path)
 
 
-def test_a_report_without_results_is_a_usage_error(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
-    assert outcome.exit_code == 2
-    assert "results.json" in outcome.output
+def test_a_report_without_results_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", "--output", str(tmp_path)])
+    assert "results.json" in capsys.readouterr().err
 
 
-def test_an_unknown_peer_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unknown_peer_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ValueError, match="no such peer: nobody"):
         known_peers(["nobody"])
-    outcome = CliRunner().invoke(app, ["run", "--peers", "nobody", "--output", str(tmp_path)])
-    assert outcome.exit_code == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--peers", "nobody", "--output", str(tmp_path)])
+    assert "no such peer: nobody" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shmacc_bench.cli import app
+import sys
+
+from shmacc_bench.cli import main
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

@@ -29,7 +29,7 @@ rm -rf build/asan-wheel
     -C build-dir=build/asan -C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false .
 "$venv/bin/pip" install --quiet --force-reinstall --no-deps build/asan-wheel/shmacc-*.whl
 "$venv/bin/pip" install --quiet --constraint "$pins" build/asan-wheel/shmacc-*.whl
-"$venv/bin/pip" install --quiet --constraint "$pins" --group test --group demo
+"$venv/bin/pip" install --quiet --constraint "$pins" --group test --group plot
 
 if [ $# -eq 0 ]; then
     # The tools' own tests say nothing about the extension's memory; to stop at each instruction of a

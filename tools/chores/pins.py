@@ -55,7 +55,7 @@ def main() -> None:
         for extra in settings["project"]["optional-dependencies"].values()
         for part in extra
     }
-    tools = {_name(part) for part in groups["demo"] + groups["test"]} - extras
+    tools = {_name(part) for part in groups["plot"] + groups["test"]} - extras
     own = ("pyproject.toml", "--all-extras")
     lowest = ("--resolution", "lowest-direct")
     _write("newest.txt", build + [part for group in groups.values() for part in group], *own)

@@ -1,12 +1,13 @@
 """Kills workers and takers at random, for long, and keeps the books. See ``--help``."""
 
 import os
+import sys
 
 # The processes are the parallelism: NumPy is to keep to one thread in each, this one included.
 # It reads this when it is first imported, which the next import does.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from shmacc_soak.main import app
+from shmacc_soak.main import main
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

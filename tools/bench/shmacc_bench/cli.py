@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from shmacc_bench import machine, results
 from shmacc_bench.cases import all_cases, is_like, quick_cases
@@ -18,80 +16,100 @@ from shmacc_bench.runner import FULL, QUICK, run_cases
 from shmacc_bench.scenarios import PLANS
 from shmacc_bench.scenarios.running import run_scenarios
 
-FILE_COLUMNS = 170  # a file has no width; this one keeps the widest table's cells on one line
-DEFAULT_OUTPUT = Path("docs/benchmarks")
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-app.command()(instructions)
-
-Output = Annotated[Path, typer.Option(help="The directory of results.json and the plots.")]
+OUTPUT = Path("docs/benchmarks")
 
 
-@app.command()
-def run(
-    output: Output = DEFAULT_OUTPUT,
-    quick: Annotated[bool, typer.Option(help="The targets' rows only, and fewer repeats.")] = False,
-    cases: Annotated[
-        str, typer.Option(help="Only what has this in its name, or matches it as a glob; see list.")
-    ] = "",
-    peers: Annotated[str, typer.Option(help="Only these peers, with commas between.")] = "",
-) -> None:
+def main(arguments: list[str] | None = None) -> int:
+    """Measure shmacc beside its peers, and show what was measured."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def verb(does: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        summary = does.__doc__
+        made = verbs.add_parser(does.__name__, help=summary, description=summary)
+        made.set_defaults(does=does, fail=made.error)
+        made.add_argument(
+            "--output", type=Path, default=OUTPUT, help="the results' folder (default: %(default)s)"
+        )
+        return made
+
+    only = "only what has this in its name, or matches it as a glob; see list"
+    add = verb(run).add_argument
+    add("--quick", action="store_true", help="the targets' rows only, and fewer repeats")
+    add("--cases", default="", help=only)
+    add("--peers", type=_peers, default="", help="only these peers, with commas between")
+    verb(report)
+    add = verb(instructions).add_argument
+    add("--compare", action="store_true", help="status 1 if anything is heavier than in the table")
+    add("--cases", default="", help=only)
+    listing = "List the cases, the scenarios and the peers."
+    verbs.add_parser("list", help=listing, description=listing).set_defaults(does=_list)
+    asked = parser.parse_args(arguments)
+    status: int = asked.does(asked)
+    return status
+
+
+def run(asked: argparse.Namespace) -> int:
     """Measure, print the tables, and write results.json, results.md and the plots."""
-    console = Console(stderr=True)
-    effort = QUICK if quick else FULL
-    chosen = [c for c in (quick_cases() if quick else all_cases()) if is_like(c.name, cases)]
-    plans = {name: plan for name, plan in PLANS.items() if is_like(f"scenario/{name}", cases)}
-    try:
-        names = known_peers([name for name in peers.split(",") if name])
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--peers") from error
+    effort = QUICK if asked.quick else FULL
+    cases = quick_cases() if asked.quick else all_cases()
+    chosen = [case for case in cases if is_like(case.name, asked.cases)]
+    plans = {name: plan for name, plan in PLANS.items() if is_like(f"scenario/{name}", asked.cases)}
     load_before = machine.load()
-    with console.status("starting the peers") as status, Fleet.of(names) as fleet:
-
-        def tell(what: str) -> None:
-            status.update(what)
-
+    with Fleet.of(asked.peers) as fleet:
         records = [
             results.case_record(case, measured)
-            for case, measured in run_cases(fleet, chosen, effort, tell)
+            for case, measured in run_cases(fleet, chosen, effort, _tell)
         ]
-        measured_scenarios = run_scenarios(fleet, plans, quick=quick, tell=tell)
+        measured_scenarios = run_scenarios(fleet, plans, quick=asked.quick, tell=_tell)
         about = fleet.about
+    _tell("")
     everything = {
         "schema_version": results.SCHEMA_VERSION,
         "machine": machine.describe() | {"load_before": load_before, "load_after": machine.load()},
-        "quick": quick,
+        "quick": asked.quick,
         "peers": about,
         "cases": records,
         "scenarios": measured_scenarios,
     }
-    results.save(everything, output)
-    report(output)
+    results.save(everything, asked.output)
+    return report(asked)
 
 
-@app.command()
-def report(output: Output = DEFAULT_OUTPUT) -> None:
+def report(asked: argparse.Namespace) -> int:
     """Print the tables of an earlier run, and make its results.md and plots again."""
     try:
-        everything = results.load(output)
-    except FileNotFoundError as error:
-        raise typer.BadParameter(
-            f"there is no {results.FILE_NAME} yet: `run` writes it", param_hint="--output"
-        ) from error
+        everything = results.load(asked.output)
+    except FileNotFoundError:
+        asked.fail(f"there is no {results.FILE_NAME} in {asked.output} yet: `run` writes it")
     from shmacc_bench.plots import draw  # matplotlib is slow to import, and large
 
-    wide = None if sys.stdout.isatty() else FILE_COLUMNS
-    print_report(everything, Console(width=wide))
-    write_markdown(everything, output)
-    draw(everything, output)
+    print_report(everything)
+    write_markdown(everything, asked.output)
+    draw(everything, asked.output)
+    return 0
 
 
-@app.command("list")
-def list_cases() -> None:
-    """List the cases, the scenarios and the peers."""
-    console = Console()
+def _list(_: argparse.Namespace) -> int:
     for case in all_cases():
-        console.print(case.name, highlight=False)
+        print(case.name)
     for name in PLANS:
-        console.print(f"scenario/{name}", highlight=False)
-    console.print("peers: " + ",".join(known_peers([])), highlight=False)
+        print(f"scenario/{name}")
+    print("peers: " + ",".join(known_peers([])))
+    return 0
+
+
+def _peers(names: str) -> list[str]:
+    try:
+        return known_peers([name for name in names.split(",") if name])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _tell(what: str) -> None:
+    """Show what is being measured, on a terminal in a line that changes."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

@@ -20,16 +20,15 @@ import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from shmacc_bench.cases import is_like
 from shmacc_bench.instruction_cases import CASES
+from shmacc_bench.report import print_table
+from shmacc_bench.tables import Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping
 
 FILE_NAME = "instructions.json"
@@ -49,37 +48,28 @@ class Count:
     extension: int
 
 
-def instructions(
-    output: Annotated[Path, typer.Option(help="The directory of the table.")] = Path(
-        "docs/benchmarks"
-    ),
-    compare: Annotated[
-        bool, typer.Option(help="Compare with the table; exit 1 if anything is heavier by > 2 %.")
-    ] = False,
-    cases: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
-) -> None:
+def instructions(asked: argparse.Namespace) -> int:
     """Count instructions under valgrind and write the table, or compare with it."""
     if shutil.which("valgrind") is None:
-        raise typer.BadParameter("valgrind is not installed", param_hint="instructions")
-    console = Console()
-    chosen = [name for name in CASES if is_like(name, cases)]
+        asked.fail("valgrind is not installed")
+    chosen = [name for name in CASES if is_like(name, asked.cases)]
+    path = asked.output / FILE_NAME
+    kept = _load(path) if asked.compare or (asked.cases and path.exists()) else {"counts": {}}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         counts = dict(zip(chosen, pool.map(count_case, chosen), strict=True))
-    path = output / FILE_NAME
-    if not compare:
-        kept = _load(path)["counts"] if cases and path.exists() else {}
-        _save(path, kept | {name: dataclasses.asdict(count) for name, count in counts.items()})
-        console.print(_table(counts, {}))
-        return
-    before = _load(path)
-    if before["made_with"] != made_with():
-        console.print(f"the table was made with {before['made_with']}, this is {made_with()}")
-    earlier = {name: Count(**count) for name, count in before["counts"].items()}
-    console.print(_table(counts, earlier))
+    if not asked.compare:
+        measured = {name: dataclasses.asdict(count) for name, count in counts.items()}
+        _save(path, kept["counts"] | measured)
+        print_table(_table(counts, {}))
+        return 0
+    if kept["made_with"] != made_with():
+        print(f"the table was made with {kept['made_with']}, this is {made_with()}")
+    earlier = {name: Count(**count) for name, count in kept["counts"].items()}
+    print_table(_table(counts, earlier))
     worse = heavier(counts, earlier)
     for name in worse:
-        console.print(f"heavier by more than {TOLERANCE:.0%}: {name}", style="bold red")
-    raise typer.Exit(1 if worse else 0)
+        print(f"heavier by more than {TOLERANCE:.0%}: {name}")
+    return 1 if worse else 0
 
 
 def heavier(now: Mapping[str, Count], before: Mapping[str, Count]) -> list[str]:
@@ -172,20 +162,24 @@ def _save(path: Path, counts: Mapping[str, Any]) -> None:
 def _load(path: Path) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if table.get("schema_version") != SCHEMA_VERSION:
-        raise typer.BadParameter(f"not a table of version {SCHEMA_VERSION}: {path}")
+        raise ValueError(f"not a table of version {SCHEMA_VERSION}: {path}")
     return table
 
 
 def _table(counts: Mapping[str, Count], before: Mapping[str, Count]) -> Table:
-    shown = Table(title="Instructions of one call")
-    for name in ("", "in all", "in the extension", "before, in all", "before, in the extension"):
-        shown.add_column(name, justify="right" if name else "left")
+    rows = []
     for name, count in counts.items():
-        cells = [f"{count.total:,}", f"{count.extension:,}"]
+        cells = ["", ""]
         if name in before:
             earlier = before[name]
-            cells.append(f"{earlier.total:,} ({count.total / earlier.total - 1:+.1%})")
-            change = count.extension / max(1, earlier.extension) - 1
-            cells.append(f"{earlier.extension:,} ({change:+.1%})")
-        shown.add_row(name, *cells)
-    return shown
+            changes = (
+                count.total / earlier.total - 1,
+                count.extension / max(1, earlier.extension) - 1,
+            )
+            cells = [
+                f"{earlier.total:,} ({changes[0]:+.1%})",
+                f"{earlier.extension:,} ({changes[1]:+.1%})",
+            ]
+        rows.append((name, f"{count.total:,}", f"{count.extension:,}", *cells))
+    head = ("", "in all", "in the extension", "before, in all", "before, in the extension")
+    return Table("Instructions of one call", "", head, rows)

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import rich.box
-import rich.table
-from rich.markup import escape
-
 from shmacc_bench.tables import Table, all_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
-
 MARKDOWN_NAME = "results.md"
-COLOURS = {"met": "green", "MISSED": "bold red"}
 
 
-def print_report(results: dict[str, Any], console: Console) -> None:
+def print_report(results: dict[str, Any]) -> None:
     """Print all tables."""
-    console.print(machine_line(results), highlight=False)
+    print(machine_line(results))
     for table in all_tables(results):
-        shown = rich.table.Table(
-            title=escape(table.title),
-            caption=escape(table.note) or None,
-            box=rich.box.SIMPLE_HEAD,
-        )
-        for column, name in enumerate(table.head):
-            shown.add_column(name, justify="left" if column == 0 else "right", overflow="fold")
-        for row in table.rows:
-            shown.add_row(*(_coloured(cell) for cell in row))
-        console.print(shown)
+        print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """Print a table, its columns aligned."""
+    lines = [table.head, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(f"\n{table.title}")
+    for first, *others in lines:
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        print("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+    if table.note:
+        print(f"({table.note})")
 
 
 def write_markdown(results: dict[str, Any], directory: Path) -> Path:
@@ -53,11 +49,6 @@ def machine_line(results: dict[str, Any]) -> str:
         f"{machine['system']}, Python {machine['python']}, {machine['date']}; {kind}; "
         f"load {machine['load_before']} before."
     )
-
-
-def _coloured(cell: str) -> str:
-    colour = COLOURS.get(cell)
-    return f"[{colour}]{cell}[/{colour}]" if colour else escape(cell)
 
 
 def _markdown(table: Table) -> str:

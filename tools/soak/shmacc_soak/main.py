@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 import time
-from typing import Annotated
-
-import typer
-from rich.console import Console
-from rich.table import Table
 
 from shmacc import testing
 from shmacc_soak.audit import Findings
 from shmacc_soak.campaign import Campaign, Effort
 from shmacc_soak.plans import plans
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-def soak(
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long, in all.")] = 600.0,
-    each: Annotated[float, typer.Option(min=0.1, help="How long a campaign is, at most.")] = 10.0,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that apply.")] = 3,
-    takers: Annotated[int, typer.Option(min=1, help="Processes that take.")] = 2,
-    pause: Annotated[
-        float, typer.Option(min=1e-4, help="Seconds between kills, on average.")
-    ] = 4e-3,
-    patience: Annotated[float, typer.Option(help="The longest wait of a living process.")] = 2.0,
-    seed: Annotated[int | None, typer.Option(help="Of whom is killed when.")] = None,
-) -> None:
+def main(arguments: list[str] | None = None) -> int:
     """Kill workers and takers at random, replace them, and keep the books.
 
     Campaign follows upon campaign, each with another kind of accumulator. Ends with status 1 if a
     gradient was torn, lost or doubled, if the library's counters disagree with the books, or if a
     living process waited for longer than --patience.
     """
-    console = Console(stderr=True)
-    seed = random.randrange(2**32) if seed is None else seed
-    random.seed(seed)
-    effort = Effort(workers, takers, pause)
-    kinds = plans(workers)
-    rounds = max(1, round(seconds / each / len(kinds)))
+    asked = _asked(arguments)
+    random.seed(asked.seed)
+    effort = Effort(asked.workers, asked.takers, asked.pause)
+    kinds = plans(asked.workers)
+    rounds = max(1, round(asked.seconds / asked.each / len(kinds)))
     total = Findings()
     with testing.isolated_namespace() as namespace:
         start = time.monotonic()
         for number in range(rounds * len(kinds)):
-            left = start + seconds - time.monotonic()
+            left = start + asked.seconds - time.monotonic()
             plan = kinds[number % len(kinds)]
             found = Campaign(plan, effort).run(max(left / (rounds * len(kinds) - number), 0.1))
-            console.print(f"{plan.title}: {_in_words(found)}", highlight=False)
+            print(f"{plan.title}: {_in_words(found)}", file=sys.stderr)
             total += found
         leaked = testing.leaked_names(namespace)
-    Console().print(_table(total, seed, time.monotonic() - start))
+    print(f"{time.monotonic() - start:.0f} s, seed {asked.seed}")
+    print(_table(total))
     if leaked:
-        console.print(f"left in /dev/shm: {leaked}")
-    if total.faults or total.longest > patience or leaked:
-        raise typer.Exit(1)
+        print(f"left in /dev/shm: {leaked}", file=sys.stderr)
+    return 1 if total.faults or total.longest > asked.patience or leaked else 0
+
+
+def _asked(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=main.__doc__)
+
+    def add(name: str, kind: type, default: float, what: str, at_least: float = 0) -> None:
+        def checked(text: str) -> float:
+            number: float = kind(text)
+            if not number >= at_least:
+                raise argparse.ArgumentTypeError(f"expected at least {at_least}, got {text}")
+            return number
+
+        checked.__name__ = kind.__name__  # argparse names it where a text is no number
+        shown = f"{what} (default: {default})"
+        parser.add_argument(f"--{name}", type=checked, default=default, help=shown)
+
+    add("seconds", float, 600.0, "how long, in all", 0.1)
+    add("each", float, 10.0, "how long a campaign is, at most", 0.1)
+    add("workers", int, 3, "processes that apply", 1)
+    add("takers", int, 2, "processes that take", 1)
+    add("pause", float, 4e-3, "seconds between kills, on average", 1e-4)
+    add("patience", float, 2.0, "the longest wait of a living process")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="of whom is killed when"
+    )
+    return parser.parse_args(arguments)
 
 
 def _in_words(found: Findings) -> str:
@@ -66,9 +75,8 @@ def _in_words(found: Findings) -> str:
     )
 
 
-def _table(found: Findings, seed: int, seconds: float) -> Table:
-    table = Table(title=f"{seconds:.0f} s, seed {seed}", show_header=False)
-    for what, number in [
+def _table(found: Findings) -> str:
+    numbers = [
         ("processes killed", found.kills),
         ("  in an apply", found.in_applies),
         ("  in the block of a round", found.in_blocks),
@@ -89,12 +97,12 @@ def _table(found: Findings, seed: int, seconds: float) -> Table:
         ("in a round of another step", found.misplaced),
         ("counters that disagree", found.miscounted),
         ("processes that failed", found.failed),
-    ]:
-        table.add_row(what, f"{number:,}")
-    for what, longest in [
+    ]
+    waits = [
         ("longest wait to attach", found.longest_attach),
         ("longest wait to apply", found.longest_apply),
         ("longest wait to take (gradients included)", found.longest_take),
-    ]:
-        table.add_row(what, f"{longest * 1e3:,.0f} ms")
-    return table
+    ]
+    lines = [(what, f"{number:,}") for what, number in numbers]
+    lines += [(what, f"{longest * 1e3:,.0f} ms") for what, longest in waits]
+    return "\n".join(f"{what:<45}{figure:>15}" for what, figure in lines)
