@@ -22,7 +22,7 @@ import alert_scenes
 import reference
 import try_alerts
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
-from shmacc_inspect.main import VERBS
+from shmacc_inspect.parsers import VERBS
 
 if TYPE_CHECKING:
     from helpers.support import Crew

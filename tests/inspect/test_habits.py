@@ -18,7 +18,7 @@ from helpers.support import LONG
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect import output
-from shmacc_inspect.main import VERBS
+from shmacc_inspect.parsers import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import PROGRAM, main, output
+from shmacc_inspect import PROGRAM, output, parsers
 from shmacc_inspect.output import details, findings, intervals, metrics, removals, segments, waiting
 
 if TYPE_CHECKING:
@@ -103,10 +103,11 @@ def _type(hint: Any) -> dict[str, Any]:
 
 def manual() -> str:
     """Return the manual page."""
+    summary = parsers.DESCRIPTION
     lines = [
         f".TH {PROGRAM.upper()} 1",
         ".SH NAME",
-        f"{PROGRAM} \\- {_text(main.DESCRIPTION[0].lower() + main.DESCRIPTION[1:].rstrip('.'))}",
+        f"{PROGRAM} \\- {_text(summary[0].lower() + summary[1:].rstrip('.'))}",
         ".SH SYNOPSIS",
         f".B {_text(PROGRAM)}",
         "VERB [NAME ...] [OPTION ...]",
@@ -116,9 +117,9 @@ def manual() -> str:
         "\\(lqshmacc.\\(rq.",
         "Where several names can be given, globs can, too.",
     ]
-    for verb in main.VERBS:
+    for verb in parsers.VERBS:
         lines += _section(verb)
-    lines += [".SH OPTIONS WITHOUT A VERB", *_options(main.top_parser())]
+    lines += [".SH OPTIONS WITHOUT A VERB", *_options(parsers.top_parser())]
     lines += [".SH EXIT STATUS"]
     for status, meaning in _STATUS.items():
         lines += [".TP", f".B {status}", _text(meaning)]
@@ -138,7 +139,7 @@ def manual() -> str:
 
 
 def _section(verb: str) -> list[str]:
-    parser = main.parser_of(verb)
+    parser = parsers.parser_of(verb)
     lines = [f".SH {verb.upper()}", *_paragraphs(parser.description or ""), *_options(parser)]
     return [*lines, ".PP", ".nf", *map(_text, (parser.epilog or "").splitlines()), ".fi"]
 
@@ -150,7 +151,7 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _options(parser: main.Parser) -> list[str]:
+def _options(parser: parsers.Parser) -> list[str]:
     lines = []
     for action in parser.declared():
         names = ", ".join(action.option_strings) or str(action.metavar)

@@ -2,120 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
+from shmacc_inspect.parsers import VERBS, module_of, parser_of, top_parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from _typeshed import SupportsWrite
-
-VERBS: Final = {
-    "list": "list segments, one row each",
-    "show": "describe segments in full: processes, waiting takes, lock, counters, layout",
-    "watch": "watch segments live: progress, rates, drops, stragglers",
-    "check": "verify every invariant; exit status 1 if one is broken",
-    "clean": "remove what no living process uses",
-    "remove": "remove segments by name",
-    "cancel": "end the waiting takes",
-    "wait": "wait for a step, for gradients, or for the end of a segment",
-    "metrics": "print or serve Prometheus metrics",
-}
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect list                what is there
-  shmacc-inspect show embeddings     one segment in full
-  shmacc-inspect watch embeddings    see it live
-  shmacc-inspect check               is all of it sound?
-  shmacc-inspect clean               what could be removed
-
-Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
-124 timed out, 130 ended by Ctrl-C."""
-DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
-_USUAL_COLUMNS: Final = 80  # of what is no terminal
 _COMPLETE: Final = "--complete"  # for the scripts of `--completion`
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """A formatter of help that knows the terminal's width without the module shutil.
-
-    argparse makes one for each argument that is declared.
-    """
-
-    def __init__(self, prog: str) -> None:
-        """Set the width as argparse does."""
-        super().__init__(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    """Return the terminal's width, as `shutil.get_terminal_size` does."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    try:
-        return os.get_terminal_size(1).columns or _USUAL_COLUMNS
-    except OSError:
-        return _USUAL_COLUMNS
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
-        """Set what is the same for all."""
-        super().__init__(
-            prog=prog,
-            usage=usage,
-            description=description,
-            epilog=epilog,
-            formatter_class=_Formatter,
-            allow_abbrev=False,
-        )
-
-    def declared(self) -> list[argparse.Action]:
-        """Return the arguments, of which argparse itself has no public list."""
-        return self._actions
-
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help; argparse's own ignores that it cannot be written."""
-        print(self.format_help(), end="", file=file or sys.stdout)
-
-    def error(self, message: str) -> NoReturn:
-        """End with the status of wrong usage."""
-        raise failures.UsageError(f"{message} (`{self.prog} --help`)")
-
-
-def parser_of(verb: str) -> Parser:
-    """Return the parser of a verb's arguments, whose names are those of its `run`."""
-    module = _module(verb)
-    parser = Parser(f"{PROGRAM} {verb}", module.DESCRIPTION, module.EXAMPLES)
-    module.declare(parser)
-    return parser
-
-
-def top_parser() -> Parser:
-    """Return the parser of what stands in the place of a verb."""
-    from shmacc_inspect import completion  # late: few need it
-
-    verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
-    parser = Parser(
-        PROGRAM,
-        f"{DESCRIPTION}\n\nVerbs (`{PROGRAM} VERB --help` has more):\n{verbs}",
-        EXAMPLES,
-        usage=f"{PROGRAM} VERB [NAME ...] [OPTION ...]",
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument(
-        "--completion",
-        choices=completion.SHELLS,
-        help="print the script that makes this shell complete verbs, options and names",
-    )
-    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -140,7 +37,7 @@ def _run(arguments: list[str]) -> None:
         namespace = asked.pop("namespace", None)
         if namespace is not None:
             os.environ[NAMESPACE_VARIABLE] = namespace
-        _module(first).run(**asked)
+        module_of(first).run(**asked)
     elif first == _COMPLETE:
         from shmacc_inspect import completion
 
@@ -161,9 +58,9 @@ def _answer_without_verb(arguments: list[str]) -> None:
 
         print(f"{PROGRAM} {version('shmacc')}")
     elif asked.completion:
-        from shmacc_inspect import completion
+        from shmacc_inspect.scripts import SHELLS
 
-        print(completion.SHELLS[asked.completion], end="")
+        print(SHELLS[asked.completion], end="")
 
 
 def _alike(word: str) -> str:
@@ -171,7 +68,3 @@ def _alike(word: str) -> str:
 
     found = difflib.get_close_matches(word, VERBS, n=1)
     return f"; there is {found[0]}" if found else ""
-
-
-def _module(verb: str) -> Any:
-    return importlib.import_module(f"shmacc_inspect.verbs.{verb}")

@@ -11,6 +11,7 @@ from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
 from shmacc_inspect import naming
 from shmacc_inspect.naming import typed_name
+from shmacc_inspect.output import answer_of
 from shmacc_inspect.output.details import Event, applied_this_round
 from shmacc_inspect.output.intervals import Interval, Straggler
 from shmacc_inspect.output.segments import Stall
@@ -34,14 +35,10 @@ def stragglers(seen: Description, now: float) -> list[Straggler]:
     if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
         return []
     found = [
-        Straggler(
-            pid=process.pid,
-            pid_is_here=process.pid_is_here,
+        answer_of(
+            process,
+            Straggler,
             seconds=max(0.0, now - (process.last_applied or process.attached_at)),
-            applied=process.applied,
-            activity=process.activity,
-            condition=process.condition,
-            command=process.command,
         )
         for process in seen.processes
         if process.alive
@@ -125,12 +122,12 @@ class Course:
             dropped=stats.dropped,
             lock_holder_pid=seen.lock.pid if seen.lock.held else None,
             lock_holder_pid_is_here=seen.lock.pid_is_here if seen.lock.held else None,
-            stalls=[Stall.of(stall) for stall in seen.summary.stalls],
+            stalls=[answer_of(stall, Stall) for stall in seen.summary.stalls],
             lock_held_seconds=_since(seen.lock.since, now) if seen.lock.held else None,
             waited_seconds=_since(head.since, now) if head else None,
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
-            events=[Event.of(event) for event in seen.events if event not in known],
+            events=[answer_of(event, Event) for event in seen.events if event not in known],
             steps_per_second=_rate(rated, stats, "global_step", passed),
             gradients_per_second=_rate(rated, stats, "applied", passed),
             bytes_per_second=_rate(rated, stats, "applied_bytes", passed),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
 from shmacc_inspect.describing import EVENT_COLUMNS, describe_lock, event_row
+from shmacc_inspect.output import answer_of
 from shmacc_inspect.output.details import Event, Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
+from shmacc_inspect.sorting import SORTS
 from shmacc_inspect.verbs.list import STATE_STYLES
-from shmacc_inspect.verbs.watch import SORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,7 +258,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         room -= 1
     left = room - len(shown) - _EVENT_HEAD_LINES
     if kept and left > 0:
-        events = [event_row(Event.of(event), now.time) for event in reversed(seen.events)]
+        events = [event_row(answer_of(event, Event), now.time) for event in reversed(seen.events)]
         yield ""
         yield from page.lines(Table(EVENT_COLUMNS, events[:left]), terminal)
 

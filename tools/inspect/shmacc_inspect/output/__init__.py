@@ -10,9 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 SCHEMA_VERSION: Final = 2
+
+Answer = TypeVar("Answer")
+
+
+def answer_of(record: Any, answer: type[Answer], **others: Any) -> Answer:
+    """Return an answer that has the record's fields of the same names, and these others."""
+    fields: Any = dataclasses.fields(answer)  # type: ignore[arg-type]  # a dataclass, as all are
+    for field in fields:
+        if field.name not in others and field.name != "schema_version":
+            value = getattr(record, field.name)
+            others[field.name] = list(value) if isinstance(value, tuple) else value
+    return answer(**others)
 
 
 def finite(value: float) -> float | None:

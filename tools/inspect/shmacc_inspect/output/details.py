@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from shmacc_inspect.output import SCHEMA_VERSION, finite
+from shmacc_inspect.output import SCHEMA_VERSION, answer_of, finite
 from shmacc_inspect.output.segments import Segment
 
 if TYPE_CHECKING:
@@ -28,17 +28,7 @@ class Counters:
     @classmethod
     def of(cls, seen: inspection.Description) -> Self:
         """Convert the library's record."""
-        stats = seen.stats
-        return cls(
-            applied=stats.applied,
-            applied_bytes=stats.applied_bytes,
-            dropped=stats.dropped,
-            discarded=stats.discarded,
-            taken=stats.taken,
-            takes=stats.takes,
-            recoveries=stats.recoveries,
-            commits=seen.generation,
-        )
+        return answer_of(seen.stats, cls, commits=seen.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +54,7 @@ class Process:
     @classmethod
     def of(cls, entry: inspection.AttachedProcess, seen: inspection.Description) -> Self:
         """Convert the library's record."""
-        return cls(
-            pid=entry.pid,
-            pid_is_here=entry.pid_is_here,
-            alive=entry.alive,
-            condition=entry.condition,
-            command=entry.command,
-            activity=entry.activity,
-            started=entry.started,
-            attached_at=entry.attached_at,
-            last_seen=entry.last_seen,
-            last_applied=entry.last_applied,
-            last_applied_step=entry.last_applied_step,
-            applied_this_round=applied_this_round(entry, seen),
-            applied=entry.applied,
-            dropped=entry.dropped,
-            taken=entry.taken,
-        )
+        return answer_of(entry, cls, applied_this_round=applied_this_round(entry, seen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +72,7 @@ class Taker:
     @classmethod
     def of(cls, take: inspection.WaitingTake, now: float) -> Self:
         """Convert the library's record."""
-        return cls(
-            position=take.position,
-            pid=take.pid,
-            pid_is_here=take.pid_is_here,
-            num_required=take.num_required,
-            waiting_seconds=max(0.0, now - take.since),
-            alive=take.alive,
-            overdue=take.overdue,
-        )
+        return answer_of(take, cls, waiting_seconds=max(0.0, now - take.since))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +92,14 @@ class Lock:
     def of(cls, seen: inspection.Description, now: float) -> Self:
         """Convert the library's record."""
         lock = seen.lock
-        return cls(
-            held=lock.held,
+        return answer_of(
+            lock,
+            cls,
             holder_pid=lock.pid,
             holder_pid_is_here=lock.pid_is_here,
             held_seconds=None if lock.since is None else max(0.0, now - lock.since),
             holder_condition=lock.condition or None,
             semaphore_value=lock.queue,
-            in_operation=lock.in_operation,
             name_holder_pid=lock.name_pid,
         )
 
@@ -166,18 +132,7 @@ class Member:
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:
         """Convert the library's record."""
-        return cls(
-            name=member.name,
-            kind=member.kind,
-            dtype=member.dtype,
-            shape=None if member.shape is None else list(member.shape),
-            reduction_type=member.reduction_type,
-            gradients=member.count,
-            weight=member.weight,
-            rows=member.rows,
-            bytes_used=member.bytes_used,
-            value=member.value,
-        )
+        return answer_of(member, cls, gradients=member.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +155,6 @@ class Event:
     step: int
     contributor: int | None
 
-    @classmethod
-    def of(cls, event: inspection.Event) -> Self:
-        """Convert the library's record."""
-        return cls(
-            kind=event.kind,
-            at=event.at,
-            pid=event.pid,
-            pid_is_here=event.pid_is_here,
-            step=event.step,
-            contributor=event.contributor,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -232,7 +175,7 @@ class Rows:
     def of(cls, found: tuple[tuple[inspection.RowCount, ...], bool]) -> Self:
         """Convert the library's result."""
         touched, still = found
-        return cls([Row(row.row, row.count) for row in touched], still)
+        return cls([answer_of(row, Row) for row in touched], still)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +192,7 @@ class Values:
     @classmethod
     def of(cls, found: inspection.ValueSummary) -> Self:
         """Convert the library's record."""
-        return cls(
-            numbers=found.numbers,
-            norm=finite(found.norm),
-            largest=found.largest,
-            nan=found.nan,
-            infinite=found.infinite,
-            still=found.still,
-        )
+        return answer_of(found, cls, norm=finite(found.norm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +246,8 @@ class Details:
             members=[Member.of(member) for member in seen.members],
             lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
             contributors=seen.contributors,
-            events=[Event.of(event) for event in seen.events],
-            regions=[
-                Region(region.name, region.offset, region.reserved, region.used)
-                for region in seen.regions
-            ],
+            events=[answer_of(event, Event) for event in seen.events],
+            regions=[answer_of(region, Region) for region in seen.regions],
             index_load=seen.index_load,
             most_touched=rows,
             values=values,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
 
 from shmacc_inspect.output import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from shmacc import inspection
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +17,6 @@ class Finding:
     problem: str
     remedy: str
     command: str | None
-
-    @classmethod
-    def of(cls, found: inspection.Finding) -> Self:
-        """Convert the library's record."""
-        return cls(
-            subject=found.subject,
-            severity=found.severity.value,
-            kind=str(found.kind),
-            problem=found.problem,
-            remedy=found.remedy,
-            command=found.command,
-        )
 
 
 @dataclass(frozen=True, slots=True)

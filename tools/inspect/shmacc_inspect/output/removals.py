@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from shmacc_inspect.output import SCHEMA_VERSION
+from shmacc_inspect.output import SCHEMA_VERSION, answer_of
 
 if TYPE_CHECKING:
     from shmacc import inspection
@@ -26,14 +26,7 @@ class Leftover:
     @classmethod
     def of(cls, found: inspection.Leftover) -> Self:
         """Convert the library's record."""
-        return cls(
-            file_name=found.file_name,
-            why=found.why,
-            private=found.private,
-            age_seconds=found.age,
-            idle_seconds=found.idle,
-            bytes_reserved=found.bytes_reserved,
-        )
+        return answer_of(found, cls, age_seconds=found.age, idle_seconds=found.idle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from shmacc_inspect.naming import typed_name
-from shmacc_inspect.output import SCHEMA_VERSION
+from shmacc_inspect.output import SCHEMA_VERSION, answer_of
 
 if TYPE_CHECKING:
     from shmacc import inspection
@@ -20,11 +20,6 @@ class Stall:
     problem: str
     remedy: str
     command: str | None
-
-    @classmethod
-    def of(cls, found: inspection.Stall) -> Self:
-        """Convert the library's record."""
-        return cls(found.kind.value, found.problem, found.remedy, found.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +58,18 @@ class Segment:
     @classmethod
     def of(cls, summary: inspection.Summary, now: float) -> Self:
         """Convert the library's record."""
-        return cls(
+        return answer_of(
+            summary,
+            cls,
             name=typed_name(summary.name),
             system_name=summary.name.system_name,
             namespace=summary.name.namespace,
-            state=summary.state.value,
-            detail=summary.detail,
-            kind=summary.kind,
-            dtype=summary.dtype,
-            shape=None if summary.shape is None else list(summary.shape),
-            reduction_type=summary.reduction_type,
-            members=summary.members,
-            lanes=summary.lanes,
-            capacity=summary.capacity,
-            private=summary.private,
             step=summary.global_step,
             gradients=summary.num_accumulated,
-            rows=summary.rows,
-            bytes_used=summary.bytes_used,
-            bytes_reserved=summary.bytes_reserved,
-            attached_alive=summary.attached_alive,
-            attached_dead=summary.attached_dead,
-            waiting_for=None if summary.waiting_for is None else list(summary.waiting_for),
-            owner=summary.owner,
-            owner_uid=summary.owner_uid,
             mode=f"{summary.mode:04o}",
-            created=summary.created,
             age_seconds=now - summary.created,
             idle_seconds=None if summary.last_used is None else max(0.0, now - summary.last_used),
-            stalls=[Stall.of(stall) for stall in summary.stalls],
+            stalls=[answer_of(stall, Stall) for stall in summary.stalls],
         )
 
 

@@ -39,7 +39,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming
-    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output import answer_of, to_json
     from shmacc_inspect.output.findings import Finding, Findings
 
     checked: set[inspection.SegmentName] = set()
@@ -56,7 +56,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
             checked.update(naming.select([name], everywhere=everywhere))
             found_here = inspection.check(name)
         found.update(dict.fromkeys(found_here))
-    findings = [Finding.of(finding) for finding in found]
+    findings = [answer_of(finding, Finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
     answer = Findings(len(checked), not_compared, wrong, len(findings) - wrong, findings)

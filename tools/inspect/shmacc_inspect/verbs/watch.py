@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import failures, formatting, options, page
+from shmacc_inspect.sorting import SORTS
 
 if TYPE_CHECKING:
     import argparse
@@ -40,17 +41,6 @@ escape shows all again."""
 _SHORTEST: Final = 0.05
 _SHOWN_STRAGGLERS: Final = 4
 _REST: Final = 1.5  # times as long as a look took, at least: 40 % of a core at most
-SORTS: Final[dict[str, Callable[[Interval], Any]]] = {  # what hurts stands first
-    "name": lambda now: now.name,
-    "waited": lambda now: -(now.waited_seconds or 0.0),
-    "behind": lambda now: -len(now.stragglers),
-    "lock": lambda now: -(now.lock_held_seconds or 0.0),
-    "rate": lambda now: -(now.gradients_per_second or 0.0),
-    "drops": lambda now: -(now.drops_per_second or 0.0),
-    "gradients": lambda now: -(now.gradients or 0),
-    "step": lambda now: -(now.step or 0),
-    "state": lambda now: now.state,
-}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
