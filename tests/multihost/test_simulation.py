@@ -11,9 +11,8 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Sealed
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
-from shmacc_simulate.books import Books, BrokenPromiseError
+from shmacc_simulate.books import Books, BrokenPromiseError, Gradient
 from shmacc_simulate.events import Clock, Processor
-from shmacc_simulate.hosts import Gradient
 from shmacc_simulate.job import Job, simulate
 from shmacc_simulate.network import Network
 from shmacc_simulate.popularity import Table

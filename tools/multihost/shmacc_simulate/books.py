@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shmacc._multihost.messages import BatchKey, Opened
-    from shmacc_simulate.hosts import Gradient
+
+
+class Gradient(NamedTuple):
+    """A gradient: who computed it, and at which step; `number` is its identity."""
+
+    number: int
+    worker: int
+    step: int
 
 
 class BrokenPromiseError(AssertionError):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shmacc._multihost.messages import Waiting
 from shmacc._multihost.owner import OwnerCore
@@ -15,19 +15,21 @@ from shmacc_simulate.scenario import SMALL_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._multihost.messages import Answer, BatchKey, Fence, Opened, Report
-    from shmacc_simulate.hosts import Host
-    from shmacc_simulate.job import Job
+    from shmacc._multihost.messages import Answer, BatchKey, Fence, Opened, Order, Report
+    from shmacc_simulate.world import World
 
 _PARKED = 1.0  # seconds that a chief's call waits at the owner
 
 
-class _Call(NamedTuple):
+@dataclass(frozen=True)
+class _Call:
     """A forwarder's call that waits for another order than that of `serial`."""
 
-    host: Host
+    host: str
+    at: int
     incarnation: int
     serial: int
+    receive: Callable[[Order], None] = field(compare=False)
 
 
 @dataclass
@@ -41,12 +43,12 @@ class _Ask:
 class Owner:
     """The owner, at the first host: a process with one thread, which no death meets here."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, world: World, shards: list[Shard]) -> None:
+        self._world, self._shards = world, shards
         self.at = 0
-        self.core = OwnerCore(1, 0, job.scenario.timing)
-        self._processor = Processor(job.clock)
-        self._half = job.scenario.machine.owner_call / 2  # a call comes; it is answered
+        self.core = OwnerCore(1, 0, world.scenario.timing)
+        self._processor = Processor(world.clock)
+        self._half = world.scenario.machine.owner_call / 2  # a call comes; it is answered
         self._calls: list[_Call] = []
         self._asks: list[_Ask] = []
         self._serial = -1
@@ -55,23 +57,25 @@ class Owner:
 
     def enrol(self, host: str) -> int:
         """See `OwnerCore.enrol`."""
-        incarnation = self.core.enrol(host, self._job.clock.now)
+        incarnation = self.core.enrol(host, self._world.clock.now)
         self._look()
         return incarnation
 
-    def report(self, host: Host, report: Report, serial: int) -> None:
+    def report(
+        self, at: int, report: Report, serial: int, receive: Callable[[Order], None]
+    ) -> None:
         """Take a forwarder's call in."""
 
         def handle() -> None:
-            self.core.report(report, self._job.clock.now)
-            call = _Call(host, report.incarnation, serial)
+            self.core.report(report, self._world.clock.now)
+            call = _Call(report.host, at, report.incarnation, serial, receive)
             self._calls.append(call)
             self._look()
-            if self.core.has_news(host.name, serial):
+            if self.core.has_news(report.host, serial):
                 self._answer(call)
             else:
-                timeout = self._job.scenario.timing.heartbeat * self.core.pace * 2
-                self._job.clock.after(timeout, lambda: self._answer(call))
+                timeout = self._world.scenario.timing.heartbeat * self.core.pace * 2
+                self._world.clock.after(timeout, lambda: self._answer(call))
 
         self._processor.run(self._half, handle)
 
@@ -79,12 +83,12 @@ class Owner:
         """Take a chief's call in."""
 
         def handle() -> None:
-            found = self.core.ask(ticket, required, self._job.clock.now)
+            found = self.core.ask(ticket, required, self._world.clock.now)
             ask = _Ask(ticket, answer)
             self._asks.append(ask)
             self._look()
             if isinstance(found, Waiting):
-                self._job.clock.after(_PARKED, lambda: self._answer_chief(ask))
+                self._world.clock.after(_PARKED, lambda: self._answer_chief(ask))
             else:
                 self._answer_chief(ask)
 
@@ -94,7 +98,7 @@ class Owner:
         """See `OwnerCore.missing`."""
 
         def handle() -> None:
-            self.core.missing(ticket, keys, self._job.clock.now)
+            self.core.missing(ticket, keys, self._world.clock.now)
             self._look()
             then()
 
@@ -105,8 +109,8 @@ class Owner:
 
         def handle() -> None:
             opened, step = self.core.open_round, self.core.step
-            if self.core.leave(ticket, self._job.clock.now, consume=True) and opened is not None:
-                self._job.books.consumed(opened, step)
+            if self.core.leave(ticket, self._world.clock.now, consume=True) and opened is not None:
+                self._world.books.consumed(opened, step)
             self._look()
             then()
 
@@ -114,42 +118,37 @@ class Owner:
 
     def _look(self) -> None:
         """Answer calls that wait, if there is something new; see to time."""
-        core, job = self.core, self._job
+        core, world = self.core, self._world
         if core.serial != self._serial:
             self._serial = core.serial
-            for call in [c for c in self._calls if core.has_news(c.host.name, c.serial)]:
+            for call in [c for c in self._calls if core.has_news(c.host, c.serial)]:
                 self._answer(call)
         for ask in list(self._asks):
             if not isinstance(core.answer(ask.ticket), Waiting):
                 self._answer_chief(ask)
         if core.fence != self._fence:
             self._fence = core.fence
-            for shard in job.shards:
+            for shard in self._shards:
                 forget = partial(shard.forget, self._fence)
-                job.network.small(self.at, shard.at, SMALL_BYTES, forget)
-        due = core.next_time(job.clock.now)
-        if not job.clock.now < self._tick_at <= due:
+                world.network.small(self.at, shard.at, SMALL_BYTES, forget)
+        due = core.next_time(world.clock.now)
+        if not world.clock.now < self._tick_at <= due:
             self._tick_at = due
-            job.clock.at(due, self._tick)
+            world.clock.at(due, self._tick)
 
     def _tick(self) -> None:
-        if self._job.clock.now >= self._tick_at:
-            self.core.tick(self._job.clock.now)
+        if self._world.clock.now >= self._tick_at:
+            self.core.tick(self._world.clock.now)
             self._look()
 
     def _answer(self, call: _Call) -> None:
         if call not in self._calls:
             return
         self._calls.remove(call)
-        host, job = call.host, self._job
-        order = self.core.order(host.name, call.incarnation)
+        receive = partial(call.receive, self.core.order(call.host, call.incarnation))
 
         def send() -> None:
-            job.network.small(self.at, host.number, SMALL_BYTES, arrive)
-
-        def arrive() -> None:
-            if host.alive and host.incarnation == call.incarnation:
-                host.receive(order)
+            self._world.network.small(self.at, call.at, SMALL_BYTES, receive)
 
         self._processor.run(self._half, send)
 
@@ -163,15 +162,15 @@ class Owner:
 class Shard:
     """A shard: one call at a time, pieces are their sizes."""
 
-    def __init__(self, job: Job, at: int) -> None:
-        self._job = job
+    def __init__(self, world: World, at: int) -> None:
+        self._world = world
         self.at = at
         self.alive = True
         self._start()
 
     def _start(self) -> None:
         self._core: ShardCore[float] = ShardCore()
-        self._processor = Processor(self._job.clock)
+        self._processor = Processor(self._world.clock)
 
     def move(self, to: int) -> None:
         """Die with its host, and start elsewhere, empty."""
@@ -181,7 +180,7 @@ class Shard:
             self.at, self.alive = to, True
             self._start()
 
-        self._job.clock.after(self._job.scenario.machine.respawn, start)
+        self._world.clock.after(self._world.scenario.machine.respawn, start)
 
     def stage(self, fence: Fence, key: BatchKey, size: float, then: Callable[[bool], None]) -> None:
         """See `ShardCore.stage`; says whether the call came to its end."""
@@ -191,7 +190,7 @@ class Shard:
             core.stage(fence, key, size)
             then(self._lives_on(core))
 
-        self._processor.run(self._job.scenario.machine.call, handle)
+        self._processor.run(self._world.scenario.machine.call, handle)
 
     def forget(self, before: Fence) -> None:
         """See `ShardCore.forget`."""
@@ -202,9 +201,9 @@ class Shard:
     ) -> None:
         """Add the pieces of a round up; or say which are missing."""
         keys = opened.of_shard(number)
-        machine = self._job.scenario.machine
+        machine = self._world.scenario.machine
         if not self.alive:
-            self._job.clock.after(machine.retry, lambda: then(keys))
+            self._world.clock.after(machine.retry, lambda: then(keys))
             return
         core = self._core
         if missing := core.missing(opened.fence, keys):
@@ -215,7 +214,7 @@ class Shard:
             then(() if self._lives_on(core) else keys)
 
         size = sum(core.pieces(keys))
-        self._processor.run(machine.call + size / self._job.rates.reduce, done)
+        self._processor.run(machine.call + size / self._world.rates.reduce, done)
 
     def _lives_on(self, core: ShardCore[float]) -> bool:
         return self.alive and core is self._core

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmacc._multihost.messages import Answer, BatchKey
-    from shmacc_simulate.job import Job
+    from shmacc_simulate.center import Owner, Shard
+    from shmacc_simulate.world import World
 
 _AT = 0  # its host: the first one
 
@@ -20,9 +21,9 @@ _AT = 0  # its host: the first one
 class Chief:
     """Leads: asks, fetches the mean, or leaves it at the shards; and again."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._processor = Processor(job.clock)
+    def __init__(self, world: World, owner: Owner, shards: list[Shard]) -> None:
+        self._world, self._owner, self._shards = world, owner, shards
+        self._processor = Processor(world.clock)
         self._ticket = ""
         self._asked = 0.0
         self._in_block = ""  # the ticket for which it goes on asking
@@ -31,19 +32,21 @@ class Chief:
 
     def next_round(self) -> None:
         """Ask for a round."""
-        self._ticket = f"ticket {self._job.new_number()}"
-        self._asked = self._job.clock.now
+        self._ticket = f"ticket {self._world.new_number()}"
+        self._asked = self._world.clock.now
         self._ask()
 
     def _ask(self) -> None:
-        self._job.owner.ask(self._ticket, self._job.scenario.required, self._answered)
+        self._owner.ask(self._ticket, self._world.scenario.required, self._answered)
 
     def _answered(self, answer: Answer) -> None:
         if isinstance(answer, Opened):
             if self._in_block != self._ticket:
                 self._in_block = self._ticket
                 self._keep_alive(self._ticket)
-            _Fetch(self._job, answer, lambda lost: self._fetched(answer, lost)).start()
+            _Fetch(
+                self._world, self._shards, answer, lambda lost: self._fetched(answer, lost)
+            ).start()
         elif isinstance(answer, Waiting):
             self._ask()
         elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
@@ -57,42 +60,49 @@ class Chief:
 
         def again() -> None:
             if ticket == self._ticket:
-                self._job.owner.ask(ticket, self._job.scenario.required, lambda _: None)
+                self._owner.ask(ticket, self._world.scenario.required, lambda _: None)
                 self._keep_alive(ticket)
 
-        self._job.clock.after(self._job.scenario.timing.chief_lease / 4, again)
+        self._world.clock.after(self._world.scenario.timing.chief_lease / 4, again)
 
     def _fetched(self, opened: Opened, lost: set[BatchKey]) -> None:
-        job = self._job
+        world = self._world
         if lost:
-            job.owner.missing(self._ticket, tuple(sorted(lost)), self._ask)
+            self._owner.missing(self._ticket, tuple(sorted(lost)), self._ask)
             return
 
         def begun() -> None:
-            began = job.clock.now
+            began = world.clock.now
 
             def over() -> None:
-                self.rounds.append(Round(self._asked, began, job.clock.now, opened.count))
+                self.rounds.append(Round(self._asked, began, world.clock.now, opened.count))
                 self._ticket = ""
-                job.clock.after(job.scenario.pause, self.next_round)
+                world.clock.after(world.scenario.pause, self.next_round)
 
-            job.owner.leave(self._ticket, over)
+            self._owner.leave(self._ticket, over)
 
-        self._processor.run(_mean(job, opened) / job.rates.join, begun)
+        self._processor.run(_mean(world, opened) / world.rates.join, begun)
 
 
 class _Fetch:
     """Calls of all shards that have something of a round.
 
     Args:
-        job: The job.
+        world: Of the world.
+        shards: All of them.
         opened: The round.
         then: Called with the batches that shards have lost.
     """
 
-    def __init__(self, job: Job, opened: Opened, then: Callable[[set[BatchKey]], None]) -> None:
-        self._job, self._opened, self._then = job, opened, then
-        self._numbers = [n for n in range(len(job.shards)) if opened.of_shard(n)]
+    def __init__(
+        self,
+        world: World,
+        shards: list[Shard],
+        opened: Opened,
+        then: Callable[[set[BatchKey]], None],
+    ) -> None:
+        self._world, self._shards, self._opened, self._then = world, shards, opened, then
+        self._numbers = [n for n in range(len(shards)) if opened.of_shard(n)]
         self._waiting = set(self._numbers)
         self._lost: set[BatchKey] = set()
 
@@ -102,7 +112,7 @@ class _Fetch:
             self._call(number)
 
     def _call(self, number: int) -> None:
-        shard, opened = self._job.shards[number], self._opened
+        shard, opened = self._shards[number], self._opened
         at = shard.at
 
         def answer(missing: tuple[BatchKey, ...]) -> None:
@@ -111,11 +121,11 @@ class _Fetch:
         def arrive() -> None:
             shard.reduced(opened, number, answer)
 
-        self._job.network.small(_AT, at, SMALL_BYTES, arrive)
+        self._world.network.small(_AT, at, SMALL_BYTES, arrive)
 
     def _answer(self, number: int, at: int, missing: tuple[BatchKey, ...]) -> None:
-        network = self._job.network
-        mean = _mean(self._job, self._opened)
+        network = self._world.network
+        mean = _mean(self._world, self._opened)
 
         def arrive() -> None:
             self._waiting.discard(number)
@@ -124,14 +134,14 @@ class _Fetch:
                 self._then(self._lost)
 
         if mean and not missing:
-            network.large(at, _AT, mean / len(self._numbers), self._job.clock.now, arrive)
+            network.large(at, _AT, mean / len(self._numbers), self._world.clock.now, arrive)
         else:
             network.small(at, _AT, SMALL_BYTES, arrive)
 
 
-def _mean(job: Job, opened: Opened) -> float:
+def _mean(world: World, opened: Opened) -> float:
     """Return the bytes of the mean, if the chief fetches it."""
-    scenario = job.scenario
+    scenario = world.scenario
     if not scenario.whole:
         return 0.0
     return scenario.table.union(opened.count) * (WIDTH * 4 if scenario.table.dense else ROW_BYTES)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Order, Sealed
+from shmacc_simulate.books import Gradient
 from shmacc_simulate.events import Processor
 from shmacc_simulate.scenario import SMALL_BYTES
 
 if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
-    from shmacc_simulate.job import Job
-
-
-class Gradient(NamedTuple):
-    """A gradient: who computed it, and at which step; `number` is its identity."""
-
-    number: int
-    worker: int
-    step: int
+    from shmacc_simulate.center import Owner, Shard
+    from shmacc_simulate.world import World
 
 
 class Segment:
@@ -61,8 +55,8 @@ class Host:
     of the owner that wait there until there is another order.
     """
 
-    def __init__(self, job: Job, number: int) -> None:
-        self._job = job
+    def __init__(self, world: World, number: int, owner: Owner, shards: list[Shard]) -> None:
+        self._world, self._owner, self.shards = world, owner, shards
         self.number = number
         self.name = f"host {number:04}"
         self.alive = False
@@ -72,7 +66,7 @@ class Host:
         self.calls = 0  # of the owner, not answered
         self.sealing = False
         self._shipping: _Shipping | None = None
-        self._processor = Processor(job.clock)
+        self._processor = Processor(world.clock)
         self._wake_at = 0.0
         self._waiting: list[int] = []  # workers that wait for a step after that of _waiting_at
         self._waiting_at = -1
@@ -81,19 +75,19 @@ class Host:
 
     def start(self) -> None:
         """Boot: a new segment, a forwarder, workers."""
-        job = self._job
+        world = self._world
         self.alive = True
         self._life += 1
-        self._processor = Processor(job.clock)
-        self.segment = Segment(job.new_number())
+        self._processor = Processor(world.clock)
+        self.segment = Segment(world.new_number())
         self.sealing = False
         self._shipping = None
         self.calls, self._serial = 0, -1
-        self.incarnation = job.owner.enrol(self.name)
+        self.incarnation = self._owner.enrol(self.name)
         self.core = ForwarderCore(
-            self.name, self.incarnation, job.scenario.timing, self.segment.token
+            self.name, self.incarnation, world.scenario.timing, self.segment.token
         )
-        workers = job.scenario.workers
+        workers = world.scenario.workers
         self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
         self._waiting_at = -1
         self._follow()
@@ -117,15 +111,15 @@ class Host:
 
     def _compute(self, worker: int) -> None:
         """Have a worker compute its gradient of the segment's step."""
-        job, life = self._job, self._life
-        gradient = Gradient(job.new_number(), worker, self.segment.step)
-        job.clock.after(job.compute_time(), lambda: self._apply(gradient, life))
+        world, life = self._world, self._life
+        gradient = Gradient(world.new_number(), worker, self.segment.step)
+        world.clock.after(world.compute_time(), lambda: self._apply(gradient, life))
 
     def _apply(self, gradient: Gradient, life: int) -> None:
         if life != self._life:
             return
         accepted = self.segment.apply(gradient)
-        self._job.books.applied(accepted=accepted)
+        self._world.books.applied(accepted=accepted)
         if gradient.step < self.segment.step:
             self._compute(gradient.worker)
         else:
@@ -134,8 +128,10 @@ class Host:
 
     # The forwarder
 
-    def receive(self, order: Order) -> None:
+    def _receive(self, incarnation: int, order: Order) -> None:
         """Take an answer of the owner in; the thread sees to it when it is free."""
+        if not self.alive or self.incarnation != incarnation:
+            return
         core = self.core
 
         def handle() -> None:
@@ -145,35 +141,35 @@ class Host:
                 self._serial = order.serial
                 self._drive()
 
-        self._processor.run(self._job.scenario.machine.call, handle)
+        self._processor.run(self._world.scenario.machine.call, handle)
 
     def _drive(self) -> None:
         """Do what the core asks for, and report."""
-        core, job = self.core, self._job
+        core, world = self.core, self._world
         if core is None or self.sealing:
             return
         self._act(core)
         if self.sealing or core is not self.core:
             return
-        due = core.report_due(job.clock.now)
-        if due <= job.clock.now or not (self.calls or core.has_answer_to_come):
+        due = core.report_due(world.clock.now)
+        if due <= world.clock.now or not (self.calls or core.has_answer_to_come):
             self.calls += 1
-            report = core.report(job.clock.now)
+            report = core.report(world.clock.now)
             who = len(report.batch.sealed.contributors) if report.batch is not None else 0
-            serial = self._serial
-            job.network.small(
+            serial, receive = self._serial, partial(self._receive, self.incarnation)
+            world.network.small(
                 self.number,
-                job.owner.at,
+                self._owner.at,
                 SMALL_BYTES + 8 * who,
-                lambda: job.owner.report(self, report, serial),
+                lambda: self._owner.report(self.number, report, serial, receive),
             )
-            due = core.report_due(job.clock.now)
-        if not job.clock.now < self._wake_at <= due:
+            due = core.report_due(world.clock.now)
+        if not world.clock.now < self._wake_at <= due:
             self._wake_at = due
-            job.clock.at(due, self._wake)
+            world.clock.at(due, self._wake)
 
     def _wake(self) -> None:
-        if self.core is not None and self._job.clock.now >= self._wake_at:
+        if self.core is not None and self._world.clock.now >= self._wake_at:
             self._drive()
 
     def _act(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
@@ -194,13 +190,13 @@ class Host:
                     segment.held = False
                     core.released()
                 case act.Consume():
-                    self._job.books.emptied(segment.content)
+                    self._world.books.emptied(segment.content)
                     segment.reset(segment.step + 1)
                     core.moved()
                     self._follow()
                 case act.Reset(step, listed):
                     assert not listed  # noqa: S101  no worker is ever on two hosts here
-                    self._job.books.emptied(segment.content)
+                    self._world.books.emptied(segment.content)
                     segment.reset(step)
                     core.moved()
                     self._follow()
@@ -215,8 +211,8 @@ class Host:
         """Copy the segment's content, which takes the thread its time."""
         content = self.segment.seal()
         self.sealing = True
-        began = self._job.clock.now
-        scenario = self._job.scenario
+        began = self._world.clock.now
+        scenario = self._world.scenario
 
         def done() -> None:
             if core is self.core:
@@ -224,24 +220,24 @@ class Host:
                 core.sealed(content, began)
                 self._drive()
 
-        self._processor.run(scenario.shipped(content.count) / self._job.rates.seal, done)
+        self._processor.run(scenario.shipped(content.count) / self._world.rates.seal, done)
 
     def _ship(self, core: ForwarderCore, seq: int) -> None:
         """Send the pieces until each shard has answered."""
-        job = self._job
+        world = self._world
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
         key = BatchKey(self.name, self.incarnation, seq)
         content = tuple(self.segment.content)
-        job.books.shipped(key, content)
-        total = job.scenario.shipped(len(content))
-        self._shipping = _Shipping(job, self, key, fence, total / len(job.shards))
+        world.books.shipped(key, content)
+        total = world.scenario.shipped(len(content))
+        self._shipping = _Shipping(world, self, key, fence, total / len(self.shards))
         self._shipping.start()
 
     def ready_to_send(self) -> float:
         """Return when the forwarder has made one more call."""
-        return self._processor.reserve(self._job.scenario.machine.call)
+        return self._processor.reserve(self._world.scenario.machine.call)
 
     def is_shipping(self, shipping: _Shipping) -> bool:
         """Whether these pieces are still wanted."""
@@ -251,21 +247,21 @@ class Host:
         """See that the pieces are all there."""
         if self.core is not None and self.is_shipping(shipping):
             self._shipping = None
-            self.core.shipped(shipping.seq, frozenset(range(len(self._job.shards))))
+            self.core.shipped(shipping.seq, frozenset(range(len(self.shards))))
             self._drive()
 
 
 class _Shipping:
     """Pieces on their way to the shards."""
 
-    def __init__(self, job: Job, host: Host, key: BatchKey, fence: Fence, size: float) -> None:
+    def __init__(self, world: World, host: Host, key: BatchKey, fence: Fence, size: float) -> None:
         self.seq = key.seq
-        self._job, self._host, self._key, self._fence, self._size = job, host, key, fence, size
-        self._wanted = set(range(len(job.shards)))
+        self._world, self._host, self._key, self._fence, self._size = world, host, key, fence, size
+        self._wanted = set(range(len(host.shards)))
 
     def start(self) -> None:
         """Send: each host to another shard first, as streams that share a NIC would come out."""
-        shards = len(self._job.shards)
+        shards = len(self._host.shards)
         for number in range(shards):
             self._send((self._host.number + number) % shards)
 
@@ -273,13 +269,13 @@ class _Shipping:
         host = self._host
         if not host.is_shipping(self):
             return
-        at = self._job.shards[number].at
-        self._job.network.large(
+        at = host.shards[number].at
+        self._world.network.large(
             host.number, at, self._size, host.ready_to_send(), lambda: self._arrive(number, at)
         )
 
     def _arrive(self, number: int, at: int) -> None:
-        shard = self._job.shards[number]
+        shard = self._host.shards[number]
         if at != shard.at or not shard.alive:
             self._staged(number, at, staged=False)
         else:
@@ -291,12 +287,12 @@ class _Shipping:
             )
 
     def _staged(self, number: int, at: int, *, staged: bool) -> None:
-        job = self._job
+        world = self._world
         if staged:
             answered = partial(self._answered, number)
-            job.network.small(at, self._host.number, SMALL_BYTES, answered)
+            world.network.small(at, self._host.number, SMALL_BYTES, answered)
         else:  # the shard is gone: the call fails
-            job.clock.after(job.scenario.machine.retry, lambda: self._send(number))
+            world.clock.after(world.scenario.machine.retry, lambda: self._send(number))
 
     def _answered(self, number: int) -> None:
         self._wanted.discard(number)

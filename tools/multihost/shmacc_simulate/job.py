@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import random
 import statistics
 
-from shmacc_simulate.books import Books
 from shmacc_simulate.center import Owner, Shard
 from shmacc_simulate.chief import Chief
-from shmacc_simulate.events import Clock
 from shmacc_simulate.hosts import Host
-from shmacc_simulate.network import Network
 from shmacc_simulate.scenario import Result, Scenario
+from shmacc_simulate.world import World
 
 
 class Job:
     """A job that is simulated."""
 
     def __init__(self, scenario: Scenario) -> None:
-        machine = scenario.machine
         self.scenario = scenario
-        self.rates = machine.dense if scenario.table.dense else machine.sparse
-        self.clock = Clock()
-        self.network = Network(self.clock, scenario.hosts, machine.bandwidth, machine.latency)
-        self.books = Books(scenario.required)
+        self.world = World(scenario)
         self.died = 0
-        self._random = random.Random(scenario.seed)
-        self._numbers = itertools.count(1)
-        self.shards: list[Shard] = [
-            Shard(self, number % scenario.hosts) for number in range(scenario.shards)
+        self.shards = [
+            Shard(self.world, number % scenario.hosts) for number in range(scenario.shards)
         ]
-        self.owner = Owner(self)
-        self.hosts = [Host(self, number) for number in range(scenario.hosts)]
-        self.chief = Chief(self)
-
-    def new_number(self) -> int:
-        """Return a number that nothing else has."""
-        return next(self._numbers)
-
-    def compute_time(self) -> float:
-        """Return how long a gradient takes."""
-        return self.scenario.compute * self._random.lognormvariate(0.0, self.scenario.spread)
+        self.owner = Owner(self.world, self.shards)
+        self.hosts = [
+            Host(self.world, number, self.owner, self.shards) for number in range(scenario.hosts)
+        ]
+        self.chief = Chief(self.world, self.owner, self.shards)
 
     def run(self) -> Result:
         """Let the job run its rounds; return what came of it."""
@@ -52,13 +37,13 @@ class Job:
         if scenario.deaths:
             self._next_death()
         rounds = self.chief.rounds
-        self.clock.run(scenario.limit, lambda: len(rounds) > 0)
+        self.world.clock.run(scenario.limit, lambda: len(rounds) > 0)
         started = self._state()
-        self.clock.run(scenario.limit, lambda: len(rounds) > scenario.rounds)
+        self.world.clock.run(scenario.limit, lambda: len(rounds) > scenario.rounds)
         return self._result(started)
 
     def _state(self) -> tuple[float, int]:
-        return self.network.large_bytes, self.network.messages
+        return self.world.network.large_bytes, self.world.network.messages
 
     def _next_death(self) -> None:
         """Have a host die at some time, and come back; the first one has owner and chief."""
@@ -66,10 +51,10 @@ class Job:
         def strike() -> None:
             living = [host for host in self.hosts[1:] if host.alive]
             if living:
-                self._kill(self._random.choice(living))
+                self._kill(self.world.random.choice(living))
             self._next_death()
 
-        self.clock.after(self._random.expovariate(self.scenario.deaths), strike)
+        self.world.clock.after(self.world.random.expovariate(self.scenario.deaths), strike)
 
     def _kill(self, host: Host) -> None:
         self.died += 1
@@ -77,12 +62,12 @@ class Job:
         for shard in self.shards:
             if shard.at == host.number and shard.alive:
                 shard.move(
-                    self._random.choice([other.number for other in self.hosts if other.alive])
+                    self.world.random.choice([other.number for other in self.hosts if other.alive])
                 )
-        self.clock.after(self.scenario.away, host.start)
+        self.world.clock.after(self.scenario.away, host.start)
 
     def _result(self, started: tuple[float, int]) -> Result:
-        rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.books
+        rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.world.books
         if len(rounds) <= self.scenario.rounds:
             rounds = []  # given up, in the middle of one
         counted = rounds[1:]
@@ -96,8 +81,8 @@ class Job:
             seconds=statistics.fmean(seconds) if seconds else none,
             worst=max(seconds, default=none),
             latency=statistics.median(r.began - r.asked for r in counted) if counted else none,
-            gigabytes=(self.network.large_bytes - started[0]) / number / 1e9,
-            messages=(self.network.messages - started[1]) / number,
+            gigabytes=(self.world.network.large_bytes - started[0]) / number / 1e9,
+            messages=(self.world.network.messages - started[1]) / number,
             gradients=statistics.fmean(r.count for r in counted) if counted else 0.0,
             late=books.refused / max(1, books.refused + books.accepted),
             lost=books.lost / max(1, books.accepted),
