@@ -73,10 +73,10 @@ def same_outcome(got: Any, want: Outcome) -> None:
 
 
 @contextmanager
-def refused(message: str | None = None) -> Iterator[None]:
+def refused(message: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an InvalidArgumentError, with exactly this message where one is given."""
     with pytest.raises(shmacc.errors.InvalidArgumentError) as caught:
-        yield
+        yield caught
     if message is not None:
         assert str(caught.value) == message
 

@@ -1,18 +1,128 @@
-"""Every refusal of an apply or a take: its message to the letter, and that it changed nothing."""
+"""What constructors, applies and takes refuse, in which words; and that nothing changed."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import pytest
+from helpers.elements import ELEMENTS
 from helpers.support import nothing_changes, refused
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
+
+KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 
 
 def ones(*shape: int) -> np.ndarray[Any, Any]:
     return np.ones(shape, np.float32)
+
+
+# --- what an accumulator is made of --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_all_dtypes_by_name_and_by_type(kind: Any, name: str) -> None:
+    for given in (name, ELEMENTS[name].dtype, ELEMENTS[name].dtype.type):
+        if given is np.void:
+            continue
+        with kind(given) as acc:
+            assert isinstance(acc.dtype, np.dtype)
+            assert acc.dtype == ELEMENTS[name].dtype
+
+
+def test_dtypes_of_other_spellings() -> None:
+    for given, dtype in (("<f4", np.float32), (">f8", np.float64), (ml_dtypes.bfloat16, None)):
+        with ConditionalAccumulator(given) as acc:
+            assert acc.dtype == np.dtype(dtype or ml_dtypes.bfloat16)
+            assert acc.dtype.isnative
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "bad",
+    [None, "string", "nonsense", bool, "bool", str, object, "datetime64[s]", "S4", "f16", "V8",
+     [("x", np.int8)], [("qint8", np.int16)], ml_dtypes.float8_e5m2, 3.5, []],
+    ids=repr,
+)  # fmt: skip
+def test_dtypes_refused(kind: Any, bad: Any) -> None:
+    with refused():
+        kind(bad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("given", "normal"),
+    [
+        (None, None),
+        ((), ()),
+        ([], ()),
+        (7, (7,)),
+        ([3, None], (3, None)),
+        ((0, 2), (0, 2)),
+        (np.array([3, 2]), (3, 2)),
+        ([np.int32(3), np.uint8(2)], (3, 2)),
+        ([None], (None,)),
+    ],
+)
+def test_shapes(kind: Any, given: Any, normal: Any) -> None:
+    with kind(np.float32, given) as acc:
+        assert acc.shape == normal
+        if normal:
+            assert all(d is None or type(d) is int for d in acc.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(-1, [-1], [3, -2], [1.0], 2.5, "3", ["3"], [2**63], [True], [[1, 2]], [1j]),
+        *([1] * 65, range(2**62), np.broadcast_to(1, 2**40)),
+    ],
+    ids=lambda bad: f"{type(bad).__name__} {bad!r:.20}",
+)
+def test_shapes_refused(kind: Any, bad: Any) -> None:
+    with refused():
+        kind(np.float32, bad)
+
+
+@pytest.mark.parametrize("row", [(2**36 + 1,), (2**40,), (2**31, None, 2**31), (0, 2**63 - 1)])
+def test_shapes_of_what_could_never_be_added_are_refused(row: Any) -> None:
+    with refused():
+        ConditionalAccumulator("f4", row)
+    with refused():
+        SparseConditionalAccumulator("f4", (3, *row))
+
+
+@pytest.mark.parametrize("rows", [2**31, 2**40, 2**63 - 1])
+def test_as_many_rows_as_there_are_numbers(rows: int) -> None:
+    with SparseConditionalAccumulator("f4", (rows, 2)) as acc:
+        acc.apply_grad([rows - 1], [[1.0, 2.0]])
+        assert acc.take_grad(1).shape.tolist() == [rows, 2]
+        assert acc.take_partial(0).shape.tolist() == [rows, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("given", "normal"),
+    [("MEAN", "MEAN"), ("SUM", "SUM"), ("CMEAN", "CMEAN"), (b"SUM", "SUM"), (None, "MEAN")],
+)
+def test_reductions(kind: Any, given: Any, normal: str) -> None:
+    with kind(np.float32, reduction_type=given) as acc:
+        assert acc.reduction_type == normal
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", ["Invalid", "mean", "Sum", "", "MEAN ", 3, [], b"sum"], ids=repr)
+def test_a_reduction_is_one_of_three_words(kind: Any, bad: Any) -> None:
+    shown = bad.decode() if isinstance(bad, bytes) else bad
+    with refused(
+        f"reduction_type is one of three words, in capitals: passed string {shown!r} not in: "
+        '"MEAN", "SUM", "CMEAN".'
+    ):
+        kind(np.float32, reduction_type=bad)
 
 
 # --- sparse applies: section 4, row by row -------------------------------------------------------
@@ -70,6 +180,8 @@ def test_sparse_what_the_caller_decides(
             acc.set_global_step(7)
         with nothing_changes(acc), refused(message):
             acc.apply_grad(indices, values, given)
+        with nothing_changes(acc), refused(message):
+            acc.apply_indexed_slices_grad(IndexedSlices(values, indices, given))
         assert acc.num_accumulated() == 0
 
 
