@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # So that two runs of the same results write the same bytes, and a diff shows what was measured.
 mpl.rcParams["svg.hashsalt"] = "shmacc"
+mpl.rcParams["svg.fonttype"] = "none"  # text is text, which can be found, copied and compared
 mpl.rcParams["font.size"] = 9
 
 MEMORY_WIDTH = 64  # of the widths that are measured, the one that is drawn

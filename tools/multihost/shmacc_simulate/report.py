@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # So that two runs write the same bytes.
 mpl.rcParams["svg.hashsalt"] = "shmacc"
+mpl.rcParams["svg.fonttype"] = "none"  # text is text, which can be found, copied and compared
 mpl.rcParams["font.size"] = 9
 
 Column = tuple[str, "Callable[[Result], str]"]
