@@ -1,4 +1,4 @@
-/* The line of waiting takers (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
+/* The queue of waiting takers (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
  * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
  * cancel; claim (presence.hpp).
  *
@@ -18,7 +18,7 @@
  * that finds nothing to do is left out (processes.pml says why). Patience with a head that does not come is
  * over at any moment once somebody may be stopped, and never without: one second is long.
  *
- * Checked: who takes is the first of the living in line, or asks for 0 and takes nobody's round; nobody living
+ * Checked: who takes is the first of the living in the queue, or asks for 0 and takes nobody's round; nobody living
  * is swept out of it; what was applied was taken once, or dropped by advance_step, or is still there, also if
  * it was copied before a look; who timed out or was cancelled consumed nothing; without stops a gradient never
  * joins a round that belongs to a living head. Every run is finite, and where it ends no living taker waits
@@ -27,7 +27,7 @@
  * dies or is stopped): wake-ups alone do that, no slice is needed.
  *
  * Broken on purpose (each must be found):
- *   BROKEN_SEEN_LATE    the futex words are read after the look at the line: leave and cancel need no lock, so
+ *   BROKEN_SEEN_LATE    the futex words are read after the look at the queue: leave and cancel need no lock, so
  *                       their wake-up can fall in between (with slices: a delay only)
  *   BROKEN_NO_TICKET    an apply does not notice that the head whose round it is has just left
  *   BROKEN_CANCEL_GAP   a take that has joined looks only at its ticket: a cancel between its last look
@@ -83,7 +83,7 @@
 
 /* ---- the segment ---- */
 byte count;                         /* committed */
-byte ticket[TAKERS];                /* entry t is in line while this is not 0 */
+byte ticket[TAKERS];                /* entry t is in the queue while this is not 0 */
 byte required[TAKERS];
 bool overdue[TAKERS];
 byte top;                           /* entries from here on are free */
@@ -95,7 +95,7 @@ byte token[ENTRIES];                /* participants: 0 free, else the process + 
 /* ---- the kernel's ---- */
 byte lock_owner = NOBODY;
 byte entry_lock[ENTRIES] = NOBODY;  /* allocates entry i */
-byte life_lock[ENTRIES] = NOBODY;   /* proof of life of who has entry i */
+byte life_lock[ENTRIES] = NOBODY;   /* proof of life of the process that has entry i */
 bool changed[TAKERS];               /* the entry's futex word is not what was seen */
 bool turned[APPLIERS];              /* likewise `turn`, for each apply that waits */
 
@@ -189,7 +189,7 @@ inline claim() {
 }
 #endif
 
-/* ---- the line: wait_queue.hpp; was_cancelled: QueueEntry::check_cancelled ---- */
+/* ---- the queue: wait_queue.hpp; was_cancelled: QueueEntry::check_cancelled ---- */
 #define is_cancelled(t) (ticket[t] <= cancelled_through)
 #ifdef BROKEN_CANCEL_GAP
 #define was_cancelled(t) (ticket[t] != 0 -> is_cancelled(t) : cancels != cancels_seen)
@@ -234,7 +234,7 @@ inline turn() {
   step(turned[0] = true; turned[APPLIERS - 1] = true)
 }
 
-/* Under the lock: out of the line with the dead, then their participants' entries are free again. Two
+/* Under the lock: out of the queue with the dead, then their participants' entries are free again. Two
  * steps for all of them: who dies in between two of the same kind leaves the rest to the next sweep. */
 #define to_be_swept(t) ((t) < top && ticket[t] != 0 && !alive(t))
 inline sweep() {
@@ -369,7 +369,7 @@ look:
      if
      :: join();
 #ifndef BROKEN_SEEN_LATE
-        goto take                   /* look again, now in line: leave and cancel needed no lock */
+        goto take                   /* look again, now in the queue: leave and cancel needed no lock */
 #else
         skip
 #endif

@@ -9,7 +9,7 @@
  * or SETTER one more process that does advance_step or set_step at any time.
  *
  * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is what is read
- * under the locks before it (commit.pml). The line of takes is a list of two (line.pml; it also has timeouts, cancels, and
+ * under the locks before it (commit.pml). The queue of takes is a list of two (line.pml; it also has timeouts, cancels, and
  * applies that wait for a head). A futex word is only asked whether it changed since it was last read (changed,
  * progressed). A slice that finds nothing to do is left out (processes.pml says why): so, too, a further try for all
  * locks while the lock that was late is still held. Memory is not sequentially consistent in one place: what a lane
@@ -90,7 +90,7 @@ byte lane_count[LANES];
 byte lane_set[LANES];               /* the gradients, a bit each */
 bool lane_has[LANES];               /* the contributor */
 bool buffered[LANES];               /* others do not see the last gradient yet */
-byte first = NOBODY, second = NOBODY;  /* in line */
+byte first = NOBODY, second = NOBODY;  /* in the queue */
 byte required[CHIEFS];
 
 /* ---- the kernel's ---- */

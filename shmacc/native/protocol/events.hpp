@@ -18,7 +18,7 @@ class Events {
         write(kind, process, step, 0, false);
     }
 
-    // A process was found dead. If it had applied, the takes that want to know are told once.
+    // A process was found dead. If it had applied, the takes that want to know end with it once.
     void died(const Participant& process) {
         const uint64_t token = load(process.token);
         for (const Event& event : header_.events)  // a sweep that died itself may have recorded it

@@ -190,7 +190,7 @@ class OpenSegment {
     WaitQueue& wait_queue() { return wait_queue_; }
     LoopRound& loop_round() { return loop_round_; }
     // With the lane's lock: its current state, without what an operation left that did not commit. A process that
-    // dies before it has written the event leaves LaneState::recoveries to tell of it.
+    // dies before it has written the event leaves its count in LaneState::recoveries.
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {

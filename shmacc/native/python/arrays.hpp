@@ -7,7 +7,7 @@
 //   Invariant: where there is a name, all arrays are reserved, and have the contents that they were made with
 //              or what processes have written since.
 //
-// That holds because they are reserved and written in the nameless file: a full /dev/shm, a signal handler that
+// That holds because they are reserved and written in a file without a name: a full /dev/shm, a signal handler that
 // raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
 // written. What a process has written when it dies, stays: there is nothing to undo it by. What cannot fit is refused
 // before any of it is reserved: on the way to the refusal other processes would find /dev/shm full, and a

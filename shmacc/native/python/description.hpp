@@ -1,4 +1,4 @@
-// The records of a segment as Python dictionaries, and what a handle tells of its segment, without the lock.
+// The records of a segment as Python dictionaries, and what a handle reports of its segment, without the lock.
 #pragma once
 
 #include "protocol/session.hpp"
@@ -129,7 +129,7 @@ inline nb::dict describe(const Event& event) {
     return out;
 }
 
-// What a handle tells of its segment, and of the processes attached to it. Everything is read before the first Python
+// What a handle reports of its segment, and of the processes attached to it. Everything is read before the first Python
 // object is made: making one may collect garbage, run finalizers, and let another thread close the handle.
 
 // The entries of participants that belong to living processes; asks the kernel about each, once.

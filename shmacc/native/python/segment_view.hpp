@@ -76,7 +76,7 @@ class SegmentView {
         return out;
     }
     nb::list events() const {
-        const auto header = whole_header();
+        const auto header = read_header();
         nb::list out = new_list();
         for (const Event& event : header->events)
             if (event.serial != 0) out.append(describe(event));
@@ -206,7 +206,7 @@ class SegmentView {
         return *file_;
     }
 
-    std::unique_ptr<Header> whole_header() const {
+    std::unique_ptr<Header> read_header() const {
         auto seen = std::make_unique<Header>();
         read_exactly(0, seen.get(), sizeof(Header));
         return seen;
@@ -215,7 +215,7 @@ class SegmentView {
         check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
             const auto before = generations();
-            const auto header = whole_header();
+            const auto header = read_header();
             std::vector<unsigned char> states(bytes_of_states(config_));
             read_exactly(region_offset(kStatesRegion), states.data(), states.size());
             try {

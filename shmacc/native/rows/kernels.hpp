@@ -129,7 +129,7 @@ inline void stream(unsigned char* to, const void* from, uint64_t bytes) {
         const auto* blocks = static_cast<const __m128i*>(from);
         auto* out = reinterpret_cast<__m128i*>(to);
         const uint64_t count = bytes / 16, by_lines = count / 4 * 4;
-        // A cache line a turn: shorter turns take a third longer where their code lies badly.
+        // A cache line an iteration: shorter ones take a third longer where their code lies badly.
         for (uint64_t i = 0; i < by_lines; i += 4) {
             const __m128i a = _mm_loadu_si128(blocks + i), b = _mm_loadu_si128(blocks + i + 1),
                           c = _mm_loadu_si128(blocks + i + 2), d = _mm_loadu_si128(blocks + i + 3);

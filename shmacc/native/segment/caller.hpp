@@ -31,7 +31,7 @@ class Caller {
 };
 
 // The last round of a segment that a call of this process has opened for an event loop. A segment has one round open
-// at a time; an older one has ended, and `hold` says so.
+// at a time; an older one has ended, and `hold` returns false.
 class LoopRound {
   public:
     enum class State { kOthers, kOffered, kHeld };

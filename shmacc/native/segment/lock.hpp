@@ -62,7 +62,7 @@
 namespace shmacc {
 
 // False: another process holds it; or the descriptor is not the segment's any more, which its users see by
-// SegmentFile::state. A kernel that has no memory for a lock (ENOLCK) has not said that anybody holds it: that is
+// SegmentFile::state. A lack of memory for a lock (ENOLCK) does not mean that a process holds it: that is
 // an error. But letting go does not fail: a process that gave up would keep others out for as long as the process lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};

@@ -1,4 +1,4 @@
-"""The line of waiting takes."""
+"""The queue of waiting takes."""
 
 from cases.case import Case
 
