@@ -109,7 +109,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             value = arrays.values_array(value, self._dtype, "grad")
             gradients.check_dense(value.shape, self._shape)
         if terms is not None:
-            value = arrays.weighted(value, terms[1], "grad")
+            value = arrays.weighted(value, terms[1], self._dtype, "grad")
         return self._handle.apply_dense(value, step, terms)
 
     def apply_partial(

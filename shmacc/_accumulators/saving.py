@@ -56,7 +56,7 @@ def from_arrays(
     own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
     order = _saved_members(state, own)
     count = arguments.partial_count(_get(state, "count"), "the state's count")
-    weight = arguments.partial_count(_get(state, "weight"), "the state's weight")
+    weight = arguments.partial_weight(_get(state, "weight"), "the state's weight")
     step = arguments.int64(_get(state, "step"), "the state's step")
     who = gradients.distinct(_get(state, "contributors"), "the state's contributors")
     parts = []

@@ -159,7 +159,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             indices = arrays.index_array(indices, "grad_indices")
         given = None if grad_shape is None else gradients.given_shape(grad_shape)
         if terms is not None:
-            values = arrays.weighted(values, terms[1], "grad_values")
+            values = arrays.weighted(values, terms[1], self._dtype, "grad_values")
         if ascending is not None:
             return self._handle.apply_sparse(indices, values, None, ascending, step, terms)
         return self._add(indices, values, given, None, step, terms)

@@ -130,10 +130,10 @@ def describe_shape(shape: Shape) -> str:
 
 
 def partial_count(value: object, what: str = "partial.count") -> int:
-    """Return how many gradients a partial counts for, or their weight.
+    """Return how many gradients a partial counts for.
 
     Raises:
-        InvalidArgumentError: It is no such number. Sums of what is accepted do not overflow.
+        InvalidArgumentError: It is no such number.
     """
     count = int64(value, what)
     if not 0 <= count <= MOST_GRADIENTS:
@@ -141,6 +141,18 @@ def partial_count(value: object, what: str = "partial.count") -> int:
             f"{what} must not be negative, nor more than 2**48, but was {count}"
         )
     return count
+
+
+def partial_weight(value: object, what: str = "partial.weight") -> int:
+    """Return the weight of a partial's gradients: a sum, which may be more than that of one.
+
+    Raises:
+        InvalidArgumentError: It is no such number.
+    """
+    weight_of_all = int64(value, what)
+    if weight_of_all < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, but was {weight_of_all}")
+    return weight_of_all
 
 
 def weight(value: object) -> int:

@@ -1,7 +1,9 @@
 """Arrays on their way in: converted to the type of sums without silent loss.
 
 Arrays follow NumPy's ``same_kind`` rule; a conversion that would change a value's meaning is
-refused. A plain array of the right type is used as it is.
+refused. A plain array of the right type is used as it is. Whatever the caller has told NumPy to do
+about overflow, underflow and NaN (``np.seterr``) concerns the caller's own arithmetic: here these
+are results, as in the extension's sums.
 """
 
 from typing import Any
@@ -16,7 +18,6 @@ from shmacc._records.taken import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num
-_EXACT_IN_FLOAT32 = 2**24
 # NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
@@ -73,7 +74,7 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
     return _contiguous(array, what)
 
 
-def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
+def weighted(values: ValueArray, weight: int, dtype: DType, what: str) -> ValueArray:
     """Return values, in the type of sums, as often as the gradient counts.
 
     Raises:
@@ -83,23 +84,14 @@ def weighted(values: ValueArray, weight: int, what: str) -> ValueArray:
     if weight == 1 or values.size == 0:
         return values
     try:
-        if values.dtype.kind in "iu":
-            info = np.iinfo(values.dtype)
-            lowest, highest = int(values.min()), int(values.max())
-            if lowest * weight < info.min or highest * weight > info.max:
-                raise OutOfRangeError(
-                    f"{what} times their weight, {weight}, do not fit 64 bits; nothing was added"
-                )
-        if values.dtype.kind in "fc" and weight > _EXACT_IN_FLOAT32:  # rounded once
-            wide = values.astype(np.result_type(values.dtype, np.float64), copy=False)
-            return _product(wide, weight).astype(values.dtype)
-        return _product(values, weight)
+        products = np.empty(values.shape, values.dtype)
     except MemoryError as error:
         raise _too_large(values, what) from error
-
-
-def _product(values: ValueArray, weight: int) -> ValueArray:
-    return np.asarray(np.multiply(values, values.dtype.type(weight)))
+    if not _core.weigh(values, dtype.sum_code, dtype.components, weight, products):
+        raise OutOfRangeError(
+            f"{what} times their weight, {weight}, do not fit 64 bits; nothing was added"
+        )
+    return products
 
 
 def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
@@ -241,7 +233,7 @@ def _convert(
         )
     if target in "iu" and source != "b":
         _check_integer_range(array, to, what)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         converted = array.astype(to)
         if target in "fc" and largest(array.dtype) > largest(to):
             infinite = ~np.isfinite(converted) & np.isfinite(array)

@@ -31,6 +31,7 @@ class DType:
         storage: The same without a quantised dtype's field.
         sums: The type of sums; a complex dtype has two sums for each number.
         components: Sums for each number: 2 for complex dtypes, else 1.
+        sum_code: The number by which the extension knows the type of sums.
         sums_as_is: Whether results need no conversion from sums.
         plain_type: NumPy's number of the type if gradients need no conversion, else -1.
         by_extension: Whether the extension converts to the type of sums and back, not NumPy.
@@ -43,6 +44,7 @@ class DType:
     storage: np.dtype[Any]
     sums: np.dtype[Any]
     components: int
+    sum_code: int = field(init=False)
     sums_as_is: bool = field(init=False)
     plain_type: int = field(init=False)
     by_extension: bool = field(init=False)
@@ -50,6 +52,7 @@ class DType:
 
     def __post_init__(self) -> None:
         """Decide once what every apply and take needs."""
+        object.__setattr__(self, "sum_code", _SUM_CODES[self.sums])
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
         object.__setattr__(self, "plain_type", self.storage.num if plain else -1)
@@ -74,18 +77,13 @@ class DType:
             narrow = np.empty(values.shape, self.storage)
             _core.narrow(values, narrow)
             return narrow
-        with np.errstate(over="ignore"):  # a half's infinity is a result, not an accident
+        with np.errstate(all="ignore"):  # a half's infinity is a result, not an accident
             return values.astype(self.storage, copy=False).view(self.numpy)
 
     @property
     def partial(self) -> np.dtype[Any]:
         """The dtype of a partial's sums."""
         return self.storage if self.components > 1 else self.sums
-
-    @property
-    def sum_code(self) -> int:
-        """The number by which the extension knows the type of sums."""
-        return _SUM_CODES[self.sums]
 
 
 _CONVERTED_BY_EXTENSION = (np.dtype("float16"),) if _core.CONVERTS_HALVES else ()

@@ -125,7 +125,7 @@ def count_and_weight(partial: Any) -> tuple[int, int]:
     """
     count = arguments.partial_count(partial.count)
     given = getattr(partial, "weight", None)
-    weight = count if given is None else arguments.partial_count(given, "partial.weight")
+    weight = count if given is None else arguments.partial_weight(given)
     if weight < count or (weight > 0) != (count > 0):
         raise InvalidArgumentError(
             f"partial.weight, {weight}, must be at least partial.count, {count}"

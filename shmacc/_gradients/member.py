@@ -36,7 +36,7 @@ class Member:
             value = arrays.values_array(value, self._dtype, "The gradient")
             gradients.check_dense(value.shape, self._shape)
         if weight != 1:
-            value = arrays.weighted(value, weight, "The gradient's values")
+            value = arrays.weighted(value, weight, self._dtype, "The gradient's values")
         return self._number, 1, weight, None, value, None, False
 
     def _rows(self, value: Any, weight: int) -> Part:
@@ -58,7 +58,7 @@ class Member:
             indices = arrays.index_array(indices, "indices")
             ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
         if weight != 1:
-            values = arrays.weighted(values, weight, "values")
+            values = arrays.weighted(values, weight, self._dtype, "values")
         return self._number, 1, weight, indices, values, None, ascending
 
     def partial(self, partial: Any, count: int, weight: int) -> Part:

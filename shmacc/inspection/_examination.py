@@ -126,6 +126,7 @@ class _Tally:
     nan: int = 0
     infinite: int = 0
 
+    @np.errstate(all="ignore")
     def add(self, numbers: ValueArray) -> None:
         real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
         magnitudes = np.abs(real).astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from typing import TYPE_CHECKING, Any, Final
 
@@ -246,6 +247,109 @@ def test_a_weighted_gradient_that_overflows_adds_nothing(name: str) -> None:
         partial = acc.take_partial(1)
         assert (int(partial.value), partial.count, partial.weight) == (most * weight, 1, weight)
         assert acc.num_accumulated() == 0
+
+
+@pytest.mark.parametrize(
+    ("lanes", "sparse"), [(1, False), (2, False), (2, True), (3, True), (32, False)]
+)
+def test_weights_of_all_lanes_do_not_overflow(lanes: int, *, sparse: bool) -> None:
+    """The apply is refused that would be too much, in whichever lane; what is there is taken."""
+    kind: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
+    grad = ([3], [1.0]) if sparse else ([1.0],)
+    weight, most = 2**48, 2**15 - 1
+    with kind("f8", lanes=lanes) as acc:
+        for contributor in range(most):  # goes to its own lane
+            assert acc.apply_grad(*grad, contributor=contributor, weight=weight)
+        for lane in range(lanes):
+            with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
+                acc.apply_grad(*grad, contributor=most + lane, weight=weight)
+        assert acc.apply_grad(*grad, contributor=0, weight=weight), "it is in the round"
+        assert acc.apply_grad(*grad, contributor=most, weight=weight - 1)
+        assert acc.snapshot().weight == LAST
+        taken = acc.take(most + 1, timeout=0)
+        assert (taken.count, taken.weight) == (most + 1, LAST)
+        if sparse:
+            assert taken.row_counts.tolist() == [LAST]
+        assert acc.apply_grad(*grad, local_step=1, weight=weight)
+        assert acc.take(1, timeout=0).weight == weight
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["of nobody", "with contributors"])
+def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None:
+    half, lanes = 2**14, 2
+    with ConditionalAccumulator("f8", lanes=lanes) as acc:
+        for i in range(half):
+            assert acc.apply_grad(1.0, contributor=lanes * i + 1, weight=2**48)
+        for i in range(half - 1):
+            assert acc.apply_partial(_of_most(lanes * i if named else None))
+        for _ in range(2):
+            with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
+                acc.apply_partial(_of_most(lanes * half if named else None))
+        taken = acc.take(2**60, timeout=0)
+        assert (taken.count, taken.weight) == (half + (half - 1) * 2**48, 2**63 - 2**48)
+
+
+def _of_most(contributor: int | None) -> shmacc.DensePartial:
+    who = None if contributor is None else np.array([contributor])
+    return shmacc.DensePartial(np.array(1.0), 2**48, 0, 2**48, who)  # type: ignore[arg-type]
+
+
+def test_the_weight_of_a_partial_and_of_a_state_is_that_of_many_gradients() -> None:
+    with ConditionalAccumulator("f8", ()) as near, ConditionalAccumulator("f8", ()) as far:
+        for _ in range(3):
+            near.apply_grad(1.0, weight=2**48)
+        far.restore(near.state())
+        assert far.apply_partial(near.take_partial(3))
+        taken = far.take(6, timeout=0)
+        assert (taken.value.item(), taken.count, taken.weight) == (1.0, 6, 6 * 2**48)
+        most = shmacc.DensePartial(np.array(1.0), 1, 0, LAST)
+        for partial, fits in ((most, True), (most, False)):
+            with contextlib.nullcontext() if fits else pytest.raises(errors.OutOfRangeError):
+                assert far.apply_partial(partial, 1)
+        assert far.take(1, timeout=0).weight == LAST
+
+
+def _weigh(acc: ConditionalAccumulator, first: int, *, pipe: Pipe) -> list[int]:
+    pipe.hear()
+    accepted: list[int] = []
+    for contributor in range(first, first + 2**14 + 100):
+        try:
+            accepted.append(acc.apply_grad(1.0, contributor=contributor, weight=2**48))
+        except errors.OutOfRangeError:
+            accepted.append(0)
+    return accepted
+
+
+@forks
+def test_processes_that_apply_at_a_time_do_not_overflow_the_weights_together() -> None:
+    with ConditionalAccumulator("f8", (), lanes=4) as acc:
+        with Apart(_weigh, acc, 0) as one, Apart(_weigh, acc, 2**20) as other:
+            one.say()
+            other.say()
+            accepted = sum(one.result()) + sum(other.result())
+        assert accepted == 2**15 - 1
+        assert acc.take(accepted, timeout=0).weight == accepted * 2**48
+
+
+PARTS: Final = (0.0, -0.0, 1.5, -2.25, np.inf, -np.inf, np.nan)
+
+
+@pytest.mark.parametrize("weight", [2, 3, 2**30])
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+def test_a_weighted_complex_gradient_is_its_two_components_times_the_weight(
+    name: str, weight: int
+) -> None:
+    """A product of complex numbers would make (inf+1j) * 2 a nan."""
+    numbers = np.array([complex(real, imag) for real in PARTS for imag in PARTS], name)
+    expected = np.empty_like(numbers)
+    expected.real, expected.imag = numbers.real * weight, numbers.imag * weight
+    for grad, wanted in ((numbers, expected), (numbers[9], expected[9])):
+        with ConditionalAccumulator(name, reduction_type="SUM") as acc:
+            assert acc.apply_grad(grad, weight=weight)
+            same_bits(acc.take_grad(1), np.asarray(wanted))
+    with SparseConditionalAccumulator(name, reduction_type="SUM") as rows:
+        assert rows.apply_grad(range(7), numbers.reshape(7, 7), weight=weight)
+        same_bits(rows.take_grad(1).values, expected.reshape(7, 7))
 
 
 def test_weights_of_halves_are_applied_to_sums_of_32_bits() -> None:

@@ -138,11 +138,20 @@ def test_integers_that_jax_would_wrap_are_refused() -> None:
     assert take_dense(np.array([2**30]), "int64").to_jax().tolist() == [2**30]
 
 
+def test_what_32_bits_make_of_64_is_a_result_whatever_numpy_was_told_to_do() -> None:
+    huge = np.array([1e300, 1e-300, np.nan, 1.0])
+    with np.errstate(all="raise"):
+        assert str(take_dense(huge, "float64").to_jax()) == "[inf  0. nan  1.]"
+        taken = take_sparse((np.arange(4), np.array([[6e4, 1e-7]] * 4, np.float16)), "float16")
+        assert taken.to_scipy().dtype == np.float32
+        assert taken.to_jax().todense().dtype == jnp.float16
+
+
 _TENSORFLOW: Final = """
 import numpy as np
 import tensorflow as tf
 import shmacc
-from shmacc import _arrays, _dtypes
+from shmacc._gradients import arrays, dtypes
 
 table = tf.Variable([[1., 2.], [3., 4.], [5., 6.]])
 with tf.GradientTape() as tape:
@@ -160,7 +169,7 @@ with shmacc.AccumulatorGroup(members) as group:
     taken = group.take(1)
 assert taken["t"].values.tolist() == [[1, 1], [2, 2]] and taken["d"].value[2, 1] == 6
 constant = tf.constant([1., 2.])
-array = _arrays.values_array(constant, _dtypes.resolve("float32"), "grad")
+array = arrays.values_array(constant, dtypes.resolve("float32"), "grad")
 assert np.shares_memory(array, np.asarray(constant))
 print("fine")
 """

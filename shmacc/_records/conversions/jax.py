@@ -29,7 +29,9 @@ def array(values: "ValueArray") -> jax.Array:
                 f"An integer does not fit {kept.name}, which JAX makes of {values.dtype.name}: "
                 "set jax_enable_x64"
             )
-    return jax.numpy.asarray(values.astype(kept, copy=False))
+    with np.errstate(all="ignore"):  # whatever 32 bits make of 64
+        values = values.astype(kept, copy=False)
+    return jax.numpy.asarray(values)
 
 
 def dense(taken: "DenseTaken") -> jax.Array:

@@ -51,7 +51,7 @@ class Apply : public Operation {
                     note_applied(session, activity.entry(), request);
                     return true;
                 }
-                const int64_t pending = session.pending();
+                const auto [pending, weight_fits] = session.pending(request.weight);
                 const uint32_t head = segment_.living_head(session.lane_number());
                 const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
                 if (is_full(pending, request.count)) {
@@ -60,6 +60,10 @@ class Apply : public Operation {
                 } else if (heads && grace.must_wait(segment_.wait_queue()[head], pending)) {
                     what = kWaitsForHead;
                     until = grace.until();
+                } else if (!weight_fits) {
+                    if (everywhere) weights_overflow();
+                    everywhere = true;
+                    continue;
                 } else {
                     put_in(session, request, [&] {
                         if (request.partial) spread_contributors(session);
@@ -93,7 +97,7 @@ class Apply : public Operation {
         ApplySession session(segment_, std::nullopt, true, kForever, interruption_);
         activity.now(kApplies);
         RoundState& round = session.round;
-        round.discarded += static_cast<uint64_t>(session.pending());
+        round.discarded += static_cast<uint64_t>(session.pending().count);
         round.step = step;
         round.sealed = 0;
         round.holder = {};
@@ -113,6 +117,13 @@ class Apply : public Operation {
             "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
                 std::to_string(now.count) + " gradients are pending at step " + std::to_string(now.round.step),
             {{"accumulated", now.count}, {"step", now.round.step}});
+    }
+
+    [[noreturn]] static void weights_overflow() {
+        throw Error(
+            Failure::kOutOfRange,
+            "The weights of the round's gradients would add up to more than 2**63 - 1; the gradient was "
+            "not added, nothing was changed");
     }
 
     // open: whether a round is open; its step counts as closed.
@@ -279,7 +290,7 @@ class Apply : public Operation {
         if (head == WaitQueue::kNobody) return;  // nor does one join while the lane's lock is held
         full_barrier();
         WaitQueue& queue = segment_.wait_queue();
-        const bool reached = session.pending() >= queue[head].num_required;
+        const bool reached = session.pending().count >= queue[head].num_required;
         session.release();
         if (reached) queue.wake(head);
     }

@@ -140,12 +140,26 @@ class ApplySession {
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
-    // Gradients of the round, in all lanes; other lanes may change meanwhile.
-    int64_t pending() const {
-        int64_t count = count_of(state, round);
-        for (uint32_t i = 0; i < segment_.lanes().size(); ++i)
-            if (i != lane_) count += count_of(segment_.lanes()[i]->committed().snapshot(), round);
-        return count;
+    // Of the round, in all lanes; without their locks other lanes may change meanwhile.
+    struct Pending {
+        int64_t count;  // gradients
+        bool weight_fits;  // the weight of all lanes, with `more` in this one, is known to fit 64 bits
+    };
+    // Each of several lanes has a share of the 64 bits, which it exceeds only with all lanes' locks: so with one of
+    // them, other lanes that are within their shares are known to stay there. A gradient's count is at most its weight.
+    Pending pending(int64_t more = 0) const {
+        const uint64_t lanes = segment_.lanes().size();
+        const int64_t share = everywhere_ || lanes == 1 ? INT64_MAX : INT64_MAX / kMaxLanes;
+        int64_t count = count_of(state, round), weight = weight_of(state, round);
+        bool fits = !__builtin_add_overflow(weight, more, &weight) && weight <= share;
+        for (uint32_t i = 0; i < lanes; ++i) {
+            if (i == lane_) continue;
+            const LaneState other = segment_.lanes()[i]->committed().snapshot();
+            const int64_t its = weight_of(other, round);
+            count += count_of(other, round);
+            fits = fits && its <= share && !(everywhere_ && __builtin_add_overflow(weight, its, &weight));
+        }
+        return {count, fits};
     }
     // To be changed, from the round's beginning on if it has nothing of it yet.
     Member& member(uint32_t number) {

@@ -300,6 +300,8 @@ NB_MODULE(_core, m) {
     m.attr("CONVERTS_HALVES") = converts_halves();
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
+    m.def("weigh", &weigh_values, nb::arg("values"), nb::arg("sum"), nb::arg("components"), nb::arg("weight"),
+          nb::arg("to"));
     m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
     m.def("is_plain_dense", &is_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
           nb::arg("declared").none());

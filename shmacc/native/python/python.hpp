@@ -14,6 +14,7 @@
 #include "operations/step.hpp"
 #include "operations/take.hpp"
 #include "rows/halves.hpp"
+#include "rows/weights.hpp"
 
 namespace nb = nanobind;
 
@@ -138,6 +139,20 @@ void convert_halves(nb::handle from, nb::handle to) {
     if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());
+}
+
+// The values of a gradient, in the type of sums (complex: pairs of it), as often as it counts, into an array of the same
+// kind; false if a product does not fit.
+inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, int64_t weight, nb::handle to) {
+    return with_sum_type(sum, [&](auto zero) {
+        using T = decltype(zero);
+        ArrayBuffer<T> source(values, components);
+        ArrayBuffer<T> target(to, components, PyBUF_WRITABLE);
+        if (source.size() != target.size())
+            throw Error(Failure::kInvalidArgument, "The arrays differ in size");
+        WithoutGil released;
+        return weigh(source.data(), target.writable(), source.size(), weight);
+    });
 }
 
 template <class T>

@@ -1,0 +1,146 @@
+"""`np.seterr(all="raise")`, as programs have it that look for their first NaN, raises nothing here.
+
+What overflows, underflows or is no number is a result, as IEEE 754 has it; the same to the bit, and
+without a warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers.elements import ELEMENTS
+from helpers.support import same_bits
+
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    inspection,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
+FLOATS: Final = [name for name, element in ELEMENTS.items() if not element.integral]
+
+
+def extremes(name: str) -> np.ndarray:
+    """Numbers with which arithmetic raises every flag that there is."""
+    element = ELEMENTS[name]
+    if element.integral:
+        info = np.iinfo(element.plain)
+        return np.array([0, 1, info.max // 4, info.min // 4], element.plain).view(element.dtype)
+    real = np.zeros(1, element.dtype).real.dtype
+    limits: Any = ml_dtypes.finfo(real)  # type: ignore[no-untyped-call]
+    numbers = np.array(
+        [1.0, limits.max, -limits.max, limits.smallest_subnormal, np.inf, -np.inf, np.nan], real
+    ).astype(element.dtype)
+    if element.dtype.kind == "c":
+        numbers.imag = np.roll(numbers.real, 1)
+    return numbers
+
+
+def of_other_types(name: str) -> list[Any]:
+    """Numbers of a wider type, and Python's, of which the dtype keeps nothing."""
+    if ELEMENTS[name].integral:
+        return [[3.0, 2.0]]
+    tiny = np.array([1e-320, 1e-46, 1e-9, 1.0, np.nan])
+    if name.startswith("complex"):
+        return [tiny, tiny * 1j, tiny.tolist()]
+    return [tiny, tiny.tolist()]
+
+
+def same_with_errors_raised(results: Callable[[], list[Any]]) -> None:
+    before = np.geterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        usual = results()
+        np.seterr(all="raise")
+        try:
+            raised = results()
+        finally:
+            np.seterr(**before)
+    assert len(usual) == len(raised) > 0
+    for ours, theirs in zip(raised, usual, strict=True):
+        same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", list(ELEMENTS))
+def test_accumulators(name: str, reduction: str) -> None:
+    def results() -> list[Any]:
+        found = []
+        for gradient in (extremes(name), *of_other_types(name)):
+            rows = np.zeros(len(gradient), np.int64)
+            rows[1::2] = range(1, 1 + len(rows[1::2]))  # the others repeat
+            with (
+                ConditionalAccumulator(name, reduction_type=reduction) as dense,
+                SparseConditionalAccumulator(name, reduction_type=reduction) as sparse,
+            ):
+                for _ in range(2):
+                    dense.apply_grad(gradient)
+                    sparse.apply_grad(rows, gradient)
+                found += [dense.take_partial(2).value, sparse.take_partial(2).values]
+                dense.apply_grad(gradient)
+                sparse.apply_grad(rows, gradient)
+                dense.restore(dense.state())
+                sparse.restore(sparse.state())
+                found += [dense.take_grad(1), sparse.take_grad(1).values]
+        return found
+
+    same_with_errors_raised(results)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("weight", [3, 2**30])
+@pytest.mark.parametrize("name", FLOATS)
+def test_weights(name: str, weight: int, reduction: str) -> None:
+    def results() -> list[Any]:
+        gradient = extremes(name)
+        group = {
+            "dense": TensorSpec(None, name, reduction_type=reduction),
+            "sparse": IndexedSlicesSpec(None, name, reduction_type=reduction),
+        }
+        with AccumulatorGroup(group) as acc, AccumulatorGroup(group) as far:
+            for of_it in ({"dense": gradient}, {"sparse": (range(len(gradient)), gradient)}):
+                assert acc.apply(of_it, 0, weight=weight)
+            seen = acc.snapshot()
+            assert far.apply_partial(acc.take_partial(2))
+            taken = far.take(1)
+        return [seen["dense"].value, taken["dense"].value, taken["sparse"].values]
+
+    same_with_errors_raised(results)
+
+
+@pytest.mark.parametrize("name", list(ELEMENTS))
+def test_shared_arrays(name: str) -> None:
+    def results() -> list[Any]:
+        swapped = extremes(name)
+        if ELEMENTS[name].plain.isbuiltin == 1 and not ELEMENTS[name].quantised:
+            swapped = swapped.astype(swapped.dtype.newbyteorder())
+        with SharedArrays({"a": swapped}) as params:
+            return [params["a"].copy()]
+
+    same_with_errors_raised(results)
+
+
+def test_inspection() -> None:
+    def results() -> list[Any]:
+        found = []
+        for name in FLOATS:
+            with ConditionalAccumulator(name, None, "raising", reduction_type="SUM") as acc:
+                assert acc.apply_grad(extremes(name))
+                summary = inspection.summarise_values("raising")
+                found.append(np.array([summary.norm, summary.largest, summary.nan]))
+                acc.unlink()
+        return found
+
+    same_with_errors_raised(results)
