@@ -208,17 +208,19 @@ def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
             "The members of a group are a mapping from name to TensorSpec or IndexedSlicesSpec, "
             f"but were a {type(members).__name__}"
         )
-    if not 1 <= len(members) <= layout.MAX_MEMBERS:
-        raise InvalidArgumentError(
-            f"A group has 1 to {layout.MAX_MEMBERS} members, but {len(members)} were given"
-        )
-    specs = []
+    specs: dict[str, MemberSpec] = {}
     for name, spec in members.items():
         arguments.check_member_name(name)
+        if name in specs:
+            raise InvalidArgumentError(f"Member {name!r} occurs more than once")
         if not isinstance(spec, TensorSpec):
             raise InvalidArgumentError(
                 f"Member {name!r} must be a TensorSpec or an IndexedSlicesSpec, but was a "
                 f"{type(spec).__name__}"
             )
-        specs.append(spec.member(name, reduction))
-    return tuple(specs)
+        specs[name] = spec.member(name, reduction)
+    if not 1 <= len(specs) <= layout.MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"A group has 1 to {layout.MAX_MEMBERS} members, but {len(specs)} were given"
+        )
+    return tuple(specs.values())

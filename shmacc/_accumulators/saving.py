@@ -5,18 +5,21 @@ are the round's; and for the member of number i that gradients have touched, ``i
 ``i.count``, ``i.weight``, and of a sparse one ``i.indices``, ``i.row_counts``, ``i.shape``.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments, gradients
+from shmacc._gradients import arguments, arrays, gradients
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.member import Member, Part
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.taken import DensePartial, SparsePartial, ValueArray
 from shmacc.errors import InvalidArgumentError, ShmaccError
+
+_NUMBERED = re.compile(r"[0-9]+\.values")
 
 
 def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
@@ -72,6 +75,10 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
+    if not specs[0].name and [part[1:3] for part in parts] != [(count, weight)] * (count > 0):
+        raise InvalidArgumentError(
+            f"The state's count and weight are {count} and {weight}, but not those of its values"
+        )
     if who is not None and len(who) > count:
         raise InvalidArgumentError(
             f"The state has {len(who)} contributors, but its count is {count}"
@@ -80,8 +87,7 @@ def from_arrays(
 
 
 def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpec]]) -> list[str]:
-    order = [str(name) for name in np.ravel(_get(state, "members"))]
-    described = [str(spec) for spec in np.ravel(_get(state, "specs"))]
+    order, described = _texts(state, "members"), _texts(state, "specs")
     existing = {name: _described(spec) for name, (_, spec) in own.items()}
     saved = dict(zip(order, described, strict=False))
     for name in existing.keys() | saved.keys():
@@ -91,7 +97,28 @@ def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpe
                 f"The state{of_member} is that of {saved.get(name, 'no such member')}, but the "
                 f"accumulator's is {existing.get(name, 'no such member')}"
             )
+    if len(order) != len(described):
+        raise InvalidArgumentError(
+            f"The state names {len(order)} members, but has specs of {len(described)}"
+        )
+    if len(saved) < len(order):
+        twice = next(name for name in saved if order.count(name) > 1)
+        raise InvalidArgumentError(f"The state names member {twice!r} more than once")
+    known = {f"{number}.values" for number in range(len(order))}
+    for key in state:
+        if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
+            raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order
+
+
+def _texts(state: Mapping[str, Any], key: str) -> list[str]:
+    given = arrays.as_array(_get(state, key), f"the state's {key!r}")
+    if given.dtype.kind != "U" or given.ndim != 1:
+        raise InvalidArgumentError(
+            f"The state's {key!r} must be an array of strings, but has dtype {given.dtype} and "
+            f"shape {describe_shape(given.shape)}"
+        )
+    return [str(text) for text in given]
 
 
 def _partial(state: Mapping[str, Any], number: int, spec: MemberSpec) -> Any:

@@ -55,15 +55,20 @@ def asked(contents: object) -> tuple[Asked, ...]:
             "Shared arrays are a mapping from name to array or TensorSpec, but were a "
             f"{type(contents).__name__}"
         )
-    if not 1 <= len(contents) <= layout.MAX_MEMBERS:
+    found: dict[str, Asked] = {}
+    for name, value in contents.items():
+        arguments.check_member_name(name, "An array")
+        if name in found:
+            raise InvalidArgumentError(f"Array {name!r} occurs more than once")
+        found[name] = _one_asked(name, value)
+    if not 1 <= len(found) <= layout.MAX_MEMBERS:
         raise InvalidArgumentError(
-            f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(contents)} were given"
+            f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(found)} were given"
         )
-    return tuple(_one_asked(name, value) for name, value in contents.items())
+    return tuple(found.values())
 
 
 def _one_asked(name: str, value: object) -> Asked:
-    arguments.check_member_name(name, "An array")
     given = None
     if isinstance(value, TensorSpec):
         if value.shape is None or None in value.shape:

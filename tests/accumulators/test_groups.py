@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -157,6 +158,43 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
         with refused():
             group.apply(gradient, 0)
     assert group.num_accumulated() == 0
+
+
+class Repeating(Mapping[str, Any]):
+    """A mapping whose items repeat a name, as those of a careless multi-dict do."""
+
+    def __init__(self, *pairs: tuple[str, Any]) -> None:
+        self.pairs = pairs
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.pairs)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def items(self) -> Any:
+        return list(self.pairs)
+
+
+def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
+    """Only one of the two would be added."""
+    rows = ("emb", GRADIENT["emb"])
+    for pairs in ((rows, rows), (("fc", [1, 2, 3]), rows, ("fc", [4, 5, 6]))):
+        with pytest.raises(errors.InvalidArgumentError, match=r"'(emb|fc)'.* more than once"):
+            group.apply(Repeating(*pairs), 0)
+    group.apply(GRADIENT, 0)
+    partial = group.take_partial(1)
+    repeating: Any = Repeating(*partial.items(), ("fc", partial["fc"]))
+    repeating.count = partial.count
+    with pytest.raises(errors.InvalidArgumentError, match=r"'fc'.* more than once"):
+        group.apply_partial(repeating)
+    assert group.num_accumulated() == 0
+    assert group.apply(Repeating(*GRADIENT.items()), 0)
+    with pytest.raises(errors.InvalidArgumentError, match=r"'fc'.* more than once"):
+        AccumulatorGroup(Repeating(*TWO.items(), ("fc", TWO["fc"])))
 
 
 def test_a_members_round_shape_is_checked_under_the_lock_and_rolled_back() -> None:

@@ -217,6 +217,13 @@ def test_every_access_is_the_same_memory() -> None:
         params.unlink()
 
 
+class MultiDict(dict[str, Any]):
+    """A mapping whose items repeat each name."""
+
+    def items(self) -> Any:
+        return [*super().items(), *super().items()]
+
+
 def test_what_it_refuses(namespace: str) -> None:
     unknown = TensorSpec((None, 3))
     too_large = np.broadcast_to(np.zeros(1, np.float64), (1 << 20, 1 << 20))
@@ -244,6 +251,8 @@ def test_what_it_refuses(namespace: str) -> None:
             make(**keywords)
     with refused():
         SharedArrays({"a": TABLE}, "no/name")
+    with pytest.raises(errors.InvalidArgumentError, match="Array 'a' occurs more than once"):
+        SharedArrays(MultiDict({"a": TABLE}), NAME)
     assert testing.leaked_names(namespace) == ()
 
 

@@ -251,6 +251,12 @@ def _without(key: str) -> Callable[[dict[str, Any]], Any]:
     return lambda state: {name: array for name, array in state.items() if name != key}
 
 
+def _with_a_member_twice(state: dict[str, Any]) -> dict[str, Any]:
+    again = {f"4{key[1:]}": array for key, array in state.items() if key[0] == "0"}
+    named = {key: np.append(state[key], state[key][:1]) for key in ("members", "specs")}
+    return state | again | named
+
+
 def _empty(state: dict[str, Any]) -> dict[str, Any]:
     nothing = {"count": np.array(0), "weight": np.array(0), "contributors": np.empty(0, np.int64)}
     return {name: array for name, array in state.items() if not name[0].isdigit()} | nothing
@@ -266,6 +272,13 @@ def _empty(state: dict[str, Any]) -> dict[str, Any]:
         *((_without(key), f"no '{key}'") for key in ("0.indices", "0.row_counts", "0.shape")),
         (_changed("members", ["rows", "array", "any", "other"]), "'(other|untouched)'.*no such"),
         (_changed("members", ["rows", "array", "any"]), "'untouched'"),
+        (_changed("members", [*SPECS, "other"]), "names 5 members, but has specs of 4"),
+        (_changed("specs", ["sparse float32 [9,2] MEAN"]), "'(array|any|untouched)'.*no such"),
+        (_with_a_member_twice, "member 'rows' more than once"),
+        (_changed("4.values", [1.0]), "'4.values', but names 4 members"),
+        (_changed("members", [1, 2, 3, 4]), "'members' must be an array of strings"),
+        (_changed("specs", [list(SPECS)]), "'specs' must be an array of strings"),
+        (lambda state: state | {"members": [["rows"], ["array", "any"]]}, "'members'"),
         (_changed("count", -1), "count"),
         (_changed("count", 1), "Member 'rows'.*count"),
         (_changed("weight", 3), "Member 'rows'.*weight"),
@@ -294,6 +307,31 @@ def test_of_what_is_no_state_nothing_is_restored(
         fill(acc)
         before, stats = acc.snapshot(), acc.stats()
         with pytest.raises(errors.InvalidArgumentError, match=says):
+            acc.restore(change(acc.state()))
+        assert acc.stats() == stats
+        same(acc.snapshot(), before)
+
+
+@pytest.mark.parametrize("make", [sparse, dense])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {key: array for key, array in state.items() if not key.startswith("0.")},
+        lambda state: _empty(state) | {"0.values": state["0.values"]},
+        _changed("count", 4),
+        _changed("weight", 30),
+        _changed("0.count", 1),
+        _changed("0.weight", 2),
+        _with_a_member_twice,
+    ],
+)
+def test_of_what_is_no_state_of_a_single_one_nothing_is_restored(
+    make: Callable[[], Any], change: Callable[[dict[str, Any]], Any]
+) -> None:
+    with make() as acc:
+        fill(acc)
+        before, stats = acc.snapshot(), acc.stats()
+        with pytest.raises(errors.InvalidArgumentError):
             acc.restore(change(acc.state()))
         assert acc.stats() == stats
         same(acc.snapshot(), before)

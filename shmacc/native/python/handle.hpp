@@ -320,6 +320,7 @@ class Handle {
     template <class Call>
     bool with_members(OpenSegment& segment, const nb::list& members, ApplyRequest& request, Call call) {
         const Arrivals arrivals(*segment.specs(), members);
+        arrivals.refuse_repeats(*segment.specs());
         return with_members(segment, arrivals.gradients().data(), arrivals.gradients().size(), request, call);
     }
     template <class Call>

@@ -109,6 +109,17 @@ class Arrivals {
     }
     const std::vector<MemberGradient*>& gradients() const { return gradients_; }
 
+    // Of a mapping whose items repeat a name only one would be added, without a word.
+    void refuse_repeats(const MemberSpecs& specs) const {
+        std::vector<bool> seen(specs.size());
+        for (const MemberGradient* gradient : gradients_) {
+            const uint32_t member = gradient->member();
+            if (seen[member])
+                throw Error(Failure::kInvalidArgument, "It occurs more than once").of_member(specs[member].name);
+            seen[member] = true;
+        }
+    }
+
   private:
     std::vector<std::unique_ptr<Incoming>> members_;
     std::vector<MemberGradient*> gradients_;
