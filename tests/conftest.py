@@ -11,7 +11,7 @@ import pytest
 # Before they are imported: a failure in a helper is to say the values, too.
 pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine", "helpers.pages")
 
-from helpers.support import Crew  # noqa: E402 - see above
+from helpers.apart import Crew  # noqa: E402 - see above
 
 from shmacc import testing  # noqa: E402 - see above
 

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.support import LONG, Crew
+from helpers.support import LONG
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from helpers.apart import Crew
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

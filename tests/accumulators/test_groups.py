@@ -5,12 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers.group_model import MEMBERS, ModelledGroup, gradients
-from helpers.support import START_METHODS, Crew, refused
+from helpers.support import START_METHODS, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +24,9 @@ from shmacc import (
     TensorSpec,
     errors,
 )
+
+if TYPE_CHECKING:
+    from helpers.apart import Crew
 
 TWO: Final = {
     "emb": IndexedSlicesSpec((10, 2), "float32"),

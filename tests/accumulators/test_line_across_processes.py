@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.support import LONG, START_METHODS, Crew, until
+from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helpers.apart import Crew
 
 # A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
 pytestmark = pytest.mark.filterwarnings(
@@ -107,13 +109,13 @@ def test_take_partial_of_anything_leaves_the_heads_round_alone(
     """Its number is reached: it is the head's, also before that has come to take it."""
     dense.apply_grad(1.0)
     (first,) = line_up(crew, dense, 2)
-    os.kill(first.process.pid, signal.SIGSTOP)
+    os.kill(first.pid, signal.SIGSTOP)
     dense.apply_grad(2.0)
     assert dense.take_partial(0, timeout=0).count == 0
     assert dense.take_partial(0, timeout=0, seal=True).count == 0
     assert dense.num_accumulated() == 2
     assert not dense.apply_grad(4.0)
-    os.kill(first.process.pid, signal.SIGCONT)
+    os.kill(first.pid, signal.SIGCONT)
     assert first.result() == (3.0, 2, 0)
     dense.unseal()
     assert dense.apply_grad(8.0, local_step=1)

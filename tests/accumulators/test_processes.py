@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from helpers import process_work
 from helpers.process_work import SHARED, WIDTH, gradient
-from helpers.support import LONG, START_METHODS, Crew, until
+from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helpers.apart import Crew
 
 # A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
 pytestmark = pytest.mark.filterwarnings(
@@ -207,7 +209,7 @@ def test_accepted_is_taken_and_dropped_is_not(
     children = [crew.start(_follow, "sparse", worker, each) for worker in range(workers)]
     total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
     count = takes = 0
-    while any(child.process.is_alive() for child in children):
+    while not all(child.pipe.poll() for child in children):
         try:
             taken = sparse.take(3, timeout=0.02)
         except errors.DeadlineExceededError:

@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, Pipe, forks, run_apart
+from helpers.apart import Apart, Crew, Pipe, forks, run_apart
 from helpers.inspect_tool import ask, run
-from helpers.support import START_METHODS, Crew, refused, same_bits
+from helpers.support import START_METHODS, refused, same_bits
 
 import shmacc
 from shmacc import (

@@ -34,12 +34,13 @@ forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:Dep
 
 
 class Apart:
-    """A forked process that runs one function; it and the test can talk to each other.
+    """A process that runs one function; it and the test can talk to each other.
 
     Args:
         function: What to run. It gets the process's end of a pipe if it takes a ``pipe``.
         shm: Bytes of a /dev/shm of its own; None: the system's.
         uid: The user, and group, that it becomes; None: no other.
+        method: How multiprocessing starts it; None: by a bare fork.
     """
 
     def __init__(
@@ -48,15 +49,23 @@ class Apart:
         *args: Any,
         shm: int | None = None,
         uid: int | None = None,
+        method: str | None = None,
     ) -> None:
         """Start it."""
         self.pipe, theirs = multiprocessing.Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self.pipe.close()
-            _run_and_end(theirs, function, args, shm, uid)
-        theirs.close()
         self.status: int | None = None
+        self._process: multiprocessing.Process | None = None
+        if method is None:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self.pipe.close()
+                _run_and_end(theirs, function, args, shm, uid)
+        else:
+            context: Any = multiprocessing.get_context(method)
+            self._process = context.Process(target=_run, args=(theirs, function, args))
+            self._process.start()
+            self.pid = self._process.pid or 0
+        theirs.close()
 
     def hear(self, seconds: float = LONG) -> Any:
         """Wait for the next thing that it says."""
@@ -97,14 +106,21 @@ class Apart:
 
     def wait(self) -> int:
         """Wait for its end; its status as `os.waitpid` has it."""
-        if self.status is None:
+        if self.status is None and self._process is not None:
+            self._process.join()
+            code = self._process.exitcode or 0
+            self.status = -code if code < 0 else code << 8
+        elif self.status is None:
             self.status = os.waitpid(self.pid, 0)[1]
         return self.status
 
     def kill(self) -> None:
         """End it, wherever it is."""
         if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            if self._process is not None:
+                self._process.kill()
+            else:
+                os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def __enter__(self) -> Self:
@@ -114,6 +130,8 @@ class Apart:
     def __exit__(self, *_: object) -> None:
         """Leave nothing behind, whatever the test came to."""
         self.kill()
+        if self._process is not None:
+            self._process.close()
         self.pipe.close()
 
 
@@ -121,6 +139,30 @@ def run_apart(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
     """What the function returns in a process of its own; keywords as `Apart`."""
     with Apart(function, *args, **how) as process:
         return process.result()
+
+
+class Crew:
+    """Starts processes by one method and ends them with the test."""
+
+    def __init__(self, method: str) -> None:
+        """Nobody yet."""
+        self._method = method
+        self._members: list[Apart] = []
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Apart:
+        """Start one more."""
+        self._members.append(Apart(function, *args, method=self._method))
+        return self._members[-1]
+
+    def end(self) -> None:
+        """End all."""
+        for member in self._members:
+            member.__exit__()
+
+
+def _run(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _answer(pipe, lambda: call(function, args, Pipe(pipe)))
+    pipe.close()
 
 
 def _run_and_end(
@@ -132,18 +174,23 @@ def _run_and_end(
 ) -> None:
     status = 1
     try:
-        answer: tuple[str, Any] = ("returned", _result(pipe, function, args, shm, uid))
+        _answer(pipe, lambda: _result(pipe, function, args, shm, uid))
+        status = 0
+    finally:
+        # Whatever happens, there must not be a second test runner.
+        os._exit(status)
+
+
+def _answer(pipe: Connection, work: Callable[[], Any]) -> None:
+    """Send what it returned, or what it raised."""
+    try:
+        answer: tuple[str, Any] = ("returned", work())
     except BaseException as error:  # noqa: BLE001 - the test raises it
         told = "".join(traceback.format_exception(error))
         error.add_note(told)
         # Not everything that is raised can be pickled.
         answer = ("raised", error if _pickles(error) else AssertionError(told))
-    try:
-        pipe.send(answer)
-        status = 0
-    finally:
-        # Whatever happens, there must not be a second test runner.
-        os._exit(status)
+    pipe.send(answer)
 
 
 def _result(

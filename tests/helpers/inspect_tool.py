@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyte
-from helpers.support import LONG, Child, Crew, until
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import inspection
@@ -27,6 +27,8 @@ from shmacc_inspect.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helpers.apart import Apart, Crew
 
 COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
 # A test runner in the background ignores SIGINT, and its children inherit that.
@@ -247,7 +249,7 @@ def attached(name: str) -> int:
     return inspection.describe(name).stats.attached
 
 
-def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Child:
+def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
     """Start a child and wait until it is attached."""
     before = attached(name)
     child = crew.start(function, name, *arguments)
@@ -259,7 +261,7 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Child:
 def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
     """A process that stands still in the middle of an apply; its pid."""
     child = start(crew, apply_for_ever, name, 50_000, 16)
-    pid = child.process.pid
+    pid = child.pid
     deadline = time.monotonic() + LONG
     while True:
         os.kill(pid, signal.SIGSTOP)
@@ -273,5 +275,4 @@ def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
     try:
         yield pid
     finally:
-        child.process.kill()
-        child.process.join()
+        child.kill()

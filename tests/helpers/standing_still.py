@@ -20,7 +20,7 @@ NAME: Final = "still"
 
 def stop(child: Any) -> int:
     """Stop a child; its pid."""
-    pid: int = child.process.pid
+    pid: int = child.pid
     os.kill(pid, signal.SIGSTOP)
     until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     return pid
@@ -28,9 +28,8 @@ def stop(child: Any) -> int:
 
 def kill(child: Any) -> int:
     """Kill a child; the pid that it had."""
-    pid: int = child.process.pid
-    child.process.kill()
-    child.process.join()
+    pid: int = child.pid
+    child.kill()
     return pid
 
 

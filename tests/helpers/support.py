@@ -1,8 +1,7 @@
-"""What several test modules share: exact comparison, refusals, waiting, child processes."""
+"""What several test modules share: exact comparison, refusals, waiting."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import shmacc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
 
     from helpers.numpy_model import Array, Outcome
 
@@ -101,65 +99,3 @@ def _seen(acc: Any) -> Any:
     fields = ("value",) if hasattr(partial, "value") else ("indices", "values", "row_counts")
     content = [getattr(partial, name).tolist() for name in fields]
     return (*counters[:2], stats.dropped), content
-
-
-class Child:
-    """A process that runs one function and sends back what it returned or raised."""
-
-    def __init__(self, method: str, function: Callable[..., Any], *args: Any) -> None:
-        """Start it."""
-        context = multiprocessing.get_context(method)
-        self.pipe, theirs = context.Pipe()
-        # The stubs give get_context(str) a base class without Process.
-        self.process = context.Process(  # type: ignore[attr-defined]
-            target=_run, args=(theirs, function, args)
-        )
-        self.process.start()
-        theirs.close()
-
-    def result(self) -> Any:
-        """Wait for the function's end; raise what it raised."""
-        assert self.pipe.poll(LONG), "the child said nothing"
-        fine, value = self.pipe.recv()
-        self.process.join(LONG)
-        assert self.process.exitcode == 0
-        if not fine:
-            raise value
-        return value
-
-    def end(self) -> None:
-        """Leave nothing behind, whatever the test came to."""
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.process.close()
-        self.pipe.close()
-
-
-def _run(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        answer = (True, function(*args))
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
-        answer = (False, error)
-    pipe.send(answer)
-    pipe.close()
-
-
-class Crew:
-    """Starts children by one start method and ends them with the test."""
-
-    def __init__(self, method: str) -> None:
-        """Nobody yet."""
-        self.method = method
-        self.children: list[Child] = []
-
-    def start(self, function: Callable[..., Any], *args: Any) -> Child:
-        """Start one more."""
-        child = Child(self.method, function, *args)
-        self.children.append(child)
-        return child
-
-    def end(self) -> None:
-        """End all."""
-        for child in self.children:
-            child.end()

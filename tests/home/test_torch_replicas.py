@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import torch
-from helpers.support import LONG, Child, Crew, until
+from helpers.apart import Apart, Crew
+from helpers.support import LONG, until
 from torch import nn
 
 import shmacc
@@ -40,7 +41,7 @@ def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 @pytest.fixture
-def start(namespace: str) -> Iterator[Callable[..., Child]]:
+def start(namespace: str) -> Iterator[Callable[..., Apart]]:
     """Start a child that calls a function with arguments."""
     crew = Crew("forkserver")
     yield functools.partial(crew.start, within, namespace)
@@ -152,7 +153,7 @@ def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Child], dtype: torch.dtype) -> None:
+def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Apart], dtype: torch.dtype) -> None:
     model = Words(dtype)
     frozen, first = model.frozen.weight.clone(), model.first.weight
     with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
@@ -165,7 +166,7 @@ def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Child], dtype: t
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven batches by weight"])
-def test_three_replicas_are_as_one_large_batch(start: Callable[..., Child], *, even: bool) -> None:
+def test_three_replicas_are_as_one_large_batch(start: Callable[..., Apart], *, even: bool) -> None:
     model = Words()
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
         children = [start(compute, rank, even) for rank in range(3)]
@@ -197,7 +198,7 @@ def compute_and_say(rank: int, pipe: Connection) -> None:
 
 @pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
 def test_a_replica_that_is_killed_and_started_again(
-    start: Callable[..., Child], begin: Callable[..., Any], *, counted: bool
+    start: Callable[..., Apart], begin: Callable[..., Any], *, counted: bool
 ) -> None:
     """Its batch is in the round once, whether it was killed after its gradient or before."""
     model = Words()
@@ -232,7 +233,7 @@ def say_nothing(rank: int) -> None:
         until(lambda: not replica.running)
 
 
-def test_backups_are_not_waited_for(start: Callable[..., Child]) -> None:
+def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
     model = Words()
     with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
         children = [start(say_nothing, 2)]
@@ -256,7 +257,7 @@ def compute_for(rank: int, steps: int) -> int:
     return counted
 
 
-def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Child]) -> None:
+def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> None:
     model = Words()
     seen: dict[tuple[int, ...], int] = {}
     expected = Words()
@@ -314,7 +315,7 @@ def lead(pipe: Connection, path: Path, until_step: int) -> None:
 
 
 def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
-    start: Callable[..., Child], begin: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Apart], begin: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Its replicas go on, without being started again; the end is that of a run without deaths."""
     pipe, theirs = CONTEXT.Pipe()
@@ -407,7 +408,7 @@ def test_an_exception_in_the_block_makes_parameters_suspect() -> None:
             assert replica.global_step == 0
 
 
-def test_asynchronous_replicas_learn(start: Callable[..., Child]) -> None:
+def test_asynchronous_replicas_learn(start: Callable[..., Apart]) -> None:
     model = Words()
     before = loss_of(model, *batch(9, 9, 100)).item()
     updates, gradients = 0, 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
-from helpers.support import LONG, Crew, until
+from helpers.apart import Crew
+from helpers.support import LONG, until
 from torch import nn
 
 import shmacc

@@ -25,7 +25,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect.parsers import VERBS
 
 if TYPE_CHECKING:
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 OPERATING: Final = DOCS / "operating.md"

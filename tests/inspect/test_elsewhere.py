@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from helpers.support import LONG, until
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 BESIDE: Final = ("unshare", "--pid", "--fork", "--mount-proc")
 AS_NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -100,9 +99,7 @@ def test_a_dead_process_of_a_namespace_that_is_gone_is_not_of_the_one_with_its_n
     crew: Crew,
 ) -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
-        dead = start(crew, inspect_tool.idle, "acc").process
-        os.kill(dead.pid, signal.SIGKILL)
-        dead.join()
+        start(crew, inspect_tool.idle, "acc").kill()
         [process] = [each for each in inspection.describe("acc").processes if not each.alive]
         assert process.pid_is_here
         place = layout.region("participants") + process.entry * 128

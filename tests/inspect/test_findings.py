@@ -39,8 +39,7 @@ from shmacc.inspection import SegmentState, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.apart import Pipe
-    from helpers.support import Crew
+    from helpers.apart import Crew, Pipe
 
 HOUR: Final = 3600.0
 STRANGER: Final = 61003
@@ -367,8 +366,7 @@ def test_only_private_ones_are_removed(crew: Crew, namespace: str) -> None:
     child = crew.start(_make_private)
     until(lambda: _attached(namespace) == [0, 1])
     assert [left.private for left in inspection.leftovers(namespace=namespace)] == [False]
-    child.process.kill()
-    child.process.join()
+    child.kill()
     (would,) = ask("clean", "--private")["would_remove"]
     assert would["private"]
     done = ask("clean", "--private", "--yes")

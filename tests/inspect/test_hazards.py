@@ -19,7 +19,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 NOBODY = 65534
 A_MOMENT = 5.0  # seconds; a test machine may be starved, and the tool has to start as well
@@ -196,8 +196,7 @@ def test_another_users_segment(crew: Crew) -> None:
 def test_a_private_one_whose_creator_was_killed(crew: Crew, namespace: str) -> None:
     child = crew.start(_make_private)
     until(lambda: [s.attached_alive for s in inspection.list_segments(namespace=namespace)] == [1])
-    child.process.kill()
-    child.process.join()
+    child.kill()
     said = ask("list", "--orphaned")["segments"]
     assert [(s["private"], s["attached_alive"], s["attached_dead"]) for s in said] == [(True, 0, 1)]
     assert len(ask("clean", "--yes")["removed"]) == 2

@@ -23,7 +23,7 @@ from shmacc import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 @pytest.fixture
@@ -124,10 +124,9 @@ def test_watch_shows_what_happened(crew: Crew) -> None:
         with Terminal("watch", "acc", "--interval", "0.1", rows=24) as terminal:
             terminal.wait_for("WHEN", "cancelled")
             dead = start(crew, inspect_tool.idle, "acc")
-            dead.process.kill()
-            dead.process.join()
+            dead.kill()
             with ConditionalAccumulator.attach("acc"):  # which sweeps it
-                terminal.wait_for("died", str(dead.process.pid))
+                terminal.wait_for("died", str(dead.pid))
             screen = terminal.text()
             assert screen.index("died") < screen.index("cancelled")  # the last one first
             terminal.resize(100, 10)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from shmacc.inspection import StallKind, _nobody_takes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 NAMED_WITHIN: Final = 10.0  # seconds
 CAPACITY: Final = 2

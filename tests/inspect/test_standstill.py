@@ -29,7 +29,7 @@ from shmacc.inspection import StallKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 @pytest.fixture(autouse=True)

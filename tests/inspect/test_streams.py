@@ -20,7 +20,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
     with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
         with inspect_tool.stopped_with_the_lock(crew, "table"):
             taker = start(crew, inspect_tool.wait_in_line, "table", 9)
-            pid = taker.process.pid
+            pid = taker.pid
             until(lambda: "waits-for-the-lock" in run("show", "table").stdout)
             rehearsal = run("cancel", "table")
             assert f"pid {pid}" in rehearsal.stdout

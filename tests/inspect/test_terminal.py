@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 ANY_STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9]m")
@@ -84,7 +84,7 @@ def test_watch_is_a_live_screen(
     taker = start(crew, inspect_tool.wait_in_line, "embeddings", 5)
     until(lambda: embeddings.stats().waiting == 1)
     with Terminal("watch", "--interval", "0.1") as terminal:
-        terminal.wait_for("▶", "embeddings", "2/5", "2 of 5", f"pid {taker.process.pid}")
+        terminal.wait_for("▶", "embeddings", "2/5", "2 of 5", f"pid {taker.pid}")
         embeddings.apply_grad([1], np.ones((1, 4), np.float32))
         terminal.wait_for("3/5", "3 of 5", "applied")
         terminal.press("\x1b[B")  # down
@@ -196,7 +196,7 @@ def test_show_fits_the_terminal(
         assert max(len(line.decode().rstrip()) for line in lines) <= columns
         assert "Most touched rows" in terminal.text()
         # Where text goes on below itself, no word is lost.
-        assert f"gradients that pid {taker.process.pid} waits for" in _unwrapped(terminal.text())
+        assert f"gradients that pid {taker.pid} waits for" in _unwrapped(terminal.text())
     embeddings.cancel()
     taker.result()
 

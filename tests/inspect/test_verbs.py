@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspect
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 @pytest.fixture
@@ -97,12 +96,12 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert (said["values"]["numbers"], said["values"]["nan"]) == (8, 4)
     assert said["values"]["norm"] == pytest.approx(8.0)
     assert [(taker["num_required"], taker["alive"]) for taker in said["line"]] == [(7, True)]
-    assert said["line"][0]["pid"] == taker.process.pid
+    assert said["line"][0]["pid"] == taker.pid
     processes = {process["pid"]: process for process in said["processes"]}
     assert processes[os.getpid()]["applied"] == 3
     assert processes[os.getpid()]["applied_this_round"]
     assert "pytest" in processes[os.getpid()]["command"]
-    assert processes[taker.process.pid]["activity"] == "waits in the queue"
+    assert processes[taker.pid]["activity"] == "waits in the queue"
     assert not said["lock"]["held"]
     regions = {region["name"]: region for region in said["regions"]}
     assert regions.keys() >= {"slots", "rows 0", "undo log"}
@@ -152,12 +151,12 @@ def test_watch_names_the_stragglers(embeddings: SparseConditionalAccumulator, cr
     assert embeddings.apply_grad([1], np.ones((1, 4), np.float32), local_step=1)
     [said] = run("watch", "embeddings", "--count", "1", "--interval", "0.1").stdout.splitlines()
     assert " embeddings step=1 gradients=1 " in said
-    assert f"behind={quick.process.pid}:" in said
+    assert f"behind={quick.pid}:" in said
     [said] = [
         json.loads(line)
         for line in run("watch", "--count", "1", "--interval", "0.1", "--json").stdout.splitlines()
     ]
-    assert [straggler["pid"] for straggler in said["stragglers"]] == [quick.process.pid]
+    assert [straggler["pid"] for straggler in said["stragglers"]] == [quick.pid]
 
 
 def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> None:
@@ -266,13 +265,12 @@ def test_a_worker_that_was_killed_is_a_note(
 ) -> None:
     worker = start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0)
     until(lambda: embeddings.num_accumulated() == 1)
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.join()
+    worker.kill()
     said = ask("check", "embeddings")
     assert (said["wrong"], said["notes"]) == (0, 1)
-    assert str(worker.process.pid) in said["findings"][0]["problem"]
+    assert str(worker.pid) in said["findings"][0]["problem"]
     [dead] = [p for p in ask("show", "embeddings")["processes"] if not p["alive"]]
-    assert dead["pid"] == worker.process.pid
+    assert dead["pid"] == worker.pid
 
 
 def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None:

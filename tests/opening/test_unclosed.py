@@ -22,7 +22,7 @@ from shmacc import ConditionalAccumulator, errors, raw_ops, testing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 def _dense() -> Any:

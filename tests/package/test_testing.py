@@ -16,7 +16,7 @@ import shmacc
 from shmacc import ConditionalAccumulator, testing
 
 if TYPE_CHECKING:
-    from helpers.support import Crew
+    from helpers.apart import Crew
 
 
 def _apply() -> tuple[str, int]:
