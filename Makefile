@@ -83,7 +83,7 @@ docs: .venv-docs/.installed ## build the documentation site into build/docs; eve
 	rm -rf build/docs
 	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env \
 		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
-	.venv-docs/bin/python docs/site/check_links.py build/docs
+	.venv-docs/bin/python tools/chores/links.py build/docs
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py

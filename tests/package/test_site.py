@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Final
 
 import pytest
 
+import links
 import shmacc
 
 SITE: Final = Path(__file__).parents[2] / "docs" / "site"
@@ -30,20 +30,25 @@ SITE: Final = Path(__file__).parents[2] / "docs" / "site"
         ("../outside.html", False),
     ],
 )
-def test_a_link_that_leads_nowhere_is_found(link: str, *, found: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_a_link_that_leads_nowhere_is_found(
+    link: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, found: bool
+) -> None:
+    link = link.replace("html", kind)
+    here, to, there = (
+        ('<p id="here">', f'<a href="{link}">a</a>', '<p id="there">')
+        if kind == "html"
+        else ("# Here\n", f"[a]({link})", "## There")
+    )
     site = tmp_path / "site"
     site.mkdir()
-    (tmp_path / "outside.html").write_text("<p>")
-    (site / "a.html").write_text(f'<p id="here"><a href="{link}">a</a>')
-    (site / "b.html").write_text('<p id="there">')
-    checked = subprocess.run(
-        [sys.executable, str(SITE / "check_links.py"), str(site)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (checked.returncode == 0) is found, checked.stderr
-    assert (link in checked.stderr) is not found
+    (tmp_path / f"outside.{kind}").write_text(to)
+    (site / f"a.{kind}").write_text(here + to)
+    (site / f"b.{kind}").write_text(there)
+    dead = [] if found else [(site / f"a.{kind}", link)]
+    assert list(links.dead(site.iterdir(), site)) == dead
+    monkeypatch.setattr(sys, "argv", ["links.py", str(site)])
+    assert links.main() == (kind == "html" and not found)
 
 
 def test_a_page_that_no_section_names_is_among_those_that_say_how() -> None:

@@ -1,0 +1,94 @@
+"""Follows every link between pages, anchors included: python tools/chores/links.py build/docs.
+
+Pages are Markdown, as it is written, or HTML, as it is built.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_CODE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(text: str) -> str:
+    """Return a page of Markdown without its blocks of code."""
+    return _CODE.sub("", text)
+
+
+class _Html(HTMLParser):
+    """The anchors of a page, and its links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors = {"", "top"}
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, _: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note them."""
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.add(value)
+            elif name in {"href", "src"} and value:
+                self.links.add(value)
+
+
+class _Markdown:
+    """The same of a page whose headings are anchors, as forges make them."""
+
+    def __init__(self, text: str) -> None:
+        written = prose(text)
+        headings = re.findall(r"^#+ (.*)$", written, re.MULTILINE)
+        kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+        self.anchors = {"", *(heading.replace(" ", "-") for heading in kept)}
+        self.links = set(_LINK.findall(written))
+
+
+def links(page: Path) -> set[str]:
+    """Return where a page leads, as it is written there."""
+    return _read(page).links
+
+
+def dead(pages: Iterable[Path], root: Path) -> Iterator[tuple[Path, str]]:
+    """Find the links of these pages that lead to no file below `root`, or to no anchor in it."""
+    known = {page.resolve(): _read(page) for page in pages}
+    for page, read in known.items():
+        for link in sorted(read.links):
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
+                continue
+            target = (page.parent / unquote(url.path)).resolve() if url.path else page
+            if not target.exists() or not target.is_relative_to(root.resolve()):
+                yield page, link
+            elif target in known:
+                if unquote(url.fragment) not in known[target].anchors:
+                    yield page, link
+            elif url.fragment:
+                yield page, link
+
+
+def _read(page: Path) -> _Html | _Markdown:
+    text = page.read_text(encoding="utf-8")
+    return _Html(text) if page.suffix == ".html" else _Markdown(text)
+
+
+def main() -> int:
+    """Print links of a built site that lead nowhere; return whether there are any."""
+    root = Path(sys.argv[1])
+    found = list(dead(root.rglob("*.html"), root))
+    for page, link in found:
+        print(f"{page.relative_to(root.resolve())}: {link} leads nowhere", file=sys.stderr)
+    return min(len(found), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
