@@ -104,10 +104,14 @@ soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and k
 	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
-	bash tools/chores/asan.sh
+	CXX=$(CXX) $(MAKE) --no-print-directory .venv-asan/.tested VENV=.venv-asan \
+		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false'
+	CXX=$(CXX) bash tools/chores/sanitize.sh address $(TESTS)
 
 tsan: ## the tests that have threads once more, under ThreadSanitizer
-	bash tools/chores/tsan.sh
+	CXX=$(CXX) $(MAKE) --no-print-directory .venv-tsan/.tested VENV=.venv-tsan \
+		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=thread -C install.strip=false'
+	CXX=$(CXX) bash tools/chores/sanitize.sh thread $(TESTS)
 
 aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
 	bash tools/chores/aarch64.sh

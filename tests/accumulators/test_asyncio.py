@@ -24,6 +24,8 @@ from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+pytestmark = pytest.mark.threads
+
 Accumulator = ConditionalAccumulator
 
 

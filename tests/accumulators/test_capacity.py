@@ -17,6 +17,8 @@ from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.threads
+
 NAME: Final = "bounded"
 
 

@@ -26,6 +26,8 @@ from shmacc import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.threads
+
 ERRORS: Final[dict[str, tuple[type[BaseException], ...]]] = {
     "InvalidArgumentError": (ValueError,),
     "DeadlineExceededError": (TimeoutError,),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import process_work
+from helpers.apart import forks
 from helpers.support import LONG
 
 import shmacc
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Crew
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [forks, pytest.mark.threads]
 
 SHARED: Final = 10**12
 PROCESSES: Final = 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
+from helpers.apart import forks
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from helpers.apart import Crew
 
 # A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [forks, pytest.mark.threads]
 every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
 
 

@@ -19,7 +19,7 @@ from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 NAME: Final = "mortal"
 

@@ -17,6 +17,8 @@ import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 from shmacc._records.taken import DensePartial, SparsePartial
 
+pytestmark = pytest.mark.threads
+
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
 

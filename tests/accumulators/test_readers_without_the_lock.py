@@ -21,6 +21,8 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.threads
+
 ROUNDS: Final = 40
 MOST: Final = np.iinfo(np.int64).max
 

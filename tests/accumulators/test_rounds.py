@@ -21,6 +21,8 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumul
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.threads
+
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from helpers.numpy_model import Array
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 # What is collected unclosed on purpose.
 unclosed = pytest.mark.filterwarnings("ignore:unclosed SharedArrays:ResourceWarning")

@@ -26,6 +26,8 @@ from shmacc import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+pytestmark = pytest.mark.threads
+
 SPECS: Final = {
     "rows": IndexedSlicesSpec((9, 2), "float32"),
     "array": TensorSpec((3,), "int16", reduction_type="SUM"),

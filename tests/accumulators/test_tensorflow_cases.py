@@ -16,6 +16,8 @@ from helpers.support import LONG, refused, until
 import shmacc
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
 
+pytestmark = pytest.mark.threads
+
 
 class Dense:
     """An accumulator of arrays of one number."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 MOST: Final = 256  # no test has a descriptor beyond
 

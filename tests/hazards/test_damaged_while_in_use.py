@@ -28,7 +28,7 @@ from shmacc._layout import names
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = [forks, needs_own_shm, pytest.mark.threads]
 
 # One example of the other tests is worth 2 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "600")) / 400

@@ -18,6 +18,8 @@ from shmacc.inspection import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.threads
+
 
 def left_behind() -> tuple[str, ...]:
     return testing.leaked_names(os.environ["SHMACC_NAMESPACE"])

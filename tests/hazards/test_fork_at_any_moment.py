@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 
 @pytest.fixture
@@ -284,6 +284,7 @@ def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator, way
         assert waiting.result() == 3
 
 
+@pytest.mark.beyond_tsan  # it holds signals back
 @pytest.mark.parametrize("way", ["returns", "exits", "closes it"])
 @pytest.mark.parametrize("byte", [layout.lane_byte(), layout.NAME_BYTE])
 def test_a_handler_forks_in_a_wait_for_a_lock(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 FORKS: Final = 12
 ROWS: Final = 400

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_ptrace]
+pytestmark = [forks, needs_ptrace, pytest.mark.threads]
 
 WIDTH: Final = 64
 ROWS: Final = 2000  # half a MiB: each gradient of new rows makes the table grow

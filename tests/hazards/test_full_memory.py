@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = [forks, needs_own_shm, pytest.mark.threads]
 
 SIZE: Final = 64 * MIB
 PAGE: Final = 4096

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 ROUNDS: Final = 250
 SHM: Final = Path(names.SHM_DIRECTORY)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 NAME: Final = "interrupted"
 WIDTH: Final = 64
@@ -164,6 +164,7 @@ def _take_all_under_fire(total: int) -> int:
     return came
 
 
+@pytest.mark.beyond_tsan  # it holds signals back
 def test_others_apply_meanwhile() -> None:
     """What is copied is held against what is there when the take commits."""
     with make(SparseConditionalAccumulator) as acc:

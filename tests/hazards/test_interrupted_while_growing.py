@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_listener]
+pytestmark = [forks, needs_listener, pytest.mark.threads]
 
 MIB: Final = 1 << 20
 ROWS: Final = 40_000

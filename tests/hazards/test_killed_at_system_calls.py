@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
 
-pytestmark = [forks, needs_calls]
+pytestmark = [forks, needs_calls, pytest.mark.beyond_asan]
 
 
 def at_every_call(

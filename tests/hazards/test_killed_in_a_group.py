@@ -18,7 +18,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, TensorSpec, errors
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 

@@ -15,7 +15,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import NEVER_STALE, errors
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 
 def _overflow(acc: Any, *gradient: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 MODE: Final = 0o640
 

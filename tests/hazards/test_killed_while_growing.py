@@ -14,7 +14,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import NEVER_STALE
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 
 def _another_round(acc: Any, *gradient: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from helpers.apart import Apart, forks
 from helpers.killing_lines import at_every_line, deaths, dies
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 CLOSING: Final = Scene(
     "closing",

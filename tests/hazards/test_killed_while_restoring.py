@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_ptrace]
+pytestmark = [forks, needs_ptrace, pytest.mark.beyond_asan]
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 LOOKED_AT: Final = 40  # of the instants

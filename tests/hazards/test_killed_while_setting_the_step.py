@@ -11,7 +11,7 @@ from helpers.killing_scenes import Record, Scene, array, rows
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import at_every_instruction
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 
 def _seal(acc: Any) -> None:

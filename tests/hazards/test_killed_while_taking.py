@@ -13,7 +13,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import errors
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 MANY: Final = tuple(range(3000))
 

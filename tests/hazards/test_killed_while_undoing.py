@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
     from helpers.stepping_walk import Look
 
-pytestmark = [forks, needs_ptrace]
+pytestmark = [forks, needs_ptrace, pytest.mark.beyond_asan]
 
 ADDING: Final = Scene(
     "adding to old rows and making new ones",

@@ -22,7 +22,7 @@ from shmacc import NEVER_STALE, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 
 def in_vain(acc: Any) -> None:

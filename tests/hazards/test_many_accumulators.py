@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pytest
 from helpers.apart import forks, run_apart
 from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.beyond_asan]
 
 MANY: Final = 500
 

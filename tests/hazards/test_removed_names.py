@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 # Far less than the waits would last, far more than the slice in which they look around.
 MOMENT: Final = 5.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from helpers.killing_scenes import Record
 
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 GIVEN: Final = np.arange(3000, dtype=np.float64)  # a few pages
 LARGE: Final = 512 << 20

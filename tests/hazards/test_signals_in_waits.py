@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so all of these happen in other processes.
-pytestmark = forks
+pytestmark = [forks, pytest.mark.threads]
 
 # What is promised; a starved machine may be late now and then, but not each time.
 AT_ONCE: Final = 0.1
@@ -172,6 +172,7 @@ def test_for_the_step(
     check_breaks(acc, lambda: acc.wait_step(0, timeout=timeout), number, "waits for the step")
 
 
+@pytest.mark.beyond_tsan  # it holds signals back
 @every_signal
 def test_for_the_name(acc: ConditionalAccumulator, number: signal.Signals) -> None:
     """Opening, and removing, while a stopped process is in the middle of doing that."""

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+pytestmark = pytest.mark.beyond_asan
+
 SECONDS: Final = 6
 _SOAK: Final = Path(__file__).parents[2] / "tools" / "soak" / "soak.py"
 

@@ -38,6 +38,8 @@ from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.sums import Part, reduced
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
+pytestmark = pytest.mark.threads
+
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/multihost/test_core.py
 EXAMPLES = int(os.environ.get("SHMACC_MULTIHOST_EXAMPLES", "25"))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers.apart import forks
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -20,9 +21,7 @@ from shmacc import AccumulatorGroup, SharedArrays
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [forks, pytest.mark.threads]
 
 TASKS, WIDTH = 12, 3
 MEMBERS = {

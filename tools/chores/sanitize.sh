@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Tests once more, with the extension built under a sanitizer. Any report of it fails the run, whatever the tests said.
+# `make asan` and `make tsan` set up the environment that this runs in.
+#
+#   tools/chores/sanitize.sh address|thread [pytest arguments]     default: those of the core that say something
+#   PYTEST_ADDOPTS            more arguments, without giving up the default ones
+#   SHMACC_FUZZ_EXAMPLES      for the tests that damage a segment (1000)
+#
+# ThreadSanitizer sees the threads of one process. What processes do to each other through a segment it cannot
+# see: that is what tools/model/litmus is for. But threads of one process share the segment's words in the very
+# same way (one mapping, all handles on it), so what it finds among them holds for processes too, wherever it is
+# not the threads' mutex that keeps them apart.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+kind=$1
+shift
+reports=$PWD/build/$kind-reports
+rm -rf "$reports"
+mkdir -p "$reports"
+
+library() {  # the run-time library must be that of the compiler which built the extension
+    local path
+    path=$("${CXX:-g++}" -print-file-name="$1")
+    if [ ! -e "$path" ]; then
+        echo "sanitize.sh: ${CXX:-g++} has no $1" >&2
+        exit 1
+    fi
+    echo "$path"
+}
+libstdcxx=$(library libstdc++.so)
+
+if [ "$kind" = address ]; then
+    bin=.venv-asan/bin
+    marked="not beyond_asan"
+    libasan=$(library libasan.so)
+    # detect_leaks: CPython and NumPy keep memory until the end on purpose; what leaks by the call is
+    #   looked for by the tests that count mappings and descriptors.
+    # allocator_may_return_null: a size that is a lie is to be refused by malloc, as without a sanitizer.
+    # libstdc++ comes second: AddressSanitizer must find its exceptions when it starts.
+    # PYTHONMALLOC: else memory that Python hands out would come from pools that nobody watches.
+    asan="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096"
+    ubsan="print_stacktrace=1:halt_on_error=1:abort_on_error=1"
+    under=(env "LD_PRELOAD=$libasan $libstdcxx" PYTHONMALLOC=malloc
+        "ASAN_OPTIONS=$asan:log_path=$reports/report" "UBSAN_OPTIONS=$ubsan:log_path=$reports/report"
+        "SHMACC_FUZZ_EXAMPLES=${SHMACC_FUZZ_EXAMPLES:-1000}")
+    # An allocation that is too large, which fails as it would without a sanitizer, is a warning in the same files.
+    report='ERROR: |runtime error: '
+else
+    bin=.venv-tsan/bin
+    marked="threads and not beyond_tsan"
+    libtsan=$(library libtsan.so)
+    # GCC's run-time library knows pthread_mutex_timedlock, but before version 15 not pthread_mutex_clocklock, which is
+    # what std::timed_mutex calls: it would take an owned mutex for one that nobody locked.
+    clocklock=$PWD/build/tsan-clocklock.so
+    "${CC:-gcc}" -shared -fPIC -O1 -o "$clocklock" -x c - <<'EOF'
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <time.h>
+int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock, const struct timespec *until) {
+    struct timespec now, real;
+    clock_gettime(clock, &now);
+    clock_gettime(CLOCK_REALTIME, &real);
+    real.tv_sec += until->tv_sec - now.tv_sec;
+    real.tv_nsec += until->tv_nsec - now.tv_nsec;
+    while (real.tv_nsec < 0) real.tv_nsec += 1000000000, --real.tv_sec;
+    while (real.tv_nsec >= 1000000000) real.tv_nsec -= 1000000000, ++real.tv_sec;
+    return pthread_mutex_timedlock(mutex, &real);
+}
+EOF
+    # die_after_fork: children of processes with threads start threads of their own, which is what some tests are about.
+    # setarch -R: its shadow memory is where the kernel would put other things by chance.
+    tsan="die_after_fork=0:halt_on_error=0:second_deadlock_stack=1:history_size=4"
+    under=(env "LD_PRELOAD=$libtsan $clocklock $libstdcxx"
+        "TSAN_OPTIONS=$tsan:suppressions=$PWD/tools/chores/tsan.supp:log_path=$reports/report"
+        setarch "$(uname -m)" -R)
+    report=''
+fi
+
+# The tests of tools and pages say nothing about the extension.
+if [ $# -eq 0 ]; then
+    set -- tests/{accumulators,opening,multihost,hazards} tests/package/test_{in_containers,interpreter_modes}.py \
+        -m "$marked and not installs"
+fi
+
+# log_path, above: pytest holds what a process says back, and loses it when that process ends in the middle.
+status=0
+"${under[@]}" "$bin/pytest" -p no:cacheprovider --timeout 1800 "$@" || status=$?
+
+mapfile -t found < <(grep -lE "$report" -r "$reports")
+if [ ${#found[@]} -gt 0 ]; then
+    cat "${found[@]}" >&2
+    echo "sanitize.sh: ${#found[@]} reports, see above" >&2
+    exit 1
+fi
+exit "$status"
