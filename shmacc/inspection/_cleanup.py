@@ -279,7 +279,7 @@ def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
         removable=summary.state is SegmentState.ORPHANED,
         why=summary.detail,
         # The system's ctime is only when the segment last grew or shrank.
-        created=summary.created,
+        created=status.st_ctime if summary.created is None else summary.created,
         used=summary.last_used,
         private=bool(summary.private),
     )

@@ -201,7 +201,6 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         owner = pwd.getpwuid(status.st_uid).pw_name
     except KeyError:
         owner = str(status.st_uid)
-    known.setdefault("created", status.st_ctime)
     known.setdefault("name", name)
     return Summary(
         state=state,

@@ -82,7 +82,7 @@ class Summary:
         owner: The owner's user name, or uid.
         owner_uid: The owner's uid.
         mode: Permission bits.
-        created: Seconds since the epoch.
+        created: Seconds since the epoch; None: unknown (the file's times are those of its use).
         last_used: When a process last attached or began an operation, likewise; None: unknown.
         stalls: Why it stands still; empty if it is not known to.
     """
@@ -93,8 +93,8 @@ class Summary:
     owner: str
     owner_uid: int
     mode: int
-    created: float
     bytes_reserved: int
+    created: float | None = None
     kind: str | None = None
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None

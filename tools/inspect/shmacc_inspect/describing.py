@@ -139,8 +139,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
     yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
     yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
-    made = f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
-    yield "made", Cell(made)
+    yield "made", Cell(_made(segment))
     counters, lock = answer.counters, answer.lock
     if counters is None or lock is None:
         return
@@ -183,6 +182,12 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     )
     recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
     yield "commits", Cell(f"{counters.commits}, {recoveries}")
+
+
+def _made(segment: Segment) -> str:
+    if segment.created is None or segment.age_seconds is None:
+        return "unknown"
+    return f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
 
 
 def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:

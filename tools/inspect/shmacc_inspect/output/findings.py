@@ -24,6 +24,7 @@ class Findings:
     """The answer of `check`."""
 
     checked: int
+    not_checked: int
     not_compared: int
     wrong: int
     notes: int

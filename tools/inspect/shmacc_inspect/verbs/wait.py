@@ -93,7 +93,7 @@ def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list
 
     if condition[0] == "gone":  # so is what was never there
         return naming.select_present(given, everywhere=everywhere)
-    return naming.select(given, everywhere=everywhere)
+    return naming.select(given, everywhere=everywhere, fits=lambda one: one.kind != "arrays")
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
