@@ -17,8 +17,7 @@ from shmacc import ConditionalAccumulator, SharedArrays, SparseConditionalAccumu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.apart import Pipe
-    from helpers.support import Crew
+    from helpers.apart import Crew, Pipe
 
 STRANGER = 61004
 
