@@ -12,9 +12,10 @@ from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends h
 
 __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,
-    {"errors", "inspection", "raw_ops", "sparse", "testing"},
+    {"errors", "inspection", "optim", "raw_ops", "sparse", "testing"},
     {
         "shmacc._accumulators.accumulator": ("NEVER_STALE",),
+        "shmacc._accumulators.checkpoints": ("load", "save"),
         "shmacc._accumulators.coroutines": ("AsyncRound",),
         "shmacc._accumulators.dense": ("ConditionalAccumulator",),
         "shmacc._accumulators.group": ("AccumulatorGroup",),
@@ -29,6 +30,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "SparsePartial",
             "SparseTaken",
         ),
+        "shmacc._accumulators.parameters": ("Parameters",),
         "shmacc._accumulators.shared_arrays": ("SharedArrays",),
         "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),

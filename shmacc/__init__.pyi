@@ -1,9 +1,11 @@
-from shmacc import errors, inspection, raw_ops, sparse, testing
+from shmacc import errors, inspection, optim, raw_ops, sparse, testing
 from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._accumulators.any_kind import attach
+from shmacc._accumulators.checkpoints import load, save
 from shmacc._accumulators.coroutines import AsyncRound
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
@@ -31,6 +33,7 @@ __all__ = [
     "GroupTaken",
     "IndexedSlices",
     "IndexedSlicesSpec",
+    "Parameters",
     "Round",
     "SharedArrays",
     "SparseConditionalAccumulator",
@@ -43,7 +46,10 @@ __all__ = [
     "attach",
     "errors",
     "inspection",
+    "load",
+    "optim",
     "raw_ops",
+    "save",
     "sparse",
     "testing",
 ]

@@ -17,6 +17,7 @@ EVENTS: dict[str, int]
 KINDS: dict[str, int]
 REDUCTIONS: dict[str, int]
 SUMS: dict[str, int]
+OPTIMIZERS: dict[str, int]
 ACTIVITIES: dict[str, int]
 SUM_BYTES: dict[str, int]
 REGION_SPAN: int
@@ -112,7 +113,7 @@ class Handle:
 
 class MappedArrays:
     def __init__(self, handle: Handle, dtypes: list[np.dtype[Any]], writable: bool) -> None: ...
-    def array(self, number: int, keeper: object) -> npt.NDArray[Any]: ...
+    def array(self, number: int, keeper: object, slot: int = 0) -> npt.NDArray[Any]: ...
     def forget(self) -> None: ...
 
 class SegmentView:
@@ -156,8 +157,27 @@ def create(
     token: int,
     hash_key: bytes,
     mode: int,
-    arrays: list[tuple[int, npt.NDArray[np.uint8] | None]],
+    arrays: list[list[tuple[int, npt.NDArray[np.uint8] | None]]],
 ) -> Handle | None: ...
+def update(
+    handle: Handle,
+    rounds: Handle,
+    serial: int,
+    step: int,
+    changes: list[tuple[Any, ...]],
+    learning_rate: float | None,
+    timeout: float | None,
+) -> bool: ...
+def restore_parameters(
+    handle: Handle,
+    step: int,
+    changes: list[tuple[Any, ...]],
+    updates: list[int],
+    timeout: float | None,
+) -> None: ...
+def read_parameters(
+    handle: Handle, places: list[tuple[int, int, Any]], timeout: float | None
+) -> tuple[int, list[int]]: ...
 def remove_unfinished(path: str) -> bool: ...
 def semaphore_is_being_made(path: str) -> bool: ...
 

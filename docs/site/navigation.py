@@ -34,6 +34,7 @@ _SECTIONS: Final = {
     ),
     "Reference": (
         "docs/reference/accumulators",
+        "docs/reference/parameters",
         "docs/reference/shared-arrays",
         "docs/reference/records",
         "docs/reference/errors",

@@ -4,6 +4,7 @@ from typing import Any
 
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._gradients import arguments
@@ -21,11 +22,12 @@ _CLASSES: dict[str, type[Opened]] = {
     "dense": ConditionalAccumulator,
     "group": AccumulatorGroup,
     "arrays": SharedArrays,
+    "parameters": Parameters,
 }
 
 
 def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None = None) -> Found:
-    """Return the accumulator of that name, or the shared arrays, which are read-only then.
+    """Return what has that name: an accumulator, parameters, or shared arrays, read-only then.
 
     Args:
         shared_name: The name.

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from shmacc import _core
+from shmacc._accumulators import open_rounds
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments
 from shmacc.errors import (
@@ -106,14 +107,18 @@ class RoundBlock(Generic[_Result]):
         self._taken_round = taken = TakenRound(advance=True, seal=False)
         try:
             self._handle.open_round(taken, self._required, self._timeout, self._raises, caller)
-            return self._finish(taken)
+            given = self._finish(taken)
+            open_rounds.add(given, self._handle, taken)
         except BaseException as error:
             self._give_up()
             if taken.serial == 0 and type(error) is DeadlineExceededError:
                 raise with_attached(error, self._handle) from None
             raise
+        return given
 
     def _close(self, *, consume: bool) -> None:
+        if self._taken_round is not None:
+            open_rounds.remove(self._taken_round)
         if not consume or self._taken_round is None:
             self._give_up()
         elif not self._consume(self._taken_round):
@@ -135,6 +140,8 @@ class RoundBlock(Generic[_Result]):
             self._give_up()
 
     def _give_up(self) -> None:
+        if self._taken_round is not None:
+            open_rounds.remove(self._taken_round)
         # A round that has ended is none of this handle's any more, which is no error here.
         if self._taken_round is not None and self._taken_round.serial != 0:
             with contextlib.suppress(ShmaccError):

@@ -43,6 +43,13 @@ def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, Val
     return state
 
 
+def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]:
+    """Return the state of the same accumulator at that step, with nothing in it."""
+    empty = {key: state[key] for key in ("members", "specs")}
+    nothing = {"count": np.array(0), "weight": np.array(0), "contributors": np.empty(0, np.int64)}
+    return {**empty, "step": np.array(step), **nothing}
+
+
 def from_arrays(
     state: Any, specs: tuple[MemberSpec, ...]
 ) -> tuple[list[Part], int, arguments.Terms]:

@@ -1,7 +1,7 @@
 """Arrays in shared memory, by name: the parameters that gradients are computed from."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
 
@@ -13,6 +13,11 @@ from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc.errors import DataLossError, FailedPreconditionError
+
+_WHAT_KIND = {
+    "arrays": "shared arrays (shmacc.SharedArrays)",
+    "parameters": "parameters (shmacc.Parameters), which only updates change",
+}
 
 
 class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
@@ -39,6 +44,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     __slots__ = ("_mapped", "_numbers", "_writable")
 
     _KIND = "arrays"
+    _NOUN: ClassVar[str] = "shared arrays"
 
     def __init__(
         self,
@@ -92,7 +98,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             shared_name,
             Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
             own=True,
-            contents=lambda: [array.contents() for array in asked],
+            contents=lambda: [[array.contents()] for array in asked],
         )
 
     @classmethod
@@ -116,7 +122,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         Raises:
             NotFoundError: There are none, and no timeout.
             DeadlineExceededError: There were none until the end of the timeout.
-            InvalidArgumentError: No possible name, a bad timeout, or the name is an accumulator's.
+            InvalidArgumentError: No possible name, a bad timeout, or the name is an accumulator's,
+                or that of `Parameters`, and `writable` is set: only updates change them.
             PermissionDeniedError: They are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
@@ -124,10 +131,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     def _examine(self, config: dict[str, Any], own: bool | None, asked: Spec | None) -> None:
         self._writable = bool(own)
-        if config["kind"] != layout.KINDS[self._KIND]:
-            what = f"{self._shared_name!r} is the name of an accumulator"
-            kind = layout.KIND_NAMES[config["kind"]]
-            raise handles.disagreement(self._segment_name, what, "kind", kind, self._KIND)
+        self._check_kind(layout.KIND_NAMES[config["kind"]], constructed=asked is not None)
         try:
             existing = tuple(map(given.of_config, config["members"]))
             self._mapped = _core.MappedArrays(
@@ -136,8 +140,24 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         except DataLossError as error:
             raise error.about(self._segment_name.system_name) from None
         self._numbers = {member.name: number for number, member in enumerate(existing)}
+        self._keep(existing)
         if asked is not None:
             self._check_agreement(existing, asked)
+
+    def _check_kind(self, kind: str, *, constructed: bool) -> None:
+        """Parameters may be read as shared arrays, too."""
+        if kind == self._KIND or (kind == "parameters" and not constructed and not self._writable):
+            return
+        what = f"{self._shared_name!r} is the name of {_WHAT_KIND.get(kind, 'an accumulator')}"
+        raise handles.disagreement(self._segment_name, what, "kind", kind, self._KIND)
+
+    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Keep what a subclass needs of the arrays' specs; DataLossError if they are damaged."""
+
+    def _differences(
+        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
+    ) -> Iterator[tuple[str, str, str]]:
+        return given.differences(name, has, wants)
 
     def _check_agreement(self, existing: tuple[MemberSpec, ...], asked: Spec) -> None:
         has = {member.name: member for member in existing}
@@ -145,12 +165,12 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         differences = [
             difference
             for name in wants | has
-            for difference in given.differences(name, has.get(name), wants.get(name))
+            for difference in self._differences(name, has.get(name), wants.get(name))
         ]
         mode = self._handle.mode
         if asked.mode not in {None, mode}:
             differences.append(("mode", f"{mode:04o}", f"{asked.mode:04o}"))
-        exist = f"The shared arrays {self._shared_name!r} exist"
+        exist = f"The {self._NOUN} {self._shared_name!r} exist"
         for what, found, wanted in differences:
             raise handles.disagreement(self._segment_name, exist, what, found, wanted)
 
@@ -241,4 +261,4 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     def _check_open(self) -> None:
         if self._handle.closed:
-            raise FailedPreconditionError(f"The shared arrays {self._shared_name!r} are closed")
+            raise FailedPreconditionError(f"The {self._NOUN} {self._shared_name!r} are closed")

@@ -115,7 +115,10 @@ def of_config(config: dict[str, Any]) -> MemberSpec:
     dtype = _BOOL if number == _BOOL.number else dtypes.by_number(number)
     if dtype is None or declared is None or config["kind"] != layout.KINDS["dense"]:
         raise DataLossError(f"array {config['name']!r} has an unknown dtype or shape")
-    return MemberSpec(config["name"], "dense", dtype, tuple(declared), REDUCTION)
+    number, numbers = config["optimizer"]
+    return MemberSpec(
+        config["name"], "dense", dtype, tuple(declared), REDUCTION, (number, tuple(numbers))
+    )
 
 
 def differences(

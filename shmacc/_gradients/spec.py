@@ -66,6 +66,7 @@ class MemberSpec:
         dtype: The dtype of its gradients.
         shape: The declared shape, None for unknown dimensions; None for an unknown rank.
         reduction: "MEAN", "SUM" or "CMEAN".
+        optimizer: Of an array of parameters: its number and its numbers (``Optimizer.config``).
     """
 
     name: str
@@ -73,6 +74,7 @@ class MemberSpec:
     dtype: dtypes.DType
     shape: Shape
     reduction: str
+    optimizer: tuple[int, tuple[float, ...]] = (0, ())
 
     @classmethod
     def of_config(cls, config: dict[str, Any]) -> Self | None:
@@ -104,6 +106,7 @@ class MemberSpec:
             declared,
             lowest,
             highest,
+            self.optimizer,
         )
 
     def tensor_spec(self) -> TensorSpec:

@@ -13,8 +13,11 @@ MAX_LANES = _core.MAX_LANES
 
 KINDS = _core.KINDS
 KIND_NAMES = {number: name for name, number in KINDS.items()}
+ARRAYS = {KINDS["arrays"], KINDS["parameters"]}
+"""The kinds of segments in which nothing is accumulated."""
 REDUCTIONS = _core.REDUCTIONS
 REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
+OPTIMIZERS = _core.OPTIMIZERS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
 SUMS = _core.SUMS
 """The types that sums are kept in, by NumPy's name."""

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from shmacc._gradients.spec import Spec  # needs NumPy, which inspection does not
     from shmacc._opening.options import Options, Owners  # likewise
 
-Contents = Callable[[], list[tuple[int, Any]]]
-"""Returns new shared arrays as the extension takes them: bytes, and contents (None: zeros)."""
+Contents = Callable[[], list[list[tuple[int, Any]]]]
+"""Returns new shared arrays as the extension takes them: for each its bytes and contents (None:
+zeros; fewer bytes: repeated), then those of its optimizer's slots."""
 
 _SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
 _LONGEST_PAUSE = 0.010
@@ -173,7 +174,7 @@ def _already_exists(name: SegmentName) -> AlreadyExistsError:
 
 
 def _create(
-    name: SegmentName, spec: "Spec", arrays: list[tuple[int, Any]], *, unlink_on_close: bool
+    name: SegmentName, spec: "Spec", arrays: list[list[tuple[int, Any]]], *, unlink_on_close: bool
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1

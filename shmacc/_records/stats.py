@@ -1,7 +1,7 @@
 """A segment's counters."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,12 @@ class Stats:
         round_pid: The process that has a round open, as its own pid namespace knows it; None: no
             round is open.
         round_since: When it was opened, in seconds since the epoch; None: no round is open.
+        update: "begun" if an update of parameters by this round has begun, so that the round stays
+            as it is, whoever holds it or nobody; "in" once the update is in the parameters; None:
+            neither.
+        update_pid: The process that began it, or that found it in, as its own pid namespace knows
+            it.
+        update_since: When it began, in seconds since the epoch.
     """
 
     applied: int
@@ -44,6 +50,9 @@ class Stats:
     applied_bytes: int
     round_pid: int | None
     round_since: float | None
+    update: Literal["begun", "in"] | None
+    update_pid: int | None
+    update_since: float | None
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Stats":
@@ -64,4 +73,7 @@ class Stats:
             applied_bytes=state["applied_bytes"],
             round_pid=state["round_pid"] or None,
             round_since=state["round"]["since_ns"] / 1e9 if state["round_pid"] else None,
+            update=state["update"] and ("in" if state["update"]["is_in"] else "begun"),
+            update_pid=state["update"] and state["update"]["pid"],
+            update_since=state["update"] and state["update"]["since_ns"] / 1e9,
         )

@@ -207,7 +207,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
 
 
 def _check_is_taken_from(name: str, config: dict[str, Any]) -> None:
-    if config["kind"] == layout.KINDS["arrays"]:
+    if config["kind"] in layout.ARRAYS:
         raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
 
 
@@ -279,7 +279,7 @@ def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
         removable=summary.state is SegmentState.ORPHANED,
         why=summary.detail,
         # The system's ctime is only when the segment last grew or shrank.
-        created=status.st_ctime if summary.created is None else summary.created,
+        created=summary.created,
         used=summary.last_used,
         private=bool(summary.private),
     )

@@ -94,7 +94,7 @@ def summarise_values(name: str) -> ValueSummary:
     tally, all_still = _Tally(), True
     with open_view(resolve(name)) as view:
         config = view.config()
-        if config["kind"] == layout.KINDS["arrays"]:
+        if config["kind"] in layout.ARRAYS:
             raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
         for table, member in tables(view, config):
             dtype = dtypes.by_number(member["dtype"])

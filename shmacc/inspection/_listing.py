@@ -201,6 +201,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         owner = pwd.getpwuid(status.st_uid).pw_name
     except KeyError:
         owner = str(status.st_uid)
+    known.setdefault("created", status.st_ctime)
     known.setdefault("name", name)
     return Summary(
         state=state,
@@ -216,7 +217,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
 def summary_of(name: SegmentName, seen: Observation) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
-    accumulates = config["kind"] != layout.KINDS["arrays"]
+    accumulates = config["kind"] not in layout.ARRAYS
     members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
     details = [] if used else ["no living process has it attached"]
@@ -235,7 +236,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         lanes=config["lanes"] if accumulates else None,
         capacity=config["capacity"],
         private=config["is_private"],
-        global_step=state["step"] if accumulates else None,
+        global_step=state["step"] if accumulates or kind == "parameters" else None,
         num_accumulated=state["count"] if accumulates else None,
         rows=state["all_rows"] if accumulates else None,
         bytes_used=sum(region.used for region in regions_of(seen)),
@@ -283,7 +284,7 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
 
 def _integer(seen: Observation, number: int, dtype: str) -> int | None:
     """Return what a shared array without dimensions is, if it is an integer: read at once."""
-    if seen.config["kind"] != layout.KINDS["arrays"] or "int" not in dtype:
+    if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
         return None
     size = int(dtype.partition("int")[2]) // 8
     raw = seen.view.table(0, number).read(layout.REGIONS["rows 0"], 0, size)
@@ -328,7 +329,7 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
 
 def _bytes_of(config: dict[str, Any], member: dict[str, Any], state: dict[str, Any]) -> int:
     """Return the bytes of the sums that a lane has of a member, or of a shared array."""
-    if config["kind"] == layout.KINDS["arrays"]:
+    if config["kind"] in layout.ARRAYS:
         elements: int = math.prod(member["declared"])
         return elements * dtype_names.ITEM_BYTES[member["dtype"]]
     sparse = member["kind"] == layout.KINDS["sparse"]

@@ -63,7 +63,8 @@ class Summary:
         name: The parts of its name.
         state: Its state.
         detail: The reason, where the state alone does not explain it; else empty.
-        kind: "sparse", "dense", "group" or "arrays", which have no steps and no gradients.
+        kind: "sparse", "dense", "group"; or "arrays", "parameters", which have no gradients, and of
+            which only parameters have a step.
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
         reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
@@ -82,7 +83,7 @@ class Summary:
         owner: The owner's user name, or uid.
         owner_uid: The owner's uid.
         mode: Permission bits.
-        created: Seconds since the epoch; None: unknown (the file's times are those of its use).
+        created: Seconds since the epoch.
         last_used: When a process last attached or began an operation, likewise; None: unknown.
         stalls: Why it stands still; empty if it is not known to.
     """
@@ -93,8 +94,8 @@ class Summary:
     owner: str
     owner_uid: int
     mode: int
+    created: float
     bytes_reserved: int
-    created: float | None = None
     kind: str | None = None
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None

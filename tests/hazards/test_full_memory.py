@@ -22,10 +22,12 @@ from shmacc import (
     AccumulatorGroup,
     ConditionalAccumulator,
     IndexedSlicesSpec,
+    Parameters,
     SparseConditionalAccumulator,
     TensorSpec,
     errors,
     inspection,
+    optim,
     testing,
 )
 
@@ -473,3 +475,50 @@ def test_a_groups_apply_leaves_all_members_as_they_were() -> None:
     failed, succeeded = run_apart(_group, shm=SIZE)
     assert failed > 20
     assert succeeded > 6
+
+
+def _updates(*, restores: bool) -> tuple[int, int]:
+    """Try with every amount of room; how often it was too little, and how often enough."""
+    failed = succeeded = 0
+    table, rows = np.ones((2000, 8), "f4"), np.arange(0, 2000, 2)
+    for room in range(0, 240 * 1024, 2 * PAGE):
+        with Parameters({"table": table}, "params", optimizer=optim.Adagrad(0.1)) as params:
+            group = AccumulatorGroup(params.member_specs(["table"]), "full")
+            group.apply({"table": (rows, np.ones((1000, 8), "f4"))}, 0)
+            before = params.state()
+            leave(room)
+            with group.round(1) as taken:
+                try:
+                    params.restore(before) if restores else params.update(taken)
+                    succeeded += 1
+                except errors.ResourceExhaustedError as error:
+                    failed += 1
+                    says_it_all(error)
+                    assert group.stats().update is None
+                    for key, saved in params.state().items():
+                        assert saved.tobytes() == before[key].tobytes()
+                    make_room()
+                    params.update(taken)
+                else:
+                    make_room()
+                    if restores:
+                        params.update(taken)
+            assert params.step == group.global_step == 1
+            assert (params["table"][rows] < 1).all()
+            group.unlink()
+            group.close()
+            params.unlink()
+        assert testing.leaked_names() == ()
+    return failed, succeeded
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_an_update_leaves_everything_as_it_was(*, restores: bool) -> None:
+    """And its round is not final then; so does a restore."""
+
+    def act() -> tuple[int, int]:
+        return _updates(restores=restores)
+
+    failed, succeeded = run_apart(act, shm=SIZE)
+    assert failed > 6
+    assert succeeded > 3

@@ -74,6 +74,10 @@ class RoundState(ctypes.Structure):
         ("holder_participant", ctypes.c_uint64),
         ("holder_token", ctypes.c_uint64),
         ("holder_since_ns", ctypes.c_int64),
+        ("final_phase", ctypes.c_uint64),
+        ("final_serial", ctypes.c_uint64),
+        ("final_pid", ctypes.c_uint64),
+        ("final_since_ns", ctypes.c_int64),
         ("checksum", ctypes.c_uint64),
     )
 
@@ -170,6 +174,8 @@ class DirectoryEntry(ctypes.Structure):
         ("highest", ctypes.c_uint64),
         ("name_length", ctypes.c_uint32),
         ("name_words", ctypes.c_uint32),
+        ("optimizer_kind", ctypes.c_uint64),
+        ("optimizer_numbers", ctypes.c_double * 5),
     )
 
 

@@ -17,6 +17,7 @@ from shmacc import (
     ConditionalAccumulator,
     IndexedSlices,
     IndexedSlicesSpec,
+    Parameters,
     SparseConditionalAccumulator,
     TensorSpec,
 )
@@ -45,6 +46,15 @@ METHODS: Final[dict[type, dict[str, str]]] = {
         "take_grad": "(self, num_required, name=None, *, timeout=None)",
     },
     AccumulatorGroup: {"apply": "(self, gradient, local_step, " + TERMS},
+}
+
+OF_PARAMETERS: Final = {
+    "update": "(self, taken, values=None, *, learning_rate=None, timeout=None)",
+    "skip": "(self, taken, *, timeout=None)",
+    "snapshot": "(self, *, timeout=None)",
+    "state": "(self)",
+    "restore": "(self, state)",
+    "member_specs": "(self, sparse=())",
 }
 
 ALL: Final = {
@@ -128,6 +138,11 @@ def test_constructors(kind: type, name: str) -> None:
             getattr(acc, attribute)
             with pytest.raises(AttributeError):
                 setattr(acc, attribute, 1)
+
+
+def test_methods_of_parameters() -> None:
+    for name, signature in OF_PARAMETERS.items():
+        assert plain(getattr(Parameters, name)) == signature, name
 
 
 def test_a_group_is_constructed_of_specs() -> None:

@@ -35,14 +35,14 @@ class Apply : public Operation {
             activity.now(kApplies);
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
-            const bool open = round_is_open(session.round);
-            if (is_stale(session.round, open, request.local_step)) {
+            const bool closed = is_closed(session.round);
+            if (is_stale(session.round, closed, request.local_step)) {
                 drop(session, activity, request.count);
                 return false;
             }
             Activity what = kWaitsForRound;
             int64_t until = kForever;
-            if (!open) {
+            if (!closed) {
                 if (!everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request)) {
                     everywhere = true;
                     continue;
@@ -76,7 +76,7 @@ class Apply : public Operation {
             }
             session.release();
             if (past(request.deadline)) apply_deadline_exceeded();
-            if (open && give_up_offered(session.round.holder)) continue;
+            if (closed && give_up_offered(session.round.holder)) continue;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
     }
@@ -85,7 +85,7 @@ class Apply : public Operation {
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, false, kForever, interruption_);
-        if (!is_stale(session.round, round_is_open(session.round), local_step)) return false;
+        if (!is_stale(session.round, is_closed(session.round), local_step)) return false;
         drop(session, activity, gradients);
         return true;
     }
@@ -101,6 +101,7 @@ class Apply : public Operation {
         round.step = step;
         round.sealed = 0;
         round.holder = {};
+        round.final = {};
         round.spread = ++round.round;
         put_in(session, request, [&] {
             round.needs = session.state.generation + 1;
@@ -126,9 +127,9 @@ class Apply : public Operation {
             "not added, nothing was changed");
     }
 
-    // open: whether a round is open; its step counts as closed.
-    static bool is_stale(const RoundState& round, bool open, int64_t local_step) {
-        return local_step < round.step || round.sealed || (open && local_step == round.step);
+    // closed: whether a round is open, or final: its step takes no more.
+    static bool is_stale(const RoundState& round, bool closed, int64_t local_step) {
+        return local_step < round.step || round.sealed || (closed && local_step == round.step);
     }
 
     // Without the lock, until the step moves on, a take or a round ends, or the deadline.

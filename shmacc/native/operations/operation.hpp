@@ -47,6 +47,16 @@ class Operation {
         return round.holder.serial != 0 &&
                segment_.presence().alive(static_cast<uint32_t>(round.holder.participant), round.holder.token);
     }
+    // Whether an update by this round has begun: nothing more gets in, whoever holds it or nobody (update.hpp).
+    static bool is_final(const RoundState& round) { return round.final.phase != kNotFinal; }
+    bool is_closed(const RoundState& round) { return is_final(round) || round_is_open(round); }
+    [[noreturn]] static void refuse_in_update(const RoundState& round, const std::string& what) {
+        throw Error(Failure::kFailedPrecondition,
+                    what + ": an update of parameters by the round of step " + std::to_string(round.step) +
+                        " has begun (pid " + std::to_string(round.final.pid) +
+                        "), so that round ends only when the update is in, or is skipped: open the round, "
+                        "which gives the same gradients, and call Parameters.update or Parameters.skip");
+    }
     // The end of an operation, after its commit, that may let others go on.
     template <class Session>
     void let_others_go_on(Session& session) {

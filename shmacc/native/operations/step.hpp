@@ -14,6 +14,8 @@ class Step : public Operation {
     int64_t set_step(int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
+        if (is_final(session.state))
+            refuse_in_update(session.state, "The step cannot be set, which would keep the gradients");
         const int64_t old = session.state.step;
         session.state.step = step;
         session.state.holder = {};
@@ -26,8 +28,14 @@ class Step : public Operation {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         if (step <= session.state.step) return 0;
-        const int64_t dropped = session.count();
+        if (session.state.final.phase == kUpdateBegun)
+            refuse_in_update(session.state, "The step cannot move on");
+        // Of a round that is in the parameters nothing is dropped: it was taken.
+        const bool taken = session.state.final.phase == kUpdateIn;
+        const int64_t count = session.count(), dropped = taken ? 0 : count;
         session.next_round();
+        session.state.takes += taken;
+        session.state.taken += static_cast<uint64_t>(count - dropped);
         session.state.discarded += static_cast<uint64_t>(dropped);
         session.state.step = step;
         session.state.sealed = 0;
@@ -41,6 +49,7 @@ class Step : public Operation {
         if (round_is_open(session.state))
             throw Error(Failure::kFailedPrecondition,
                         "A round is open: its end unseals the step, and nothing else does");
+        if (is_final(session.state)) refuse_in_update(session.state, "The step cannot be opened again");
         session.state.sealed = 0;
         commit(session);
     }

@@ -44,8 +44,11 @@ class Take : public Operation {
                 const int64_t count = session.count();
                 const bool first = !open &&
                                    (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
-                const bool heads = !open && !first && count >= queue[head].num_required;
-                if (request.num_required == 0 || (first && count >= request.num_required)) {
+                // A final round is there for whoever comes first, whatever number it asks for.
+                const bool final = is_final(session.state);
+                const bool heads = !open && !first && (final || count >= queue[head].num_required);
+                if (final && !open) check_may_take(session.state, request, first);
+                if (request.num_required == 0 || (first && (final || count >= request.num_required))) {
                     if (!copy || !copy->is_of(session, open || heads)) {
                         copy.reset();  // two at a time might not fit
                         copy.emplace(session, *segment_.specs(), request, open || heads);
@@ -91,6 +94,11 @@ class Take : public Operation {
         RoundSession session(segment_, deadline, interruption_);
         if (!session.held() || session.state.holder.serial != serial) return false;
         if (consume) {
+            if (session.state.final.phase == kUpdateBegun) {
+                const RoundState round = session.state;
+                open_again(session);
+                refuse_in_update(round, "The block cannot end in order");
+            }
             activity.now(kTakes);
             activity.entry().taken += static_cast<uint64_t>(session.count());
             this->consume(session, true, false);
@@ -178,7 +186,7 @@ class Take : public Operation {
             // worth asking as long as this take could not be served: the apply that changes that removes the
             // dead, and wakes the head.
             const Totals now = totals(segment_);
-            if (now.count >= request.num_required && !round_is_open(now.round)) {
+            if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();
                 if (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head) ||
                     !queue.alive(head))
@@ -193,6 +201,12 @@ class Take : public Operation {
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
 
+    // Of a final round that nobody holds: sums are handed out no more; and it is consumed when its update is in.
+    static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
+        if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
+        if (first && !request.hold && round.final.phase == kUpdateBegun)
+            refuse_in_update(round, "It cannot be taken");
+    }
     static void check_step_can_advance(const RoundState& state) {
         if (state.step == INT64_MAX)
             throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");

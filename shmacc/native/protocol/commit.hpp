@@ -181,7 +181,9 @@ class Committed {
             return true;
     }
 
-    static bool in_range(const RoundState& state) { return state.sealed <= 1; }
+    static bool in_range(const RoundState& state) {
+        return state.sealed <= 1 && state.final.phase <= kUpdateIn;
+    }
     static bool in_range(const LaneState& state) {
         bool fits = state.count >= 0 && state.weight >= 0;
         for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;

@@ -20,7 +20,7 @@ class Lane {
     // states: its stretch of the States region.
     Lane(std::shared_ptr<SegmentFile> file, const Config& config, const MemberSpecs& specs, uint32_t number,
          unsigned char* states)
-        : number_(number), alone_(config.lanes == 1), specs_(specs),
+        : number_(number), alone_(config.lanes == 1), parameters_(config.kind == kParameters), specs_(specs),
           header_(*reinterpret_cast<LaneHeader*>(states)),
           members_(reinterpret_cast<MemberStates*>(states + sizeof(LaneHeader))),
           mapping_(std::move(file), first_region(config, number), regions_of_lane(config)),
@@ -76,6 +76,8 @@ class Lane {
         store_relaxed(header_.journal.generation, state.generation + 1);
         store_barrier();
     }
+    // For who counts the complete undo records itself (rows/optimizers.hpp).
+    uint64_t* published() { return &header_.journal.records; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {
         compiler_barrier();
@@ -154,9 +156,11 @@ class Lane {
             mapping_.limit(region, state.reserved[region]);
     }
     inline void put_back(LaneState& state, uint64_t records);
+    inline void put_arrays_back(LaneState& state, uint64_t entries);  // saved_arrays.hpp
 
     const uint32_t number_;
     const bool alone_;
+    const bool parameters_;
     const MemberSpecs& specs_;
     LaneHeader& header_;
     MemberStates* const members_;
@@ -293,7 +297,10 @@ inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
 
 inline void Lane::recover(LaneState& state, uint64_t deaths) {
     const uint64_t records = load(header_.journal.records);
-    if (records > 0) put_back(state, records);
+    if (records > 0 && parameters_)
+        put_arrays_back(state, records);
+    else if (records > 0)
+        put_back(state, records);
     for (uint32_t i = 0; i < tables(); ++i)
         for (MemberState& copy : members_[i].copies)
             if (load_relaxed(copy.generation) > state.generation) store(copy.generation, uint64_t{0});

@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "protocol/lane.hpp"
+#include "protocol/saved_arrays.hpp"
 #include "protocol/wait_queue.hpp"
 #include "segment/caller.hpp"
 #include "segment/semaphore.hpp"

@@ -35,6 +35,8 @@
 // segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
 #pragma once
 
+#include <array>
+
 #include "protocol/open_segment.hpp"
 
 namespace shmacc {
@@ -114,12 +116,15 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// A new segment under these names, open as it was made; null if the segment's name is taken. rows: how much of each
-// member's Rows0 region is recorded as reserved; `fill(file, config)` does that, before anything has a name.
+// Of each region of an array.
+using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
+
+// A new segment under these names, open as it was made; null if the segment's name is taken. arrays: how much of each
+// member's regions is recorded as reserved, in the order of kArrayRegions; `fill(file, config)` does that, before anything has a name.
 template <class Fill>
 std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config, const MemberSpecs& members,
-                                            const std::vector<uint64_t>& rows, Fill fill) {
+                                            const std::vector<ArrayBytes>& arrays, Fill fill) {
     const std::vector<uint64_t> directory = pack_directory(members);
     config.members = static_cast<uint32_t>(members.size());
     config.directory_bytes = directory.size() * 8;
@@ -137,7 +142,8 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
         lane->state[0].checksum = checksum_of(lane->state[0]);
         auto* tables = reinterpret_cast<MemberStates*>(lane + 1);
         for (uint32_t j = 0; j < tables_of(config); ++j) {
-            if (j < rows.size()) tables[j].copies[0].reserved[kRows0] = rows[j];
+            for (uint32_t k = 0; j < arrays.size() && k < arrays[j].size(); ++k)
+                tables[j].copies[0].reserved[kArrayRegions[k]] = arrays[j][k];
             tables[j].copies[0].checksum = checksum_of(tables[j].copies[0]);
         }
     }

@@ -286,6 +286,7 @@ class RoundSession {
         if (state.round % Lane::kSmallRounds == 0) trim();
         ++state.round;
         state.holder = {};
+        state.final = {};
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }

@@ -1,4 +1,4 @@
-// Arrays in shared memory: segments of the kind kArrays.
+// Arrays in shared memory: segments of the kinds kArrays and kParameters.
 //
 // Such a segment gets its name, is attached and loses its name like any other (opening.hpp). It has one lane,
 // in which nothing is ever accumulated. The Directory has each array's name, dtype and shape as those of a
@@ -9,9 +9,10 @@
 //
 // That holds because they are reserved and written in a file without a name: a full /dev/shm, a signal handler that
 // raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
-// written. What a process has written when it dies, stays: there is nothing to undo it by. What cannot fit is refused
-// before any of it is reserved: on the way to the refusal other processes would find /dev/shm full, and a
-// container would exceed its memory.
+// written. What a process has written into shared arrays when it dies, stays: there is nothing to undo it by.
+// Parameters are written by updates alone (operations/update.hpp). What cannot fit is refused before any of it is
+// reserved: on the way to the refusal other processes would find /dev/shm full, and a container would exceed its
+// memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the
 // array or a view of it does, whatever becomes of the handle, of the descriptor, of the name. A process reserves
@@ -19,6 +20,7 @@
 // next access after another program has truncated the file.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -29,31 +31,37 @@ namespace shmacc {
 // What an array occupies. One without elements has a page as well: a mapping is not empty.
 inline uint64_t reserved_for(uint64_t bytes) { return page_up(std::max<uint64_t>(bytes, 1)); }
 
-inline uint32_t region_of_array(const Config& config, uint32_t number) {
-    return first_region(config, 0) + kLaneRegions + number * kMemberRegions + kRows0;
+// region: in kArrayRegions.
+inline uint32_t region_of_array(const Config& config, uint32_t number, uint32_t region) {
+    return first_region(config, 0) + kLaneRegions + number * kMemberRegions + kArrayRegions[region];
 }
 
 // The arrays of a segment that is being made.
 class NewArrays {
   public:
-    // In order of the members: how many bytes each has, and these bytes, or None for zeros.
-    explicit NewArrays(const nb::list& given) {
-        for (const nb::handle item : given) {
-            const auto [bytes, contents] = nb::cast<std::tuple<uint64_t, nb::object>>(item);
-            if (bytes > kRegionSpan)
-                throw Error(Failure::kInvalidArgument, "An array has more than 2**40 bytes");
-            Array& made = arrays_.emplace_back(Array{bytes, nullptr});
-            if (contents.is_none()) continue;
-            made.contents = std::make_unique<ArrayBuffer<unsigned char>>(contents, 1);
-            if (made.contents->size() != bytes)
-                throw Error(Failure::kInvalidArgument, "An array's contents have the wrong size");
+    // In order of the members: what each has in its regions, as (bytes, contents). Contents: None for zeros;
+    // fewer bytes than there are fill them again and again.
+    explicit NewArrays(const nb::list& given) : members_(given.size()) {
+        for (uint32_t member = 0; member < members_; ++member) {
+            uint32_t region = 0;
+            for (const nb::handle item : nb::cast<nb::list>(given[member])) {
+                const auto [bytes, contents] = nb::cast<std::tuple<uint64_t, nb::object>>(item);
+                if (bytes > kRegionSpan || region >= std::size(kArrayRegions))
+                    throw Error(Failure::kInvalidArgument,
+                                "An array has more than 2**40 bytes, or two slots");
+                Array& made = arrays_.emplace_back(Array{member, region++, bytes, nullptr});
+                if (contents.is_none()) continue;
+                made.contents = std::make_unique<ArrayBuffer<unsigned char>>(contents, 1);
+                if (made.contents->size() > bytes || (made.contents->size() == 0 && bytes > 0))
+                    throw Error(Failure::kInvalidArgument, "An array's contents have the wrong size");
+            }
         }
     }
 
-    size_t size() const { return arrays_.size(); }
-    std::vector<uint64_t> reserved() const {
-        std::vector<uint64_t> reserved;
-        for (const Array& array : arrays_) reserved.push_back(reserved_for(array.bytes));
+    size_t members() const { return members_; }
+    std::vector<ArrayBytes> reserved() const {
+        std::vector<ArrayBytes> reserved(members_);
+        for (const Array& array : arrays_) reserved[array.member][array.region] = reserved_for(array.bytes);
         return reserved;
     }
 
@@ -63,7 +71,7 @@ class NewArrays {
     // inherits the descriptor, and with it the memory, like any other.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
-        for (const uint64_t bytes : reserved()) total += bytes;
+        for (const Array& array : arrays_) total += reserved_for(array.bytes);
         const std::string what = "the arrays have " + std::to_string(total) + " bytes in total";
         const struct statvfs space = space_of_directory();
         if (space.f_blocks && total > free_bytes(space))  // without blocks it has no limit (size=0)
@@ -80,21 +88,24 @@ class NewArrays {
                 released.check_signals();
             }
         };
-        for (uint32_t i = 0; i < arrays_.size(); ++i) {
-            const uint64_t region = region_offset(region_of_array(config, i));
-            in_pieces(reserved_for(arrays_[i].bytes), [&](uint64_t from, uint64_t bytes) {
-                if (int failed = reserve_pieces(file.fd(), region + from, bytes))
+        const auto region_of = [&](const Array& array) {
+            return region_offset(region_of_array(config, array.member, array.region));
+        };
+        for (const Array& array : arrays_) {
+            in_pieces(reserved_for(array.bytes), [&](uint64_t from, uint64_t bytes) {
+                if (int failed = reserve_pieces(file.fd(), region_of(array) + from, bytes))
                     system_failure(what + ", and reserving", failed, left);
                 left -= bytes;
                 return bytes;
             });
         }
-        for (uint32_t i = 0; i < arrays_.size(); ++i) {
-            if (!arrays_[i].contents) continue;
-            const uint64_t region = region_offset(region_of_array(config, i));
-            in_pieces(arrays_[i].bytes, [&](uint64_t from, uint64_t bytes) -> uint64_t {
-                const ssize_t written = pwrite(file.fd(), arrays_[i].contents->data() + from, bytes,
-                                               static_cast<off_t>(region + from));
+        for (const Array& array : arrays_) {
+            if (!array.contents) continue;
+            const uint64_t period = array.contents->size();
+            in_pieces(array.bytes, [&](uint64_t from, uint64_t bytes) -> uint64_t {
+                const ssize_t written = pwrite(file.fd(), array.contents->data() + from % period,
+                                               std::min(bytes, period - from % period),
+                                               static_cast<off_t>(region_of(array) + from));
                 if (written < 0 && errno != EINTR) system_failure("Writing an array", errno);
                 return written < 0 ? 0 : static_cast<uint64_t>(written);
             });
@@ -103,11 +114,13 @@ class NewArrays {
 
   private:
     struct Array {
+        uint32_t member, region;
         uint64_t bytes;
         std::unique_ptr<ArrayBuffer<unsigned char>> contents;
     };
     static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // between two looks for signals
 
+    const size_t members_;
     std::vector<Array> arrays_;
 };
 
@@ -142,7 +155,7 @@ class MappedArrays {
     MappedArrays(nb::object handle, const nb::list& dtypes, bool writable)
         : object_(std::move(handle)), handle_(nb::cast<Handle&>(object_)), writable_(writable) {
         OpenSegment& segment = handle_.intact();
-        if (segment.config().kind != kArrays || dtypes.size() != segment.config().members)
+        if (!has_arrays(segment.config().kind) || dtypes.size() != segment.config().members)
             throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
         need_numpy();
         uint64_t reserved = 0;
@@ -150,20 +163,27 @@ class MappedArrays {
             if (!PyArray_DescrCheck(dtypes[i].ptr())) throw nb::type_error("this is no dtype");
             const MemberSpec& spec = (*segment.specs())[i];
             if (spec.kind != kDense || !spec.round) data_loss("an array's shape is not known");
-            arrays_.push_back({dtypes[i], *spec.round, size_of(*spec.round, dtypes[i]), nullptr});
-            reserved += reserved_for(arrays_.back().bytes);
+            Dims dims = *spec.round;
+            const SlotShape slots = slots_of(spec.optimizer, dims.empty() ? 1 : dims.back());
+            for (uint32_t region = 0; region <= slots.count; ++region) {
+                if (region == 1 && slots.group > 1 && !dims.empty()) dims.pop_back();
+                arrays_[{i, region}] = {dtypes[i], dims, size_of(dims, dtypes[i]), nullptr};
+                reserved += reserved_for(arrays_[{i, region}].bytes);
+            }
         }
         if (reserved > static_cast<uint64_t>(segment.file().status().st_blocks) * 512)
             data_loss("its arrays are larger than what the segment occupies");
     }
 
-    // An ndarray, which keeps its memory mapped, and `keeper` alive.
-    nb::object array(uint32_t number, nb::object keeper) {
+    // An ndarray, which keeps its memory mapped, and `keeper` alive. slot: of the array's optimizer, from 1 on; 0:
+    // the array itself.
+    nb::object array(uint32_t number, nb::object keeper, uint32_t slot) {
         const OpenSegment::Use segment = handle_.attached();
-        if (number >= arrays_.size()) throw Error(Failure::kInvalidArgument, "The segment has no such array");
-        const Array& array = arrays_[number];
+        const auto found = arrays_.find({number, slot});
+        if (found == arrays_.end()) throw Error(Failure::kInvalidArgument, "The segment has no such array");
+        const Array& array = found->second;
         std::shared_ptr<ArrayMapping> mapping = array.mapping;
-        if (!mapping) mapping = map(*segment, number);
+        if (!mapping) mapping = map(*segment, found->first);
         std::vector<npy_intp> dims(array.dims.begin(), array.dims.end());
         nb::object made = nb::steal(
             PyArray_NewFromDescr(&PyArray_Type,
@@ -184,10 +204,11 @@ class MappedArrays {
 
     // Arrays that were handed out keep what they need.
     void forget() {
-        for (Array& array : arrays_) array.mapping.reset();
+        for (auto& [place, array] : arrays_) array.mapping.reset();
     }
 
   private:
+    using Place = std::pair<uint32_t, uint32_t>;  // its number, and the region in kArrayRegions
     struct Array {
         nb::object dtype;
         Dims dims;
@@ -215,14 +236,15 @@ class MappedArrays {
 
     // Without the GIL: reserving much takes long. Another thread may do the same meanwhile, or close the
     // handle.
-    std::shared_ptr<ArrayMapping> map(OpenSegment& segment, uint32_t number) {
+    std::shared_ptr<ArrayMapping> map(OpenSegment& segment, const Place& place) {
+        Array& array = arrays_[place];
         std::shared_ptr<ArrayMapping> made;
         {
             WithoutGil released;
-            made = std::make_shared<ArrayMapping>(segment.file(), region_of_array(segment.config(), number),
-                                                  arrays_[number].bytes, writable_);
+            made = std::make_shared<ArrayMapping>(segment.file(),
+                                                  region_of_array(segment.config(), place.first, place.second),
+                                                  array.bytes, writable_);
         }
-        Array& array = arrays_[number];
         if (array.mapping) return array.mapping;
         if (!handle_.closed()) array.mapping = made;
         return made;
@@ -231,7 +253,7 @@ class MappedArrays {
     const nb::object object_;
     Handle& handle_;
     const bool writable_;
-    std::vector<Array> arrays_;
+    std::map<Place, Array> arrays_;
 };
 
 }  // namespace shmacc

@@ -25,6 +25,9 @@ inline nb::dict describe(const MemberSpec& member) {
     out["components"] = member.components;
     out["reduction"] = member.reduction;
     out["declared"] = member.declared ? nb::cast(*member.declared) : nb::none();
+    const auto& numbers = member.optimizer.numbers;
+    out["optimizer"] = nb::make_tuple(member.optimizer.kind,
+                                      std::vector<double>(std::begin(numbers), std::end(numbers)));
     return out;
 }
 
@@ -71,6 +74,14 @@ inline nb::dict describe(const Totals& now) {
         round["token"] = now.round.holder.token;
         round["since_ns"] = now.round.holder.since_ns;
         out["round"] = round;
+    }
+    out["update"] = nb::none();
+    if (now.round.final.phase != kNotFinal) {
+        nb::dict update;
+        update["is_in"] = now.round.final.phase == kUpdateIn;
+        update["pid"] = now.round.final.pid;
+        update["since_ns"] = now.round.final.since_ns;
+        out["update"] = update;
     }
     return out;
 }

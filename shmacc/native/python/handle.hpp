@@ -258,6 +258,13 @@ class Handle {
         segment->wait_queue().announce_progress();
     }
 
+    // An operation on parameters (python/parameters.hpp).
+    template <class Call>
+    auto update(Call call) {
+        return run<Update>(call);
+    }
+    bool holds_round(uint64_t serial) const { return !closed_ && rounds_.has(serial); }
+
     nb::tuple some_attached() const { return shmacc::some_attached(intact().presence()); }
 
     int64_t step() const {

@@ -1,5 +1,6 @@
 // The extension module: shmacc._core.
 #include "python/arrays.hpp"
+#include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
 
@@ -15,7 +16,7 @@ nb::object give_to_python(std::unique_ptr<T> made) {
     return object;
 }
 
-// (name, kind, dtype, sum, components, reduction, declared, lowest, highest), as spec.py makes it.
+// (name, kind, dtype, sum, components, reduction, declared, lowest, highest, optimizer), as spec.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
     MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
                     nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
@@ -27,6 +28,11 @@ MemberSpec member_spec(const nb::tuple& given) {
     if (spec.declared && spec.declared->size() > kMaxRank)
         throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
     spec.set_round();
+    const auto [optimizer, numbers] = nb::cast<std::tuple<uint64_t, std::vector<double>>>(given[9]);
+    if (optimizer >= kOptimizerKinds || numbers.size() > std::size(spec.optimizer.numbers))
+        throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
+    spec.optimizer.kind = optimizer;
+    std::copy(numbers.begin(), numbers.end(), spec.optimizer.numbers);
     return spec;
 }
 
@@ -56,12 +62,12 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     MemberSpecs specs;
     for (const nb::handle member : members) specs.push_back(member_spec(nb::borrow<nb::tuple>(member)));
     const NewArrays made_with(arrays);
-    if (made_with.size() != (kind == kArrays ? specs.size() : 0))
+    if (made_with.members() != (has_arrays(kind) ? specs.size() : 0))
         throw Error(Failure::kInvalidArgument, "The configuration is out of range");
     std::optional<std::pair<std::string, std::string>> own_names;
     if (is_private || unlink_on_close) own_names.emplace(path, semaphore_path);
     const auto fill = [&](const SegmentFile& made, const Config& made_config) {
-        if (made_with.size() > 0) made_with.fill(made, made_config);
+        if (made_with.members() > 0) made_with.fill(made, made_config);
     };
     const auto file = create_segment(path, semaphore_path, config, specs, made_with.reserved(), fill);
     if (!file) return nb::none();
@@ -130,6 +136,7 @@ void export_layout(nb::module_& m) {
     m.attr("KINDS") = by_name(kKindNames);
     m.attr("REDUCTIONS") = by_name(kReductionNames);
     m.attr("SUMS") = by_name(kSumNames);
+    m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
     m.attr("ACTIVITIES") = by_name(kActivityNames);
     nb::dict sizes;
     for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
@@ -266,7 +273,7 @@ NB_MODULE(_core, m) {
     nb::class_<MappedArrays>(m, "MappedArrays")
         .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
              nb::arg("writable"))
-        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"))
+        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"), nb::arg("slot") = 0)
         .def("forget", &MappedArrays::forget);
 
     nb::class_<SegmentView>(m, "SegmentView")
@@ -288,6 +295,12 @@ NB_MODULE(_core, m) {
         .def_prop_ro("used", &SegmentView::used)
         .def_prop_ro("links", &SegmentView::links)
         .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
+
+    m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
+          nb::arg("step"), nb::arg("changes"), nb::arg("learning_rate").none(), nb::arg("timeout").none());
+    m.def("restore_parameters", &restore_parameters, nb::arg("handle"), nb::arg("step"), nb::arg("changes"),
+          nb::arg("updates"), nb::arg("timeout").none());
+    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("timeout").none());
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
     m.def("view", &view_segment, nb::arg("path"));

@@ -13,6 +13,7 @@
 #include "operations/apply.hpp"
 #include "operations/step.hpp"
 #include "operations/take.hpp"
+#include "operations/update.hpp"
 #include "rows/halves.hpp"
 #include "rows/weights.hpp"
 

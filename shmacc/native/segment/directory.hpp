@@ -31,6 +31,7 @@ struct MemberSpec {
 
     // The declared dims of a round's values, sparse: without the leading one; none if some are unknown.
     std::optional<Dims> round;
+    OptimizerSpec optimizer = {};  // of an array of parameters
 
     uint64_t number_bytes() const { return sum_bytes(sum); }
     uint64_t row_bytes(const MemberState& state) const { return state.row_elements * number_bytes(); }
@@ -62,6 +63,7 @@ struct DirectoryEntry {
     uint64_t highest;
     uint32_t name_length;
     uint32_t name_words;  // of 8 bytes
+    OptimizerSpec optimizer;
 };
 static_assert(sizeof(DirectoryEntry) % 8 == 0, "entries are whole words");
 
@@ -82,7 +84,8 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
                                    member.lowest,
                                    member.highest,
                                    static_cast<uint32_t>(member.name.size()),
-                                   static_cast<uint32_t>(name_words)};
+                                   static_cast<uint32_t>(name_words),
+                                   member.optimizer};
         const size_t at = words.size();
         words.resize(at + sizeof entry / 8 + rank + name_words);
         std::memcpy(&words[at], &entry, sizeof entry);
@@ -108,13 +111,15 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
                           entry.name_words == (entry.name_length + 7) / 8 &&
                           (entry.kind == kSparse || entry.kind == kDense) && is_named(kSumNames, entry.sum) &&
                           entry.components >= 1 && entry.components <= 2 &&
-                          is_named(kReductionNames, entry.reduction);
+                          is_named(kReductionNames, entry.reduction) &&
+                          entry.optimizer.kind < kOptimizerKinds &&
+                          (entry.optimizer.kind == kNoOptimizer || entry.sum <= kFloat64);
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + entry.name_words)
             data_loss("its directory of members is out of range");
         MemberSpec member{
             entry.kind,    entry.dtype, entry.sum, entry.components, entry.reduction, {}, entry.lowest,
-            entry.highest, {},          {}};
+            entry.highest, {},          {},        entry.optimizer};
         if (known) {
             member.declared.emplace(rank);
             if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);

@@ -27,6 +27,10 @@
 //   Rows0         the rows' sums, one slot after the other; for a dense member one of two buffers
 //   Rows1         a dense member's other buffer
 //
+// Shared arrays and parameters have one lane, in which nothing is accumulated. Array m is the front of member m's
+// Rows0; of parameters its optimizer's slots are in Index0 and Index1 (ArrayRegion), and the undo log is of the
+// update that runs (SavedArray).
+//
 // Everything is little-endian native words; the version is part of the magic check, so a segment of another
 // layout is refused, never misread.
 #pragma once
@@ -55,6 +59,9 @@ enum Region : uint32_t {
 };
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
 enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
+// Of an array of parameters: what it contains, and its optimizer's slots.
+constexpr uint32_t kArrayRegions[] = {kRows0, kIndex0, kIndex1};
+constexpr uint32_t kMaxSlots = 2;
 
 // Of a view of one table (segment_view.hpp): the fixed regions, those of its lane, those of its member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
@@ -104,11 +111,13 @@ constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // pro
 constexpr uint32_t kMaxWaiters = 4096;
 
 // Of a segment; a member is sparse or dense.
-enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4 };
+enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5 };
 constexpr Named kKindNames[] = {{kSparse, "sparse"},
                                 {kDense, "dense"},
                                 {kGroup, "group"},
-                                {kArrays, "arrays"}};
+                                {kArrays, "arrays"},
+                                {kParameters, "parameters"}};
+constexpr bool has_arrays(uint32_t kind) { return kind == kArrays || kind == kParameters; }
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // The types of sums. Half types sum in float, integers in 64 bits, complex ones as pairs.
@@ -117,6 +126,18 @@ constexpr Named kSumNames[] = {{kFloat32, "float32"},
                                {kFloat64, "float64"},
                                {kInt64, "int64"},
                                {kUint64, "uint64"}};
+
+// What updates make of an array of parameters (rows/optimizers.hpp).
+enum OptimizerKind : uint32_t { kNoOptimizer, kSgd, kAdagrad, kRmsprop, kAdam, kFtrl, kOptimizerKinds };
+constexpr Named kOptimizerNames[] = {
+    {kSgd, "SGD"}, {kAdagrad, "Adagrad"}, {kRmsprop, "RMSprop"}, {kAdam, "Adam"}, {kFtrl, "Ftrl"},
+};
+static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
+// Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first.
+struct OptimizerSpec {
+    uint64_t kind;
+    double numbers[5];
+};
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
 // Calls act(T{}), T being the C++ type of those sums.
@@ -203,6 +224,16 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
+// Whether an update of parameters by this round has begun (operations/update.hpp): then the round stays as it is,
+// whoever holds it, until its update is in.
+enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
+struct FinalRound {
+    uint64_t phase;
+    uint64_t serial;  // of the round's block that got there
+    uint64_t pid;  // of its process
+    int64_t since_ns;  // CLOCK_REALTIME; when the update began
+};
+
 // What concerns all lanes: changed by the owner of all their locks. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
@@ -216,6 +247,7 @@ struct RoundState {
     uint64_t spread;  // in this round contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
     RoundHolder holder;
+    FinalRound final;
     uint64_t checksum;
 };
 
@@ -345,6 +377,7 @@ enum Activity : uint32_t {
     kWaitsForRound,
     kWaitsForRoom,
     kWaitsForStep,
+    kUpdates,
     kActivities
 };
 constexpr Named kActivityNames[] = {
@@ -357,6 +390,7 @@ constexpr Named kActivityNames[] = {
     {kWaitsForRound, "waits for the end of the round"},
     {kWaitsForRoom, "waits for room"},
     {kWaitsForStep, "waits for the step"},
+    {kUpdates, "updates"},
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
@@ -417,5 +451,19 @@ constexpr uint16_t kUndoNumbers = 1 << 15;
 static_assert(kMaxMembers < kUndoNumbers);
 constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row or its number
 constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
+constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
+
+// In the undo log of parameters, for each array that the update changes; followed by the numbers of its entries
+// (int64 each) if they are listed. An entry is a row, or a piece of an array that is changed as a whole. In UndoRows
+// are the entries as they were, each with what its slots had, each part from a multiple of kUndoAlign on.
+struct SavedArray {
+    uint64_t member;
+    uint64_t entries;
+    uint64_t listed;  // 1; 0: they are all, in order
+    struct {
+        uint64_t entry_bytes;  // 0: the update does not change it
+        uint64_t bytes;  // of all
+    } regions[std::size(kArrayRegions)];
+};
 
 }  // namespace shmacc

@@ -67,6 +67,7 @@ _REGION_COLUMNS: Final = (
     Column("USED", right=True),
     Column("FILL", right=True),
 )
+ARRAYS: Final = {"arrays", "parameters"}
 _MOVING: Final = "gradients kept arriving while they were read: they may be in here in part"
 
 
@@ -77,7 +78,7 @@ def elements(answer: details.Details, now: float) -> Iterator[Element]:
     if answer.counters is None:
         return
     yield Heading("Processes", Cell(_census(segment)))
-    arrays = segment.kind == "arrays"
+    arrays = segment.kind in ARRAYS
     if answer.processes:
         kept = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
         rows = [_process_row(process, now) for process in answer.processes]
@@ -139,12 +140,14 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
     yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
     yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
-    yield "made", Cell(_made(segment))
+    made = f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
+    yield "made", Cell(made)
     counters, lock = answer.counters, answer.lock
     if counters is None or lock is None:
         return
     yield from _made_as(answer)
-    if segment.kind == "arrays":
+    if segment.kind in ARRAYS:
+        yield from _facts_of_arrays(answer, counters, lock)
         return
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
     if answer.round_open_seconds is not None:
@@ -184,10 +187,14 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     yield "commits", Cell(f"{counters.commits}, {recoveries}")
 
 
-def _made(segment: Segment) -> str:
-    if segment.created is None or segment.age_seconds is None:
-        return "unknown"
-    return f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
+def _facts_of_arrays(
+    answer: details.Details, counters: details.Counters, lock: details.Lock
+) -> Iterator[tuple[str, Cell]]:
+    if answer.segment.kind == "parameters":
+        yield "step", Cell(f"{answer.segment.step}")
+        yield "lock", describe_lock(lock)
+        recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
+        yield "updates", Cell(f"{counters.takes}, {recoveries}")
 
 
 def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
@@ -208,9 +215,10 @@ def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
 
 def _of_what(answer: details.Details) -> str:
     segment = answer.segment
-    if segment.kind == "arrays":
+    if segment.kind in ARRAYS:
         size = formatting.size(sum(member.bytes_used for member in answer.members))
-        return f"{formatting.count_of(segment.members or 0, 'shared array')}, {size}"
+        what = "parameter array" if segment.kind == "parameters" else "shared array"
+        return f"{formatting.count_of(segment.members or 0, what)}, {size}"
     if segment.kind == "group":
         of = formatting.count_of(segment.members or 0, "member")
         return f"group of {of} {segment.reduction_type}"

@@ -192,7 +192,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []
         for seen in described:
-            if seen.summary.kind == "arrays" and definition.name not in _OF_ARRAYS:
+            if seen.summary.kind in {"arrays", "parameters"} and definition.name not in _OF_ARRAYS:
                 continue
             value = definition.read(seen, now)
             if value is not None:

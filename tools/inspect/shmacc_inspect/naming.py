@@ -10,7 +10,7 @@ from shmacc.errors import InvalidArgumentError, NotFoundError
 from shmacc_inspect import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shmacc.inspection import SegmentName, Summary
 
@@ -49,18 +49,8 @@ def scope(*, everywhere: bool) -> str | None:
     return None if everywhere else own
 
 
-def select(
-    given: Sequence[str],
-    *,
-    everywhere: bool,
-    fits: Callable[[Summary], bool] | None = None,
-) -> list[SegmentName]:
+def select(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
     """Return the segments of these names and globs, each once; of no names, all in the scope.
-
-    Args:
-        given: The names and globs.
-        everywhere: Whether globs mean all namespaces.
-        fits: Whether a glob means this segment; None: it means all.
 
     Raises:
         NotFoundError: A name is not there, or no name matches a glob.
@@ -71,22 +61,9 @@ def select(
         return list(inspection.list_names(namespace=namespace))
     found: dict[str, SegmentName] = {}
     for text in given:
-        names: Iterable[SegmentName] = _meant(text, namespace)
-        if fits is not None and is_glob(text):
-            names = [summary.name for summary in summaries(names) if fits(summary)]
-            if not names:
-                raise NotFoundError(
-                    f"No segment that matches {formatting.printable(text)!r} is of a kind that "
-                    "this is for"
-                )
-        for name in names:
+        for name in _meant(text, namespace):
             found.setdefault(name.system_name, name)
     return list(found.values())
-
-
-def exactly(given: Sequence[str]) -> set[str]:
-    """Return the system names of what was given by name: to lose one of these is a failure."""
-    return {inspection.resolve(text).system_name for text in given if not is_glob(text)}
 
 
 def select_present(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:

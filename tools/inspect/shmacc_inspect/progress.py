@@ -106,7 +106,7 @@ class Course:
         stats = seen.stats
         # A new segment under the name counts from 0 again.
         old = before.stats if before is not None and before.token == seen.token else None
-        rated = old if seen.summary.kind != "arrays" else None
+        rated = old if seen.summary.kind not in {"arrays", "parameters"} else None
         head = next((take for take in seen.line if take.alive), None)
         known = before.events if before is not None and old is not None else seen.events
         return Interval(

@@ -235,7 +235,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         yield "nothing to be seen of it"
         return
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
-    arrays = seen.summary.kind == "arrays"
+    arrays = seen.summary.kind in {"arrays", "parameters"}
     kept_columns = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
     columns = [_PROCESS_COLUMNS[i] for i in kept_columns]
     cells = [_process_row(process, seen, now) for process in _in_order(seen, now)]
@@ -264,7 +264,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
 
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
-    if seen.summary.kind == "arrays":
+    if seen.summary.kind in {"arrays", "parameters"}:
         used = formatting.size(sum(member.bytes_used for member in seen.members))
         count = formatting.count_of(len(seen.members), "shared array")
         yield "kind", Cell(f"{count}, {used}")

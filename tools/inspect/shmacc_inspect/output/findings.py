@@ -24,7 +24,6 @@ class Findings:
     """The answer of `check`."""
 
     checked: int
-    not_checked: int
     not_compared: int
     wrong: int
     notes: int

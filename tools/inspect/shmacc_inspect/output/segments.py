@@ -50,8 +50,8 @@ class Segment:
     owner: str
     owner_uid: int
     mode: str
-    created: float | None
-    age_seconds: float | None
+    created: float
+    age_seconds: float
     idle_seconds: float | None
     stalls: list[Stall]
 
@@ -67,7 +67,7 @@ class Segment:
             step=summary.global_step,
             gradients=summary.num_accumulated,
             mode=f"{summary.mode:04o}",
-            age_seconds=None if summary.created is None else now - summary.created,
+            age_seconds=now - summary.created,
             idle_seconds=None if summary.last_used is None else max(0.0, now - summary.last_used),
             stalls=[answer_of(stall, Stall) for stall in summary.stalls],
         )

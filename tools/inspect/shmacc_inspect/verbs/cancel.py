@@ -43,15 +43,8 @@ def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
     from shmacc_inspect import naming  # late: see the package
     from shmacc_inspect.output import to_json
 
-    found = naming.select(names, everywhere=everywhere, fits=lambda one: one.kind != "arrays")
-    asked = naming.exactly(names)
-    # All are judged before a take of one is cancelled.
-    answers = [_cancel(name, asked, yes=False) for name in found]
-    if yes:
-        answers = [_cancel(name, asked, yes=True) for name in found]
-    for answer in answers:
-        if answer is None:
-            continue
+    for name in naming.select(names, everywhere=everywhere):
+        answer = _cancel(name, yes=yes)
         if json:
             print(to_json(answer))
             continue
@@ -59,20 +52,8 @@ def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
         page.write_line(_verdict(answer))
 
 
-def _cancel(name: SegmentName, asked: set[str], *, yes: bool) -> Cancelling | None:
-    """Cancel, or rehearse it; return None for what a glob found and is gone by now."""
-    from shmacc.errors import NotFoundError  # late: see the package
-
-    try:
-        return _answer(name, yes=yes)
-    except NotFoundError:
-        if name.system_name in asked:
-            raise
-        return None
-
-
-def _answer(name: SegmentName, *, yes: bool) -> Cancelling:
-    from shmacc import inspection
+def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
+    from shmacc import inspection  # late: see the package
     from shmacc_inspect.output.details import Taker
     from shmacc_inspect.output.removals import Cancelling
 

@@ -27,9 +27,6 @@ Examples:
   shmacc-inspect check --json | jq -r '.findings[].remedy'"""
 
 
-_NOT_CHECKED: Final = {"unreadable", "other_version"}
-
-
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_names(parser, without="all segments, and what is left of others")
@@ -62,15 +59,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     findings = [answer_of(finding, Finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
-    not_checked = sum(finding.kind in _NOT_CHECKED for finding in findings)
-    answer = Findings(
-        checked=max(0, len(checked) - not_checked),
-        not_checked=not_checked,
-        not_compared=not_compared,
-        wrong=wrong,
-        notes=len(findings) - wrong,
-        findings=findings,
-    )
+    answer = Findings(len(checked), not_compared, wrong, len(findings) - wrong, findings)
     if json:
         print(to_json(answer))
     else:
@@ -79,10 +68,9 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
         if not_compared:
             verdict += f", {not_compared} could not be compared"
-        unread = f"; {not_checked} could not be read: not checked" if not_checked else ""
         segments = formatting.count_of(answer.checked, "segment")
-        page.write_line(f"{segments} checked: {verdict}{notes}{unread}")
-    if wrong or not_compared or not_checked:
+        page.write_line(f"{segments} checked: {verdict}{notes}")
+    if wrong or not_compared:
         failures.end(failures.WRONG_OR_FAILED)
 
 

@@ -79,29 +79,23 @@ def run(
 def _leftovers(
     given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[inspection.Leftover]:
-    """List what is left of these.
-
-    A name must be that of something, be it a semaphore without a segment; a glob need not match.
-    """
+    """List what is left of these. A name of nothing is no failure here: it is clean already."""
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming
 
     namespace = naming.scope(everywhere=everywhere)
-    found: dict[str, inspection.Leftover] = {}
+    found = {}
     for name in given:
         # A name is one segment, with its semaphores; a semaphore may also be named itself.
         exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
         pattern = inspection.resolve(name).system_name if exact else name
-        of_name = inspection.leftovers(
+        for leftover in inspection.leftovers(
             pattern,
             older_than=older_than,
             namespace=None if exact else namespace,
             private=private,
-        )
-        if exact and not of_name and not inspection.leftovers(pattern):
-            naming.select([name], everywhere=everywhere)  # says what is not there
-            page.write_line(f"{name} is in use, and stays")
-        found |= {leftover.file_name: leftover for leftover in of_name}
+        ):
+            found[leftover.file_name] = leftover
     return [found[file_name] for file_name in sorted(found)]
 
 

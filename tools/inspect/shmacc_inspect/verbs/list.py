@@ -69,7 +69,7 @@ SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
     "bytes": lambda segment: segment.bytes_reserved,
     "attached": lambda segment: segment.attached_alive or 0,
     "waiting": lambda segment: len(segment.waiting_for or []),
-    "age": lambda segment: segment.age_seconds or 0.0,
+    "age": lambda segment: segment.age_seconds,
 }
 
 

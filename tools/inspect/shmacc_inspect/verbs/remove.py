@@ -40,19 +40,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc.errors import NotFoundError  # late: see the package
-    from shmacc_inspect import naming
+    from shmacc_inspect import naming  # late: see the package
     from shmacc_inspect.output import to_json
 
     found = naming.summaries(naming.select(names, everywhere=everywhere))
-    asked = naming.exactly(names)
-    plan = []
-    for summary in found:
-        try:
-            plan.append(_planned(summary, force=force))
-        except NotFoundError:
-            if summary.name.system_name in asked:
-                raise
+    plan = [_planned(summary, force=force) for summary in found]
     refused = any(planned.refused for planned, _ in plan)
     for planned, is_forcible in plan:
         answer = _carried_out(planned, force=force) if yes and not refused else planned

@@ -25,7 +25,11 @@ Examples:
   shmacc-inspect show shmacc.alice:embeddings 'tower.*'
   shmacc-inspect show embeddings --json | jq .lock"""
 
-_WITHOUT_ROWS: Final = {"dense": "a dense accumulator has", "arrays": "shared arrays have"}
+_WITHOUT_ROWS: Final = {
+    "dense": "a dense accumulator has",
+    "arrays": "shared arrays have",
+    "parameters": "parameters have",
+}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -58,33 +62,19 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc.errors import NotFoundError  # late: see the package
-    from shmacc_inspect import describing, naming
+    from shmacc_inspect import describing, naming  # late: see the package
     from shmacc_inspect.output import to_json
 
-    def fits(summary: inspection.Summary) -> bool:
-        return not _obstacle(summary, rows=rows, values=values)
-
-    failed, shown = False, 0
-    asked = naming.exactly(names)
-    found = list(naming.summaries(naming.select(names, everywhere=everywhere, fits=fits)))
-    for summary in found:  # before any is shown
-        if obstacle := _obstacle(summary, rows=rows, values=values):
-            raise failures.UsageError(f"{summary.name.shared_name}: {obstacle}")
-    for summary in found:
-        try:
-            answer, now = _look(summary, rows=rows, values=values)
-        except NotFoundError:
-            if summary.name.system_name in asked:
-                raise
-            continue
+    failed = False
+    found = naming.summaries(naming.select(names, everywhere=everywhere))
+    for number, summary in enumerate(found):
+        answer, now = _look(summary, rows=rows, values=values)
         if json:
             print(to_json(answer))
         else:
             page.show(
-                [*([Cell("")] if shown else []), *describing.elements(answer, now)], plain=ascii
+                [*([Cell("")] if number else []), *describing.elements(answer, now)], plain=ascii
             )
-        shown += 1
         if answer.error is not None:
             page.write_line(answer.error)
             failed = True
@@ -92,25 +82,18 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _obstacle(summary: inspection.Summary, *, rows: int, values: bool) -> str:
-    """Return why that cannot be shown of it; empty if it can."""
-    if rows and summary.kind in _WITHOUT_ROWS:
-        return f"{_WITHOUT_ROWS[summary.kind]} no rows to count"
-    if values and summary.kind == "arrays":
-        return "shared arrays have no sums"
-    return ""
-
-
 def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[details.Details, float]:
     """Return what is there, and when."""
     from shmacc import inspection  # late: see the package
-    from shmacc.errors import DataLossError, PermissionDeniedError
+    from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
     from shmacc_inspect.output import details
     from shmacc_inspect.output.segments import Segment
 
     system_name = summary.name.system_name
     now = time.time()
     try:
+        if rows and summary.kind in _WITHOUT_ROWS:
+            raise InvalidArgumentError(f"{_WITHOUT_ROWS[summary.kind]} no rows to count")
         seen = inspection.describe(system_name)
         now = time.time()
         answer = details.Details.of(

@@ -93,7 +93,7 @@ def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list
 
     if condition[0] == "gone":  # so is what was never there
         return naming.select_present(given, everywhere=everywhere)
-    return naming.select(given, everywhere=everywhere, fits=lambda one: one.kind != "arrays")
+    return naming.select(given, everywhere=everywhere)
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
@@ -130,7 +130,7 @@ def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
 
     def has_come_so_far() -> bool:
         seen = inspection.describe(name.system_name)
-        if seen.summary.kind == "arrays":
+        if seen.summary.kind in {"arrays", "parameters"}:
             raise InvalidArgumentError(
                 f"{name.system_name!r} is the name of shared arrays, which have no steps"
             )

@@ -1,0 +1,283 @@
+"""What an update or a restore makes of parameters, checked, as the extension takes it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmacc import optim
+from shmacc._gradients import arguments, arrays
+from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.spec import MemberSpec
+from shmacc._records.taken import DenseTaken, IndexArray, SparseTaken, ValueArray
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array of parameters.
+
+    It has regions: 0 is the array, the others are its optimizer's slots.
+    """
+
+    number: int
+    spec: MemberSpec
+    optimizer: optim.Optimizer | None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's."""
+        return self.spec.dtype.numpy
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(dim or 0 for dim in self.spec.shape or ())
+
+    @property
+    def slots(self) -> tuple[optim.Slot, ...]:
+        """What its optimizer keeps."""
+        return () if self.optimizer is None else self.optimizer.slots()
+
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """Return the shape of a region."""
+        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
+
+    def bytes(self, region: int) -> int:
+        """Return the size of a region."""
+        return math.prod(self.shape_of(region)) * self.dtype.itemsize
+
+    def empty(self, region: int) -> ValueArray:
+        """Return an array for a copy of a region.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it.
+        """
+        try:
+            return np.empty(self.shape_of(region), self.dtype)
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"This process has no memory for a copy of array {self.name!r}"
+            ) from error
+
+    def keys(self) -> list[str]:
+        """Return the names of its regions in a state."""
+        return [f"{self.number}.array", *(f"{self.number}.{slot.name}" for slot in self.slots)]
+
+    def described(self) -> str:
+        """Return what it is, in a state."""
+        return f"{self.spec.dtype.name} {describe_shape(self.shape)} {self.optimizer!r}"
+
+
+class Change(NamedTuple):
+    """What becomes of a region of an array.
+
+    Attributes:
+        array: The array's number.
+        region: The region.
+        by_optimizer: Whether the values are gradients; else they are new contents.
+        rows: Which rows, ascending; None: all.
+        values: The values, in C order.
+        bytes: The size of the region.
+    """
+
+    array: int
+    region: int
+    by_optimizer: bool
+    rows: IndexArray | None
+    values: ValueArray
+    bytes: int
+
+    @property
+    def as_given(self) -> tuple[Any, ...]:
+        """As the extension takes it."""
+        as_bytes = self.values.reshape(-1).view(np.uint8)
+        return (self.array, self.region, self.by_optimizer, self.rows, as_bytes, self.bytes)
+
+
+def of_update(
+    known: Mapping[str, Array], gradients: Mapping[str, Any], values: object
+) -> list[Change]:
+    """Return the changes that gradients and new contents make, in the order of the arrays.
+
+    Raises:
+        InvalidArgumentError: One of them does not fit its array, or there is no such array.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidArgumentError(
+            f"values are a mapping from name to contents, but were a {type(values).__name__}"
+        )
+    for name in [*gradients, *values]:
+        if name not in known:
+            names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
+            raise InvalidArgumentError(f"There is no array {name!r}; there are {names}")
+    made = []
+    for name, array in known.items():
+        if name in values:
+            made.append(_contents(array, values[name]))
+        elif name in gradients:
+            made.append(_gradient(array, gradients[name]))
+    return made
+
+
+def _gradient(array: Array, taken: SparseTaken | DenseTaken) -> Change:
+    if array.optimizer is None:
+        raise InvalidArgumentError(
+            f"Array {array.name!r} has no optimizer, so its gradient can change nothing: give its "
+            "new contents in values"
+        )
+    if isinstance(taken, DenseTaken):
+        _check_like(array, taken.value, array.shape, "The gradient of array")
+        dense = np.ascontiguousarray(taken.value)
+        return Change(
+            array.number, 0, by_optimizer=True, rows=None, values=dense, bytes=array.bytes(0)
+        )
+    _check_like(
+        array, taken.values, (len(taken.indices), *array.shape[1:]), "The gradient of array"
+    )
+    if not array.shape:
+        raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
+    if len(array.shape) == 1 and any(slot.rowwise for slot in array.slots):
+        raise InvalidArgumentError(
+            f"Array {array.name!r} has one dimension and a rowwise accumulator, which is of all of "
+            "it: its gradient must be dense"
+        )
+    rows = np.ascontiguousarray(taken.indices)
+    _check_rows(array, rows)
+    return Change(
+        array.number,
+        0,
+        by_optimizer=True,
+        rows=rows,
+        values=np.ascontiguousarray(taken.values),
+        bytes=array.bytes(0),
+    )
+
+
+def _contents(array: Array, given: Any) -> Change:
+    what = f"the new contents of array {array.name!r}"
+    if not isinstance(given, tuple):
+        values = _owned(given, array, what)
+        _check_like(array, values, array.shape, "The new contents of array")
+        return Change(
+            array.number, 0, by_optimizer=False, rows=None, values=values, bytes=array.bytes(0)
+        )
+    if len(given) != 2 or not array.shape:  # noqa: PLR2004
+        raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
+    indices = arrays.as_array(given[0], f"the row numbers of array {array.name!r}")
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
+        raise InvalidArgumentError(
+            f"The row numbers of array {array.name!r} must be a vector of integers, but were "
+            f"{indices.dtype} {describe_shape(indices.shape)}"
+        )
+    rows = indices.astype(np.int64)
+    values = _owned(given[1], array, what)
+    _check_like(array, values, (len(rows), *array.shape[1:]), "The new rows of array")
+    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], np.ascontiguousarray(values[order])
+        repeated = rows[1:][rows[1:] == rows[:-1]]
+        if len(repeated):
+            raise InvalidArgumentError(f"Row {repeated[0]} of array {array.name!r} is given twice")
+    _check_rows(array, rows)
+    return Change(
+        array.number, 0, by_optimizer=False, rows=rows, values=values, bytes=array.bytes(0)
+    )
+
+
+def _owned(given: Any, array: Array, what: str) -> ValueArray:
+    """Return it in the array's dtype and in memory of its own: it may be a view of the arrays."""
+    values = arrays.as_array(given, what)
+    if not np.can_cast(values.dtype, array.dtype, "same_kind"):
+        raise InvalidArgumentError(
+            f"{what} must be {array.spec.dtype.name}, but were {values.dtype}"
+        )
+    try:
+        return values.astype(array.dtype, order="C", copy=not values.flags.owndata)
+    except MemoryError as error:
+        raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
+
+
+def _check_like(array: Array, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
+    if values.dtype != array.dtype:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have dtype {array.spec.dtype.name}, but has {values.dtype}"
+        )
+    if values.shape != shape:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have shape {describe_shape(shape)}, but has "
+            f"{describe_shape(values.shape)}"
+        )
+
+
+def _check_rows(array: Array, rows: IndexArray) -> None:
+    """Raise InvalidArgumentError if ascending rows are not rows of the array."""
+    if len(rows) and not 0 <= rows[0] <= rows[-1] < array.shape[0]:
+        wrong = rows[0] if rows[0] < 0 else rows[-1]
+        raise InvalidArgumentError(
+            f"Array {array.name!r} has no row {wrong}: it has {array.shape[0]}"
+        )
+
+
+def of_state(own: tuple[Array, ...], state: object) -> tuple[list[Change], int, list[int]]:
+    """Return what restores a state: the changes, the step, how often each array was updated.
+
+    Raises:
+        InvalidArgumentError: It is no state, or that of other parameters.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(
+            f"A state is a mapping from name to array, but was a {type(state).__name__}"
+        )
+    names = [str(name) for name in np.ravel(_get(state, "arrays"))]
+    saved = dict(zip(names, map(str, np.ravel(_get(state, "specs"))), strict=False))
+    existing = {array.name: array.described() for array in own}
+    for name in existing.keys() | saved.keys():
+        if existing.get(name) != saved.get(name):
+            raise InvalidArgumentError(
+                f"The state's array {name!r} is {saved.get(name, 'none')}, but that of the "
+                f"parameters is {existing.get(name, 'none')}"
+            )
+    counts = np.ravel(_get(state, "updates"))
+    made: list[Change] = []
+    updates = []
+    for array in own:
+        number = names.index(array.name)
+        updates.append(arguments.int64(counts[number], f"the updates of array {array.name!r}"))
+        made += _regions(state, number, array)
+    return made, arguments.int64(_get(state, "step"), "the state's step"), updates
+
+
+def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Change]:
+    saved = [f"{number}.array", *(f"{number}.{slot.name}" for slot in array.slots)]
+    for region, key in enumerate(saved):
+        values = np.asarray(_get(state, key))
+        if values.dtype.kind == "V" and values.dtype.itemsize == array.dtype.itemsize:
+            values = values.view(array.dtype)  # as np.load makes it of a dtype that is not NumPy's
+        if values.dtype != array.dtype or values.shape != array.shape_of(region):
+            raise InvalidArgumentError(
+                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but array "
+                f"{array.name!r} has {array.dtype} {describe_shape(array.shape_of(region))} there"
+            )
+        own = values.astype(array.dtype, order="C", copy=not values.flags.owndata)
+        yield Change(
+            array.number,
+            region,
+            by_optimizer=False,
+            rows=None,
+            values=own,
+            bytes=array.bytes(region),
+        )
+
+
+def _get(state: Mapping[str, Any], key: str) -> Any:
+    if key not in state:
+        raise InvalidArgumentError(f"The state has no {key!r}")
+    return state[key]

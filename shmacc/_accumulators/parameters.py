@@ -1,0 +1,399 @@
+"""Parameters: arrays in shared memory that only updates change."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shmacc import _core, optim
+from shmacc._accumulators import changes, open_rounds
+from shmacc._accumulators.changes import Change
+from shmacc._accumulators.open_rounds import OpenRound
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import arguments
+from shmacc._gradients import array_specs as given
+from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
+from shmacc._opening.options import IfExists, Options, Owners
+from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken, ValueArray
+from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+
+Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
+
+_FILLED_AT_ONCE = 1 << 16  # bytes of a new slot's initial value
+_OPTIMIZED = {"float32", "float64"}
+
+
+class Parameters(SharedArrays):
+    """Arrays in shared memory under a name that only updates change, whoever dies.
+
+    A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
+    In the block of an accumulator's round, `update` makes of the gradients what each array's
+    optimizer does, in place, and touches only the rows that the gradients have::
+
+        params = shmacc.Parameters({"emb": table}, "params", optimizer=shmacc.optim.Adagrad(0.05))
+        group = shmacc.AccumulatorGroup(params.member_specs(sparse=["emb"]), "grads")
+        with group.round(n) as taken:
+            params.update(taken)
+
+    An update is atomic, and made once a round, whichever process dies at whichever instant. Once it
+    has begun, its round is final: it takes no more gradients, and if its block ends by an exception
+    or a death, the next round is the same one, to the bit. So a chief that is started in place of a
+    dead one runs the same lines. Until then a worker that reads the arrays may see half an update;
+    what it computes from that is of a step that is sealed, and is dropped.
+
+    Use as a context manager to close at the end of the block; one that is collected unclosed is
+    closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
+    """
+
+    __slots__ = ("_arrays",)
+
+    _KIND = "parameters"
+    _NOUN = "parameters"
+
+    def __init__(
+        self,
+        contents: Mapping[str, Any],
+        shared_name: str | None = None,
+        *,
+        optimizer: Optimizers = None,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+        unlink_on_close: bool = False,
+    ) -> None:
+        """Create the parameters, or attach to those that have this shared_name.
+
+        Args:
+            contents: From name to an array, which is the contents of a new one, copied; or to a
+                `TensorSpec`, which starts as zeros. As for `SharedArrays`.
+            shared_name: The name; None: private, removed with this object.
+            optimizer: Of all arrays, which are float32 or float64 then; or a mapping from name to
+                optimizer. An array without one is changed by ``values`` only, and may
+                have any dtype of `SharedArrays`. It is kept with the arrays, and must agree with
+                that of existing ones.
+            mode: Permission bits.
+            owners: Whose parameters may be attached.
+            if_exists: What to do with existing ones.
+            unlink_on_close: Whether their creator removes the name.
+
+        Raises:
+            InvalidArgumentError: A bad argument, an array with an optimizer that is no float32 or
+                float64, or existing parameters disagree (the message names both values).
+            Everything else as for `SharedArrays`.
+        """
+        asked = [_with_optimizer(array, optimizer) for array in given.asked(contents)]
+        _check_names(optimizer, asked)
+        self._open(
+            tuple(array.asked.spec for array in asked),
+            given.REDUCTION,
+            shared_name,
+            Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
+            own=False,
+            contents=lambda: [array.contents() for array in asked],
+        )
+
+    @classmethod
+    def attach(  # type: ignore[override]  # they are read-only for everybody
+        cls, shared_name: str, *, timeout: float | None = None, owners: Owners = "mine"
+    ) -> Self:
+        """Return the parameters of that name.
+
+        Args:
+            shared_name: The name.
+            timeout: For how many seconds to wait until they exist; None: not at all.
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There are none, and no timeout.
+            DeadlineExceededError: There were none until the end of the timeout.
+            InvalidArgumentError: No possible name, a bad timeout, or the name is that of something
+                else.
+            PermissionDeniedError: They are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        return cls._attach(shared_name, owners, timeout, own=False)
+
+    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
+        self._arrays = tuple(
+            changes.Array(number, spec, _optimizer_of(spec)) for number, spec in enumerate(existing)
+        )
+
+    def _differences(
+        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
+    ) -> Iterator[tuple[str, str, str]]:
+        yield from super()._differences(name, has, wants)
+        if has is not None and wants is not None:
+            existing, asked = _optimizer_of(has), _optimizer_of(wants)
+            if existing != asked:
+                yield f"optimizer of array {name!r}", repr(existing), repr(asked)
+
+    @property
+    def step(self) -> int:
+        """The step that the arrays are of: 0, or that after the last round that is in them."""
+        self._check_open()
+        return self._handle.step
+
+    @property
+    def optimizers(self) -> dict[str, optim.Optimizer | None]:
+        """Each array's optimizer, by name; None: it has none."""
+        return {array.name: array.optimizer for array in self._arrays}
+
+    @property
+    def slots(self) -> Mapping[str, Mapping[str, npt.NDArray[Any]]]:
+        """What optimizers keep, by array and slot: ``params.slots["emb"]["accumulator"]``.
+
+        Read-only arrays on the shared memory. Names are TensorFlow's: momentum, accumulator, rms,
+        m, v, linear.
+        """
+        self._check_open()
+        return {
+            array.name: {
+                slot.name: self._mapped.array(array.number, self, which)
+                for which, slot in enumerate(array.slots, 1)
+            }
+            for array in self._arrays
+        }
+
+    def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
+        """Return specs of the arrays' gradients, as `AccumulatorGroup` takes them.
+
+        Args:
+            sparse: The names of arrays whose gradients are rows.
+
+        Raises:
+            InvalidArgumentError: There is no array of such a name, or it has no rows.
+        """
+        names = {sparse} if isinstance(sparse, str) else set(sparse)
+        for name in names - set(self):
+            raise InvalidArgumentError(f"There is no array {name!r}")
+        specs = {}
+        for array in self._arrays:
+            if array.name in names and not array.shape:
+                raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
+            make = IndexedSlicesSpec if array.name in names else TensorSpec
+            if array.dtype != np.bool_:
+                specs[array.name] = make(array.shape, array.dtype)
+        return specs
+
+    def update(
+        self,
+        taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
+        values: Mapping[str, Any] | None = None,
+        *,
+        learning_rate: float | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Make the update of an open round: what each array's optimizer makes of its gradient.
+
+        Atomic, and once a round. From its beginning on the round is final: its block ends only when
+        the update is in; after an exception or a death the next round is the same one.
+
+        Args:
+            taken: What the block of the round was given. Of a single accumulator it is for the only
+                array, or for that which a mapping of one names.
+            values: New contents, by array, in place of what an optimizer would make of a gradient:
+                an array, or ``(indices, rows)`` with distinct indices. Arrays that are in neither
+                stay; so do the slots of these.
+            learning_rate: In place of the optimizers' own, for this update: for schedules.
+            timeout: Seconds to wait for another process's snapshot, restore or update; None: for
+                ever.
+
+        Returns:
+            True; False if the round is in the parameters already: a chief that died between the
+            update and the end of its block made it. Then nothing is changed.
+
+        Raises:
+            InvalidArgumentError: A member that is no array or whose array has no optimizer; a row
+                that is out of range; a shape or dtype that disagrees. Nothing was changed, and the
+                round is not final.
+            FailedPreconditionError: `taken` is not of an open round of this process; its block has
+                made its update already; or the parameters are past it.
+            DeadlineExceededError: The timeout passed. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full. Nothing was changed.
+        """
+        found, gradients = self._round_of(taken)
+        rate, seconds = optim.learning_rate(learning_rate), arguments.timeout(timeout)
+        arrays = {array.name: array for array in self._arrays}
+        made = changes.of_update(arrays, gradients, {} if values is None else values)
+        if rate == 0 and any(type(array.optimizer) is optim.Ftrl for array in self._arrays):
+            raise InvalidArgumentError("learning_rate must be positive for Ftrl, but was 0")
+        return self._commit(found, made, rate, seconds)
+
+    def skip(
+        self,
+        taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Let an open round pass: its gradients change nothing but `step`.
+
+        What an update left that a dead process had begun is put back.
+
+        Args:
+            taken: As for `update`.
+            timeout: As for `update`.
+
+        Returns:
+            True; False if the round is in the parameters already.
+
+        Raises:
+            FailedPreconditionError, DeadlineExceededError: As for `update`.
+        """
+        found, _ = self._round_of(taken)
+        return self._commit(found, [], None, arguments.timeout(timeout))
+
+    def _commit(
+        self, found: OpenRound, made: list[Change], rate: float | None, timeout: float | None
+    ) -> bool:
+        self._check_open()
+        return _core.update(
+            self._handle,
+            found.handle,
+            found.taken.serial,
+            found.taken.step,
+            [change.as_given for change in made],
+            rate,
+            timeout,
+        )
+
+    def _round_of(self, taken: Any) -> tuple[OpenRound, Mapping[str, Any]]:
+        """Return the open round, and its gradients by array."""
+        found = open_rounds.find(taken)
+        if found is not None and isinstance(taken, GroupTaken):
+            return found, taken
+        if found is not None:
+            if len(self._arrays) > 1:
+                raise InvalidArgumentError(
+                    f"The round is of a single accumulator, but there are {len(self._arrays)} "
+                    'arrays: say of which it is, as in update({"name": taken})'
+                )
+            return found, {self._arrays[0].name: taken}
+        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken) == 1:
+            found = open_rounds.find(next(iter(taken.values())))
+            if found is not None and not isinstance(found.given, GroupTaken):
+                return found, taken
+        raise FailedPreconditionError(
+            "An update is made in the block of a round, of what the block was given: "
+            f"`with group.round(n) as taken: params.update(taken)`; this {type(taken).__name__} is "
+            "not of a round that this process has open (rounds of shmacc.ray, which are over many "
+            "hosts, cannot be updated from)"
+        )
+
+    def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, npt.NDArray[Any]]]:
+        """Return ``(step, {name: copy})``, of one instant whatever goes on.
+
+        Waits for an update that runs; what one left that a dead process had begun is put back.
+
+        Args:
+            timeout: Seconds to wait; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+            ResourceExhaustedError: This process has no memory for the copies.
+        """
+        seconds = arguments.timeout(timeout)
+        copies = {array.name: array.empty(0) for array in self._arrays}
+        step, _ = self._read(
+            [(array.number, 0, copies[array.name]) for array in self._arrays], seconds
+        )
+        return step, copies
+
+    def state(self) -> dict[str, ValueArray]:
+        """Return arrays, slots and step as a dict of arrays for ``np.savez``, of one instant."""
+        state: dict[str, ValueArray] = {}
+        places = []
+        for array in self._arrays:
+            for region, key in enumerate(array.keys()):
+                state[key] = array.empty(region)
+                places.append((array.number, region, state[key]))
+        step, updates = self._read(places, None)
+        state["arrays"] = np.array([array.name for array in self._arrays])
+        state["specs"] = np.array([array.described() for array in self._arrays])
+        state["step"] = np.array(step)
+        state["updates"] = np.array(updates)
+        return state
+
+    def _read(
+        self, places: list[tuple[int, int, ValueArray]], timeout: float | None
+    ) -> tuple[int, list[int]]:
+        self._check_open()
+        as_bytes = [(number, region, _bytes_of(to)) for number, region, to in places]
+        return _core.read_parameters(self._handle, as_bytes, timeout)
+
+    def restore(self, state: Mapping[str, ValueArray]) -> None:
+        """Replace everything by what `state` returned, here or of equal parameters.
+
+        One commit, also while other processes are attached: arrays, slots, step. It needs as much
+        memory again until it is done. If an accumulator belongs to the parameters, restore its
+        state after theirs.
+
+        Args:
+            state: The dict, or what ``np.load`` made of it.
+
+        Raises:
+            InvalidArgumentError: It is no state, or that of other arrays, shapes, dtypes or
+                optimizers. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full. Nothing was changed.
+        """
+        made, step, updates = changes.of_state(self._arrays, state)
+        self._check_open()
+        _core.restore_parameters(
+            self._handle, step, [change.as_given for change in made], updates, None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An array that a constructor is given, with its optimizer."""
+
+    asked: given.Asked
+    optimizer: optim.Optimizer | None
+
+    def contents(self) -> list[tuple[int, ValueArray | None]]:
+        """Return it and its slots as the extension takes them."""
+        array = changes.Array(0, self.asked.spec, self.optimizer)
+        made = [self.asked.contents()]
+        for region, slot in enumerate(array.slots, 1):
+            bytes_ = array.bytes(region)
+            initial = None
+            if slot.initial and bytes_:
+                count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
+                initial = _bytes_of(np.full(count, slot.initial, array.dtype))
+            made.append((bytes_, initial))
+        return made
+
+
+def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
+    name, dtype = array.spec.name, array.spec.dtype.name
+    optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
+    if optimizer is None:
+        return _Asked(array, None)
+    if not isinstance(optimizer, optim.Optimizer) or type(optimizer) is optim.Optimizer:
+        raise InvalidArgumentError(
+            f"The optimizer of array {name!r} must be one of shmacc.optim's, but was {optimizer!r}"
+        )
+    if dtype not in _OPTIMIZED:
+        raise InvalidArgumentError(
+            "An array with an optimizer has dtype float32 or float64, but array "
+            f"{name!r} has {dtype}"
+        )
+    return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
+
+
+def _check_names(optimizers: Optimizers, asked: list[_Asked]) -> None:
+    if isinstance(optimizers, Mapping):
+        for name in optimizers.keys() - {array.asked.spec.name for array in asked}:
+            raise InvalidArgumentError(f"There is an optimizer for {name!r}, which is no array")
+
+
+def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:
+    try:
+        return optim.of_config(spec.optimizer)
+    except InvalidArgumentError as error:
+        raise DataLossError(f"array {spec.name!r} has an optimizer out of range: {error}") from None
+
+
+def _bytes_of(array: ValueArray) -> ValueArray:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,357 @@
+// Updates of parameters: atomic, and once a round, whichever process dies at whichever instant.
+//
+// Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits; an
+// update makes four, in this order, under the parameters' lock but for the last one:
+//
+//   1  RoundState of the accumulator: final, the update has begun. The round keeps exactly these gradients from here
+//      on: an exception, a close and the holder's death leave it sealed, and the next round hands them out again.
+//   2  the journal's stamp (Lane::begin), which is no commit: entries are copied, counted, then changed
+//   3  RoundState of the parameters, with the new step, then the lane's state: one commit (RoundState::needs)
+//   4  RoundState of the accumulator: the update is in. The round may be consumed.
+//
+//   Invariant: the parameters are of `step`: of the rounds before it. If their journal is stamped, they are so after
+//              what it counts as saved is put back, which whoever next gets their lock does (Lane::recover).
+//   Invariant: a gradient that counts was computed from parameters that no update had begun to change since the
+//              round was opened: a round whose update has begun takes no more gradients.
+//
+// Each instant of death:
+//   before 1            nothing has happened: the round is open again as it was.
+//   between 1 and 2     the round is final. Whoever opens it next makes its update.
+//   between 2 and 3     the same; but first the old entries are put back, by whoever comes first: the next update, a
+//                       snapshot, a restore, a process that attaches. Readers without the lock, the workers, may
+//                       see half of it until then, and what they compute is of a step that is sealed.
+//   between 3 and 4     the update is in, though the round says that it has begun. Whoever opens it next asks for its
+//                       update; the parameters' step shows that it is in, so it only gets to 4.
+//   after 4             the round is consumed, by its block's end, by whoever opens it next, or by advance_step.
+// In 3 the states of the arrays and the first record mean nothing before the lane's commit (commit.hpp).
+//
+// tools/model/update.pml searches all of that with two chiefs, and finds what is wrong without finality, without
+// putting back, without the parameters' step, without the refusal of ends.
+//
+// The lock of the accumulator is taken while that of the parameters is held, never the other way round. No
+// signal handler runs meanwhile, since it might use either: if a lane of the accumulator is busy, both are let go.
+#pragma once
+
+#include "operations/operation.hpp"
+#include "rows/optimizers.hpp"
+
+namespace shmacc {
+
+// What an update, or a restore, makes of an array.
+struct ArrayChange {
+    uint32_t array;
+    uint32_t region;  // in kArrayRegions
+    bool by_optimizer;  // the values are gradients; else they are the new contents
+    const int64_t* rows;  // null: all of it
+    uint64_t count;  // of rows
+    uint64_t row_bytes;
+    uint64_t bytes;  // of the region
+    const void* values;
+};
+
+// The parameters with their lock, as they were committed.
+class ArraysSession {
+  public:
+    ArraysSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
+        : segment_(segment), locks_(segment) {
+        if (!locks_.acquire(0, deadline, interruption)) return;
+        try {
+            segment.round().settle();
+            round = segment.round().current();
+            state = before_ = segment.recovered(0);
+        } catch (...) {
+            locks_.give_up();
+            throw;
+        }
+    }
+
+    bool held() const { return locks_.held(); }
+    Lane& lane() { return *segment_.lanes()[0]; }
+    Member array(uint32_t number) { return Member(lane(), number, state); }
+
+    // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
+    void prepare(const std::vector<ArrayChange>& changes) {
+        lane().begin_round(state, round.round + 1);
+        std::vector<SavedArray> log;
+        uint64_t log_bytes = 0;
+        for (const ArrayChange& change : changes) {
+            if (arrays_.empty() || arrays_.back().number() != change.array)
+                arrays_.push_back(array(change.array));
+            log.push_back(saved(change, arrays_.back()));
+            log_bytes += sizeof(SavedArray) + log.back().listed * log.back().entries * sizeof(int64_t);
+            saved_bytes_ += bytes_saved(log.back());
+        }
+        lane().reserve_undo(state, log_bytes, saved_bytes_);
+        unsigned char* to = lane().mapping().at_least(kUndoLog, state.reserved[kUndoLog],
+                                                      state.reserved[kUndoLog]);
+        lane().mapping().at_least(kUndoRows, state.reserved[kUndoRows], state.reserved[kUndoRows]);
+        for (size_t i = 0; i < changes.size(); ++i) {
+            std::memcpy(to, &log[i], sizeof log[i]);
+            to += sizeof log[i];
+            const uint64_t listed = log[i].listed * log[i].entries * sizeof(int64_t);
+            if (listed) std::memcpy(to, changes[i].rows, listed);
+            to += listed;
+        }
+    }
+    // After `prepare` with the same changes. rate: in place of the optimizers' own.
+    void change(const std::vector<ArrayChange>& changes, std::optional<double> rate) {
+        lane().begin(state, 0);
+        Saving saving{lane().mapping().at_least(kUndoRows, saved_bytes_, state.reserved[kUndoRows]),
+                      lane().published(), 0, saved_bytes_ >= kStreamedFrom};
+        auto array = arrays_.begin();
+        for (const ArrayChange& change : changes) {
+            if (array->number() != change.array) ++array;
+            if (!change.by_optimizer) {
+                replace(*array, change, saving);
+            } else if (change.rows == nullptr || change.count > 0) {
+                ++array->state.count;
+                with_number(array->spec(),
+                            [&](auto zero) { optimize<decltype(zero)>(*array, change, rate, saving); });
+            }
+        }
+        if (saving.streamed) end_of_stream();
+    }
+    // updates: of each array that was changed, in the order of the changes; empty: as `change` counted them.
+    void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
+        for (size_t i = 0; i < updates.size(); ++i) arrays_[i].state.count = updates[i];
+        round.step = step;
+        ++round.round;
+        ++round.takes;
+        round.needs = state.generation + 1;
+        segment_.round().commit(round);
+        lane().commit(state, arrays_);
+        lane().give_back(before_, state);
+    }
+    // Memory of an unusually large journal goes with the commit.
+    void keep_no_journal() {
+        for (uint32_t region : {kUndoLog, kUndoRows}) state.reserved[region] = state.needed[region] = 0;
+    }
+
+    RoundState round;
+    LaneState state;  // to be changed, then committed
+
+  private:
+    static constexpr uint64_t kPieceBytes = 4096;
+
+    template <class Act>
+    static void with_number(const MemberSpec& spec, Act act) {
+        if (spec.sum == kFloat32)
+            act(float{});
+        else
+            act(double{});
+    }
+    static uint64_t last_dimension(const MemberSpec& spec) {
+        return spec.round->empty() ? 1 : static_cast<uint64_t>(spec.round->back());
+    }
+    // How an array is divided into entries: bytes in one, and how many.
+    static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, uint64_t group_bytes) {
+        if (change.rows) return {change.row_bytes, change.count};
+        const uint64_t piece = group_bytes * std::max<uint64_t>(1, kPieceBytes / group_bytes);
+        return {piece, (change.bytes + piece - 1) / piece};
+    }
+    static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
+        return change.by_optimizer ? shmacc::slots_of(spec.optimizer, last_dimension(spec)) : SlotShape{0, 1};
+    }
+    static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, const MemberSpec& spec) {
+        const uint64_t number = change.by_optimizer ? spec.number_bytes() : 1;
+        return entries_of(change, slots_of(change, spec).group * number);
+    }
+    SavedArray saved(const ArrayChange& change, Member& array) {
+        const SlotShape slots = slots_of(change, array.spec());
+        const auto [entry_bytes, entries] = entries_of(change, array.spec());
+        if (change.rows &&
+            change.row_bytes % (slots.group * (change.by_optimizer ? array.spec().number_bytes() : 1)))
+            throw Error(
+                Failure::kInvalidArgument,
+                "A rowwise accumulator of an array with one dimension is of all of it, so rows alone cannot "
+                "be updated");
+        SavedArray saved{change.array, entries, change.rows != nullptr, {}};
+        for (uint32_t i = 0; i <= slots.count; ++i) {
+            const uint64_t group = i == 0 ? 1 : slots.group;
+            const uint32_t region = change.region + i;
+            saved.regions[region] = {entry_bytes / group, change.bytes / group};
+            if (change.bytes / group > array.state.reserved[kArrayRegions[region]])
+                data_loss("an array is larger than what is reserved for it");
+            // Mapped now, so that nothing fails later.
+            array.array<unsigned char>(kArrayRegions[region], change.bytes / group);
+        }
+        return saved;
+    }
+    static uint64_t bytes_saved(const SavedArray& array) {
+        uint64_t bytes = 0;
+        for (const auto& region : array.regions) bytes += array.entries * undo_aligned(region.entry_bytes);
+        return bytes;
+    }
+    template <class T>
+    void optimize(Member& array, const ArrayChange& change, std::optional<double> rate, Saving& saving) {
+        const OptimizerSpec& optimizer = array.spec().optimizer;
+        const uint64_t total = change.bytes / sizeof(T);
+        const SlotShape slots = slots_of(change, array.spec());
+        const auto [entry_bytes, entries] = entries_of(change, array.spec());
+        TouchedArray<T> touched{array.array<T>(kArrayRegions[0], total),
+                                {},
+                                static_cast<const T*>(change.values),
+                                change.rows,
+                                entries,
+                                entry_bytes / sizeof(T),
+                                total,
+                                slots.group};
+        for (uint32_t i = 0; i < slots.count; ++i)
+            touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
+        with_rule<T>(optimizer, rate.value_or(optimizer.numbers[0]), array.state.count,
+                     [&](auto rule) { update_array(rule, touched, saving); });
+    }
+    void replace(Member& array, const ArrayChange& change, Saving& saving) {
+        const auto [entry_bytes, entries] = entries_of(change, array.spec());
+        update_array(NewContents{},
+                     TouchedArray<unsigned char>{array.array<unsigned char>(kArrayRegions[change.region],
+                                                                            change.bytes),
+                                                 {},
+                                                 static_cast<const unsigned char*>(change.values),
+                                                 change.rows,
+                                                 entries,
+                                                 entry_bytes,
+                                                 change.bytes,
+                                                 1},
+                     saving);
+    }
+
+    OpenSegment& segment_;
+    HeldLocks locks_;
+    LaneState before_;
+    std::vector<Member> arrays_;  // that are changed
+    uint64_t saved_bytes_ = 0;
+};
+
+// The open round of an accumulator, which its update makes final.
+class UpdatedRound {
+  public:
+    UpdatedRound(OpenSegment& segment, uint64_t serial) : segment_(segment), serial_(serial) {}
+
+    // The round is final. is_in: its update was made before. False: a lane was busy for longer than a moment.
+    bool begin(bool is_in) {
+        Uninterrupted uninterrupted;
+        HeldLocks locks(segment_);
+        if (!locks.acquire_all(monotonic_ns() + HeldLocks::kSlice, uninterrupted)) return false;
+        RoundState state = current();
+        if (state.holder.serial != serial_)
+            throw Error(Failure::kFailedPrecondition,
+                        "The round was ended before its update: by advance_step, set_global_step or restore, "
+                        "which do not wait for it");
+        if (state.final.phase == kUpdateIn && state.final.serial == serial_)
+            throw Error(Failure::kFailedPrecondition,
+                        "This block has made its update, or skipped it: a round has one");
+        commit(state, is_in ? kUpdateIn : kUpdateBegun);
+        return true;
+    }
+    void end(Interruption& interruption) {
+        HeldLocks locks(segment_);
+        locks.acquire_all(kForever, interruption);
+        RoundState state = current();
+        if (state.holder.serial == serial_) commit(state, kUpdateIn);
+    }
+
+  private:
+    // With all lanes' locks. What lanes hold is not looked at, so that nothing is allocated here.
+    RoundState current() {
+        segment_.round().settle();
+        return segment_.round().current();
+    }
+    void commit(RoundState& state, FinalPhase phase) {
+        if (state.final.phase == kNotFinal) state.final.since_ns = wall_ns();
+        state.final.phase = phase;
+        state.final.serial = serial_;
+        state.final.pid = segment_.presence().own().pid;
+        segment_.round().commit(state);
+    }
+
+    OpenSegment& segment_;
+    const uint64_t serial_;
+};
+
+struct UpdateRequest {
+    int64_t step;  // of the round
+    std::vector<ArrayChange> changes;  // those of an array follow each other
+    std::optional<double> rate;
+    int64_t deadline;
+};
+
+class Update : public Operation {
+  public:
+    using Operation::Operation;
+
+    // False: the parameters have this round already.
+    bool update(const UpdateRequest& request, UpdatedRound& round) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        for (;; interruption_.check()) {
+            activity.now(kWaitsForLock);
+            ArraysSession session(segment_, request.deadline, interruption_);
+            if (!session.held()) deadline_exceeded();
+            activity.now(kUpdates);
+            const int64_t step = session.round.step;
+            if (step - 1 > request.step)
+                throw Error(Failure::kFailedPrecondition,
+                            "The parameters are of step " + std::to_string(step) +
+                                ", so they are past the round of step " + std::to_string(request.step));
+            const bool is_in = step - 1 == request.step;
+            if (!is_in) session.prepare(request.changes);
+            if (!round.begin(is_in)) {
+                if (past(request.deadline)) deadline_exceeded();
+                continue;
+            }
+            if (is_in) return false;
+            session.change(request.changes, request.rate);
+            session.commit(request.step + 1);
+            break;
+        }
+        round.end(interruption_);
+        return true;
+    }
+
+    // All arrays, their slots, and how often each was updated, as of `step`.
+    void restore(const UpdateRequest& request, const std::vector<int64_t>& updates) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ArraysSession session(segment_, request.deadline, interruption_);
+        if (!session.held()) deadline_exceeded();
+        activity.now(kUpdates);
+        session.prepare(request.changes);
+        session.change(request.changes, std::nullopt);
+        session.keep_no_journal();
+        session.commit(request.step, updates);
+    }
+
+    struct Place {
+        uint32_t array;
+        uint32_t region;  // in kArrayRegions
+        void* to;
+        uint64_t bytes;
+    };
+    // Copies arrays; returns the step that they are of. updates: of each array.
+    int64_t read(const std::vector<Place>& places, std::vector<int64_t>& updates, int64_t deadline) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ArraysSession session(segment_, deadline, interruption_);
+        if (!session.held()) deadline_exceeded();
+        for (const Place& place : places) {
+            Member array = session.array(place.array);
+            const uint32_t region = kArrayRegions[place.region];
+            if (place.bytes > array.state.reserved[region])
+                data_loss("an array is larger than what is reserved for it");
+            const auto* from = array.array<unsigned char>(region, place.bytes);
+            if (place.bytes) std::memcpy(place.to, from, place.bytes);
+        }
+        for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
+            updates.push_back(session.array(i).state.count);
+        return session.round.step;
+    }
+
+  private:
+    [[noreturn]] void deadline_exceeded() {
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "Another update, snapshot or restore of the parameters, or an operation on the accumulator, "
+            "kept its lock; nothing was changed",
+            {{"step", segment_.round().snapshot().step}});
+    }
+};
+
+}  // namespace shmacc

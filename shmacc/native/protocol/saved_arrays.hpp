@@ -1,0 +1,56 @@
+// What an update of parameters saves before it changes them, and how it is put back.
+//
+// The log is complete before the update's stamp; from then on Journal::records counts the entries that are saved. So
+// whatever of the log is read belongs to the update whose stamp stands in the journal. Putting entries back a second
+// time gives the same.
+#pragma once
+
+#include "protocol/lane.hpp"
+
+namespace shmacc {
+
+inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
+    uint64_t log_left = state.reserved[kUndoLog], saved_left = state.reserved[kUndoRows];
+    const unsigned char* log = mapping_.at_least(kUndoLog, log_left, log_left);
+    const unsigned char* saved = mapping_.at_least(kUndoRows, saved_left, saved_left);
+    while (entries > 0) {
+        SavedArray array;
+        if (log_left < sizeof array) data_loss("its undo log is too long");
+        std::memcpy(&array, log, sizeof array);
+        log += sizeof array;
+        log_left -= sizeof array;
+        if (array.member >= tables() - 1) data_loss("an undo record names no array");
+        if (array.listed && array.entries > log_left / sizeof(int64_t)) data_loss("its undo log is too long");
+        const unsigned char* const listed = log;
+        if (array.listed) {
+            log += array.entries * sizeof(int64_t);
+            log_left -= array.entries * sizeof(int64_t);
+        }
+        Member member(*this, static_cast<uint32_t>(array.member), state);
+        unsigned char* regions[std::size(kArrayRegions)] = {};
+        for (size_t k = 0; k < std::size(kArrayRegions); ++k) {
+            const uint64_t reserved = member.state.reserved[kArrayRegions[k]];
+            if (array.regions[k].bytes > reserved) data_loss("an undo record names no array");
+            if (array.regions[k].entry_bytes)
+                regions[k] = member.array<unsigned char>(kArrayRegions[k], array.regions[k].bytes);
+        }
+        const uint64_t count = std::min(entries, array.entries);
+        for (uint64_t i = 0; i < count; ++i) {
+            uint64_t entry = i;
+            if (array.listed) std::memcpy(&entry, listed + i * sizeof entry, sizeof entry);
+            for (size_t k = 0; k < std::size(kArrayRegions); ++k) {
+                const auto [entry_bytes, all] = array.regions[k];
+                if (!regions[k]) continue;
+                if (entry > all / entry_bytes) data_loss("an undo record names no row");
+                const uint64_t from = entry * entry_bytes, bytes = std::min(entry_bytes, all - from);
+                if (undo_aligned(bytes) > saved_left) data_loss("its undo log is too long");
+                std::copy(saved, saved + bytes, regions[k] + from);
+                saved += undo_aligned(bytes);
+                saved_left -= undo_aligned(bytes);
+            }
+        }
+        entries -= count;
+    }
+}
+
+}  // namespace shmacc

@@ -1,0 +1,100 @@
+// Updates of parameters as Python asks for them: arrays viewed for as long as the update lasts.
+#pragma once
+
+#include "python/handle.hpp"
+
+namespace shmacc {
+
+// The changes, and the arrays that they read. Made and destroyed with the GIL.
+class IncomingChanges {
+  public:
+    // In order of the arrays: (number, region, whether by the optimizer, rows in ascending order or None, values,
+    // bytes of the region).
+    explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
+        if (segment.config().kind != kParameters)
+            throw Error(Failure::kInvalidArgument, "The segment has no parameters");
+        for (const nb::handle item : given) {
+            const auto [array, region, by_optimizer, rows, values, bytes] =
+                nb::cast<std::tuple<uint32_t, uint32_t, bool, nb::object, nb::object, uint64_t>>(item);
+            if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
+                (by_optimizer && region != 0))
+                throw Error(Failure::kInvalidArgument, "The segment has no such array");
+            const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
+            ArrayChange change{array, region, by_optimizer, nullptr, 0, 0, bytes, numbers->data()};
+            if (rows.is_none()) {
+                if (numbers->size() != bytes) refuse_sizes();
+            } else {
+                const auto& keys = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(rows, 1));
+                change.rows = keys->data();
+                change.count = keys->size();
+                if (change.count > 0) change.row_bytes = numbers->size() / change.count;
+                if (change.row_bytes * change.count != numbers->size()) refuse_sizes();
+                const uint64_t rows_there = change.row_bytes ? bytes / change.row_bytes : 0;
+                if (change.row_bytes && (change.rows[0] < 0 || !strictly_ascending(change.rows, change.count) ||
+                                         static_cast<uint64_t>(change.rows[change.count - 1]) >= rows_there))
+                    refuse_sizes();
+            }
+            changes_.push_back(change);
+        }
+    }
+    std::vector<ArrayChange> get() const { return changes_; }
+
+  private:
+    [[noreturn]] static void refuse_sizes() {
+        throw Error(Failure::kInvalidArgument, "Sizes of an array, its rows and its values disagree");
+    }
+
+    std::vector<std::unique_ptr<ArrayBuffer<unsigned char>>> values_;
+    std::vector<std::unique_ptr<ArrayBuffer<int64_t>>> rows_;
+    std::vector<ArrayChange> changes_;
+};
+
+// Whether the round of that serial, which `rounds` has open, was not in the parameters before.
+inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
+                              const nb::list& changes, std::optional<double> learning_rate,
+                              std::optional<double> timeout) {
+    const OpenSegment::Use segment = handle.attached();
+    const OpenSegment::Use accumulator = rounds.attached();
+    if (!rounds.holds_round(serial))
+        throw Error(Failure::kFailedPrecondition, "The round has ended, or is another process's");
+    const IncomingChanges incoming(*segment, changes);
+    const UpdateRequest request{step, incoming.get(), learning_rate, deadline_after(timeout)};
+    UpdatedRound round(*accumulator, serial);
+    return handle.update([&](Update& act) { return act.update(request, round); });
+}
+
+inline void restore_parameters(Handle& handle, int64_t step, const nb::list& changes,
+                               const std::vector<int64_t>& updates, std::optional<double> timeout) {
+    const OpenSegment::Use segment = handle.attached();
+    const IncomingChanges incoming(*segment, changes);
+    if (updates.size() != segment->config().members)
+        throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
+    const UpdateRequest request{step, incoming.get(), std::nullopt, deadline_after(timeout)};
+    handle.update([&](Update& act) {
+        act.restore(request, updates);
+        return true;
+    });
+}
+
+// places: (number, region, array to copy into). Returns the step, and how often each array was updated.
+inline nb::tuple read_parameters(Handle& handle, const nb::list& places, std::optional<double> timeout) {
+    const OpenSegment::Use segment = handle.attached();
+    if (segment->config().kind != kParameters)
+        throw Error(Failure::kInvalidArgument, "The segment has no parameters");
+    std::vector<std::unique_ptr<ArrayBuffer<unsigned char>>> views;
+    std::vector<Update::Place> asked;
+    for (const nb::handle item : places) {
+        const auto [array, region, to] = nb::cast<std::tuple<uint32_t, uint32_t, nb::object>>(item);
+        if (array >= segment->config().members || region >= std::size(kArrayRegions))
+            throw Error(Failure::kInvalidArgument, "The segment has no such array");
+        const auto& view = views.emplace_back(
+            std::make_unique<ArrayBuffer<unsigned char>>(to, 1, PyBUF_WRITABLE));
+        asked.push_back({array, region, view->writable(), view->size()});
+    }
+    std::vector<int64_t> updates;
+    const int64_t deadline = deadline_after(timeout);
+    const int64_t step = handle.update([&](Update& act) { return act.read(asked, updates, deadline); });
+    return nb::make_tuple(step, updates);
+}
+
+}  // namespace shmacc

@@ -1,0 +1,305 @@
+// What an update makes of the rows that a round touched: one loop, and a rule for each optimizer.
+//
+// The formulas, in the order of their operations, stand in the docstrings of shmacc/optim.py; results are the same
+// to the bit for every width of vectors (no contraction to fused operations: CMakeLists.txt). Coefficients are
+// computed in double and rounded to the type of the array. A new optimizer is a rule here, a case in with_rule, a
+// number in OptimizerKind, and a class in optim.py.
+//
+// A row that is going to be changed is copied first, with its slots, and counted as copied; only then is it changed
+// (operations/update.hpp says why). Time goes to the cache misses of rows, so rows are fetched some turns ahead; the
+// copies, which nobody reads but after a death, are streamed past the caches if they are many.
+#pragma once
+
+#include <cmath>
+
+#include "rows/kernels.hpp"
+#include "segment/support.hpp"
+
+namespace shmacc {
+
+// Part of an array that an update changes. An entry is a row or, of an array that is changed as a whole, a piece.
+template <class T>
+struct TouchedArray {
+    T* contents;
+    T* slots[2];
+    const T* gradient;  // of the entries, one after the other; or their new contents
+    const int64_t* rows;  // which entries; null: all, in order
+    uint64_t count;  // of entries
+    uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
+    uint64_t total;  // numbers in the array
+    uint64_t group;  // so many numbers of the contents share one of a slot
+};
+
+// Where entries are copied to before they are changed.
+struct Saving {
+    unsigned char* to;  // aligned to kUndoAlign
+    uint64_t* saved;  // how many entries are completely copied, for who comes after a death
+    uint64_t count;
+    bool streamed;
+};
+
+// Rules. kSlots: how many numbers of state an element has, or (kRowwise) its group. Called with one number each of
+// contents, slots, gradient; or with a group's.
+
+struct NewContents {
+    static constexpr uint32_t kSlots = 0;
+    static constexpr bool kRowwise = false;
+    template <class T>
+    void operator()(T& p, T g) const {
+        p = g;
+    }
+};
+
+template <class T>
+struct Sgd {
+    static constexpr uint32_t kSlots = 0;
+    static constexpr bool kRowwise = false;
+    T rate;
+    void operator()(T& p, T g) const { p -= rate * g; }
+};
+
+template <class T, bool kNesterov>
+struct Momentum {
+    static constexpr uint32_t kSlots = 1;
+    static constexpr bool kRowwise = false;
+    T rate, momentum;
+    void operator()(T& p, T& m, T g) const {
+        m = m * momentum + g;
+        if constexpr (kNesterov)
+            p -= g * rate + m * momentum * rate;
+        else
+            p -= m * rate;
+    }
+};
+
+template <class T>
+struct Adagrad {
+    static constexpr uint32_t kSlots = 1;
+    static constexpr bool kRowwise = false;
+    T rate, epsilon;
+    void operator()(T& p, T& a, T g) const {
+        a += g * g;
+        p -= rate * g / (std::sqrt(a) + epsilon);
+    }
+};
+
+template <class T>
+struct RowwiseAdagrad {
+    static constexpr uint32_t kSlots = 1;
+    static constexpr bool kRowwise = true;
+    T rate, epsilon;
+    void operator()(T* __restrict__ p, T& a, const T* __restrict__ g, uint64_t group) const {
+        a += mean_of_squares(g, group);
+        const T factor = rate / (std::sqrt(a) + epsilon);
+        for (uint64_t j = 0; j < group; ++j) p[j] -= factor * g[j];
+    }
+
+  private:
+    // In eight sums, so that it takes vectors of any width: the same to the bit.
+    static T mean_of_squares(const T* g, uint64_t group) {
+        T sums[8] = {};
+        uint64_t j = 0;
+        for (; j + 8 <= group; j += 8)
+            for (uint64_t k = 0; k < 8; ++k) sums[k] += g[j + k] * g[j + k];
+        for (uint64_t k = 0; j < group; ++j, ++k) sums[k] += g[j] * g[j];
+        const T sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+        return sum / static_cast<T>(group);
+    }
+};
+
+template <class T>
+struct Rmsprop {
+    static constexpr uint32_t kSlots = 1;
+    static constexpr bool kRowwise = false;
+    T rate, decay, epsilon;  // decay: 1 - rho
+    void operator()(T& p, T& r, T g) const {
+        r += (g * g - r) * decay;
+        p -= rate * g / std::sqrt(r + epsilon);
+    }
+};
+
+template <class T>
+struct RmspropMomentum {
+    static constexpr uint32_t kSlots = 2;
+    static constexpr bool kRowwise = false;
+    T rate, decay, momentum, epsilon;
+    void operator()(T& p, T& r, T& m, T g) const {
+        r += (g * g - r) * decay;
+        m = m * momentum + rate * g / std::sqrt(r + epsilon);
+        p -= m;
+    }
+};
+
+template <class T>
+struct Adam {
+    static constexpr uint32_t kSlots = 2;
+    static constexpr bool kRowwise = false;
+    T rate, decay_1, decay_2, epsilon;  // rate: corrected for the bias; decays: 1 - beta
+    void operator()(T& p, T& m, T& v, T g) const {
+        m += (g - m) * decay_1;
+        v += (g * g - v) * decay_2;
+        p -= rate * m / (std::sqrt(v) + epsilon);
+    }
+};
+
+template <class T, bool kSquareRoot>
+struct Ftrl {
+    static constexpr uint32_t kSlots = 2;
+    static constexpr bool kRowwise = false;
+    T rate, l1, twice_l2;
+    double power;
+    void operator()(T& p, T& a, T& linear, T g) const {
+        const T sum = a + g * g;
+        const T root = raised(sum);
+        linear += g - (root - raised(a)) / rate * p;
+        const T shrunk = (std::copysign(l1, linear) - linear) / (root / rate + twice_l2);
+        p = std::abs(linear) > l1 ? shrunk : T{0};
+        a = sum;
+    }
+
+  private:
+    T raised(T number) const {
+        if constexpr (kSquareRoot)
+            return std::sqrt(number);
+        else
+            return static_cast<T>(std::pow(static_cast<double>(number), power));
+    }
+};
+
+// Calls act(rule). updates: of the array, this one included. rate: in place of the optimizer's.
+template <class T, class Act>
+auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act act) {
+    const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
+    const double* const numbers = optimizer.numbers;
+    const T learning_rate = static_cast<T>(rate);
+    switch (optimizer.kind) {
+        case kSgd:
+            if (numbers[1] == 0) return act(Sgd<T>{learning_rate});
+            if (numbers[2] == 0) return act(Momentum<T, false>{learning_rate, number(1)});
+            return act(Momentum<T, true>{learning_rate, number(1)});
+        case kAdagrad:
+            if (numbers[3] == 0) return act(Adagrad<T>{learning_rate, number(2)});
+            return act(RowwiseAdagrad<T>{learning_rate, number(2)});
+        case kRmsprop: {
+            const T decay = static_cast<T>(1 - numbers[1]);
+            if (numbers[2] == 0) return act(Rmsprop<T>{learning_rate, decay, number(3)});
+            return act(RmspropMomentum<T>{learning_rate, decay, number(2), number(3)});
+        }
+        case kAdam: {
+            const double count = static_cast<double>(updates);
+            const double corrected = rate * std::sqrt(1 - std::pow(numbers[2], count)) /
+                                     (1 - std::pow(numbers[1], count));
+            return act(Adam<T>{static_cast<T>(corrected), static_cast<T>(1 - numbers[1]),
+                               static_cast<T>(1 - numbers[2]), number(3)});
+        }
+        case kFtrl: {
+            const T twice_l2 = static_cast<T>(2 * numbers[4]);
+            if (numbers[1] == -0.5) return act(Ftrl<T, true>{learning_rate, number(3), twice_l2, 0.5});
+            return act(Ftrl<T, false>{learning_rate, number(3), twice_l2, -numbers[1]});
+        }
+        default: return act(NewContents{});
+    }
+}
+
+// The slots of an array with this optimizer: how many, and how many numbers share one of a slot, if the last
+// dimension is `last`.
+struct SlotShape {
+    uint32_t count;
+    uint64_t group;
+};
+inline SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
+    return with_rule<float>(optimizer, 0, 1, [last](auto rule) {
+        return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1};
+    });
+}
+
+#define SHMACC_INLINE inline __attribute__((always_inline))
+
+template <class T>
+SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint64_t count, bool streamed) {
+    const uint64_t bytes = count * sizeof(T);
+    if (streamed)
+        stream(to, from, bytes);
+    else
+        std::memcpy(to, from, bytes);
+    return to + undo_aligned(bytes);
+}
+
+template <class Rule, class T>
+SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict__ s0, T* __restrict__ s1,
+                              const T* __restrict__ g, uint64_t count, uint64_t group) {
+    if constexpr (Rule::kRowwise) {
+        for (uint64_t j = 0, k = 0; j < count; j += group, ++k) rule(p + j, s0[k], g + j, group);
+    } else if constexpr (Rule::kSlots == 0) {
+        for (uint64_t j = 0; j < count; ++j) rule(p[j], g[j]);
+    } else if constexpr (Rule::kSlots == 1) {
+        for (uint64_t j = 0; j < count; ++j) rule(p[j], s0[j], g[j]);
+    } else {
+        for (uint64_t j = 0; j < count; ++j) rule(p[j], s0[j], s1[j], g[j]);
+    }
+}
+
+// kWidth: of an entry, or 0 for any.
+template <uint64_t kWidth, class Rule, class T>
+SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>& given, Saving& saving) {
+    constexpr uint64_t kAhead = 16;
+    const Rule rule = given_rule;
+    const TouchedArray<T> array = given;
+    const uint64_t width = kWidth ? kWidth : array.width;
+    const uint64_t group = Rule::kRowwise ? array.group : 1;
+    const uint64_t slot_width = Rule::kRowwise ? width / group : width;
+    const bool streamed = saving.streamed;
+    unsigned char* to = saving.to;
+    uint64_t saved = saving.count;
+    for (uint64_t i = 0; i < array.count; ++i) {
+        if (array.rows && i + kAhead < array.count) {
+            const auto later = static_cast<uint64_t>(array.rows[i + kAhead]);
+            prefetch_row(array.contents + later * width, width);
+            for (uint32_t k = 0; k < Rule::kSlots; ++k)
+                prefetch_row(array.slots[k] + later * slot_width, slot_width);
+        }
+        const uint64_t entry = array.rows ? static_cast<uint64_t>(array.rows[i]) : i;
+        const uint64_t numbers = array.rows ? width : std::min(width, array.total - entry * width);
+        const uint64_t of_slots = Rule::kRowwise ? numbers / group : numbers;
+        T* const p = array.contents + entry * width;
+        T* const s0 = Rule::kSlots > 0 ? array.slots[0] + entry * slot_width : nullptr;
+        T* const s1 = Rule::kSlots > 1 ? array.slots[1] + entry * slot_width : nullptr;
+        const T* const g = array.gradient + i * width;
+        to = save_numbers(to, p, kWidth ? kWidth : numbers, streamed);
+        if constexpr (Rule::kSlots > 0) to = save_numbers(to, s0, of_slots, streamed);
+        if constexpr (Rule::kSlots > 1) to = save_numbers(to, s1, of_slots, streamed);
+        compiler_barrier();
+        store_relaxed(*saving.saved, ++saved);
+        compiler_barrier();
+        apply_rule(rule, p, s0, s1, g, kWidth ? kWidth : numbers, group);
+    }
+    saving.to = to;
+    saving.count = saved;
+}
+
+#if defined(__x86_64__)
+template <uint64_t kWidth, class Rule, class T>
+__attribute__((target("avx2"))) void update_entries_wide(const Rule& rule, const TouchedArray<T>& array,
+                                                         Saving& saving) {
+    update_entries<kWidth>(rule, array, saving);
+}
+#endif
+template <uint64_t kWidth, class Rule, class T>
+void update_entries_plain(const Rule& rule, const TouchedArray<T>& array, Saving& saving) {
+    update_entries<kWidth>(rule, array, saving);
+}
+
+template <class Rule, class T>
+void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving) {
+    const auto run = [&](auto width) {
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx2")) return update_entries_wide<width.value>(rule, array, saving);
+#endif
+        return update_entries_plain<width.value>(rule, array, saving);
+    };
+    if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
+    if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
+    return run(std::integral_constant<uint64_t, 0>());
+}
+
+}  // namespace shmacc

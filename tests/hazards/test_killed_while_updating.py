@@ -1,0 +1,112 @@
+"""A chief that dies at any instruction of an update leaves all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+from helpers import killing_updates as killing
+from helpers.apart import forks, run_apart
+from helpers.killing_images import Image
+from helpers.killing_updates import UpdateScene
+from helpers.segment_file import SegmentFile
+from helpers.stepping_tracer import refusal
+
+from shmacc import Parameters, errors, inspection, optim
+
+if TYPE_CHECKING:
+    from helpers.stepping_tracer import Traced
+
+    from shmacc import AccumulatorGroup
+
+pytestmark = [
+    forks,
+    pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}"),
+]
+
+SCENES: Final = (
+    UpdateScene("SGD", optim.SGD(0.5)),
+    UpdateScene("Adam", optim.Adam(0.1)),
+    UpdateScene("rowwise Adagrad in two lanes", optim.Adagrad(0.1, rowwise=True), lanes=2),
+    UpdateScene("a skipped round", optim.SGD(0.5), skips=True),
+    UpdateScene(
+        "new contents",
+        optim.SGD(0.5),
+        values={"table": ([1, 2], np.ones((2, 3))), "one": np.zeros(7)},
+    ),
+)
+# What a scribbler might write over a word of the log.
+_WRONG: Final = (0, 1, 7, 1 << 20, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+# Of the instants at which nothing but contents had changed, one in so many is judged.
+_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=str)
+def test_at_every_instruction(scene: UpdateScene) -> None:
+    def made(params: Parameters, group: AccumulatorGroup) -> None:
+        with group.round(1) as taken:
+            scene.update(params, taken)
+
+    before, known = killing.images(scene), killing.states(scene)
+    looks = killing.walk(before, killing.images(scene, made), scene.act)
+    is_in = False
+    for number, look in enumerate(looks):
+        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
+            killing.write(look.images)
+            found = killing.testify(scene, known)
+            assert found or not is_in, f"taken back after {look.step} instructions"
+            is_in = found
+    assert is_in
+    for part in (1, 2, 3):  # for real, with what the kernel takes back of the dead
+        with killing.begun(before, scene.act) as child:
+            for _ in range(looks[len(looks) * part // 4].step):
+                child.step()
+            child.kill()
+        killing.testify(scene, known)
+
+
+def test_a_damaged_log_is_an_error_and_no_crash() -> None:
+    """Whoever recovers finds numbers that nobody wrote, wherever they stand in it."""
+    scene = SCENES[1]
+    with killing.begun(killing.images(scene), scene.act) as child:
+        _until_something_is_saved(child)
+        child.kill()
+    params, group = killing.paths()
+    interrupted = Image.of(params), Image.of(group)
+    _remove()
+    found = set()
+    for word in range(20):
+        for wrong in _WRONG:
+            killing.write(interrupted)
+            found.add(run_apart(_scribble_and_recover, word, wrong))
+            _remove()
+    assert found == {"DataLossError", "recovered"}
+
+
+def _remove() -> None:
+    for name in (killing.PARAMS, killing.GROUP):
+        inspection.remove(name, force=True)
+
+
+def _until_something_is_saved(child: Traced) -> None:
+    with SegmentFile(killing.paths()[0]) as file:
+        while file.record("journal").records < 2 or not _is_stamped(file):
+            child.step()
+
+
+def _is_stamped(file: SegmentFile) -> bool:
+    return bool(file.record("journal").generation == file.committed("lane").generation + 1)
+
+
+def _scribble_and_recover(word: int, wrong: int) -> str:
+    with SegmentFile(killing.paths()[0]) as file:
+        start = file.table.region("undo log") + word * 8
+        file.write(start, wrong.to_bytes(8, "little"))
+    try:
+        with Parameters.attach(killing.PARAMS) as params:
+            params.snapshot()
+    except errors.DataLossError as error:
+        return type(error).__name__
+    return "recovered"

@@ -1,0 +1,144 @@
+"""What optimizers make of gradients, as their docstrings say, in NumPy: equal to the bit."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmacc import optim
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+
+class Reference:
+    """An array and its slots, updated by NumPy.
+
+    Args:
+        optimizer: Its optimizer.
+        contents: What it starts as.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, contents: Array) -> None:
+        """Start the slots."""
+        self.optimizer = optimizer
+        self.array = contents.copy()
+        self.updates = 0
+        self.slots = {
+            slot.name: np.full(
+                contents.shape[:-1] if slot.rowwise else contents.shape,
+                slot.initial,
+                contents.dtype,
+            )
+            for slot in optimizer.slots()
+        }
+
+    def update(self, gradient: Array, rows: Array | None = None, rate: float | None = None) -> None:
+        """Apply a gradient, of these rows or of all."""
+        if rows is not None and len(rows) == 0:
+            return
+        self.updates += 1
+        where: Any = ... if rows is None else rows
+        array, slots = self.array[where], {name: slot[where] for name, slot in self.slots.items()}
+        if rows is None:
+            array, slots = array.copy(), {name: slot.copy() for name, slot in slots.items()}
+        learning_rate = self.optimizer.learning_rate if rate is None else rate
+        formula = _FORMULAS[type(self.optimizer)]
+        array = formula(self.optimizer, learning_rate, self.updates, array, slots, gradient)
+        self.array[where] = array
+        for name, slot in slots.items():
+            self.slots[name][where] = slot
+
+
+def _sgd(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
+    rate, decay = p.dtype.type(rate), p.dtype.type(of.momentum)
+    if not of.momentum:
+        return p - rate * g
+    slots["momentum"] = m = slots["momentum"] * decay + g
+    return p - (g * rate + m * decay * rate if of.nesterov else m * rate)
+
+
+def _adagrad(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
+    rate, epsilon = p.dtype.type(rate), p.dtype.type(of.epsilon)
+    if not of.rowwise:
+        slots["accumulator"] = a = slots["accumulator"] + g * g
+        return p - rate * g / (np.sqrt(a) + epsilon)
+    slots["accumulator"] = a = slots["accumulator"] + _mean_of_squares(g)
+    return p - (rate / (np.sqrt(a) + epsilon))[..., None] * g
+
+
+def _mean_of_squares(g: Any) -> Any:
+    width = g.shape[-1]
+    squares = np.zeros((*g.shape[:-1], -(-width // 8) * 8), g.dtype)
+    squares[..., :width] = g * g
+    s = np.zeros((8, *g.shape[:-1]), g.dtype)
+    for j in range(squares.shape[-1]):
+        s[j % 8] += squares[..., j]
+    return (((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))) / g.dtype.type(width)
+
+
+def _rmsprop(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
+    number = p.dtype.type
+    slots["rms"] = r = slots["rms"] + (g * g - slots["rms"]) * number(1 - of.rho)
+    step = number(rate) * g / np.sqrt(r + number(of.epsilon))
+    if of.momentum:
+        slots["momentum"] = step = slots["momentum"] * number(of.momentum) + step
+    return p - step
+
+
+def _adam(of: Any, rate: float, t: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
+    number = p.dtype.type
+    corrected = number(rate * math.sqrt(1 - of.beta_2**t) / (1 - of.beta_1**t))
+    slots["m"] = m = slots["m"] + (g - slots["m"]) * number(1 - of.beta_1)
+    slots["v"] = v = slots["v"] + (g * g - slots["v"]) * number(1 - of.beta_2)
+    return p - corrected * m / (np.sqrt(v) + number(of.epsilon))
+
+
+def _ftrl(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
+    number = p.dtype.type
+
+    def raised(a: Any) -> Any:
+        if of.learning_rate_power == -0.5:
+            return np.sqrt(a)
+        power = -of.learning_rate_power
+        return np.vectorize(lambda x: math.pow(x, power), otypes=[np.float64])(a).astype(a.dtype)
+
+    total = slots["accumulator"] + g * g
+    root = raised(total)
+    linear = slots["linear"] + (g - (root - raised(slots["accumulator"])) / number(rate) * p)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shrunk = (np.copysign(number(of.l1), linear) - linear) / (
+            root / number(rate) + number(2 * of.l2)
+        )
+    slots["accumulator"], slots["linear"] = total, linear
+    return np.where(np.abs(linear) > number(of.l1), shrunk, number(0))
+
+
+_FORMULAS: dict[type[optim.Optimizer], Any] = {
+    optim.SGD: _sgd,
+    optim.Adagrad: _adagrad,
+    optim.RMSprop: _rmsprop,
+    optim.Adam: _adam,
+    optim.Ftrl: _ftrl,
+}
+
+ALL = (
+    optim.SGD(0.1),
+    optim.SGD(0.1, 0.9),
+    optim.SGD(0.1, 0.9, nesterov=True),
+    optim.Adagrad(0.05),
+    optim.Adagrad(0.05, 0.0, 1e-7),
+    optim.Adagrad(0.05, rowwise=True),
+    optim.RMSprop(0.01),
+    optim.RMSprop(0.01, 0.8, 0.5, 1e-7),
+    optim.Adam(0.01),
+    optim.Adam(0.1, 0.8, 0.99, 1e-3),
+    optim.Ftrl(0.1),
+    optim.Ftrl(0.1, l1=0.01, l2=0.1),
+    optim.Ftrl(0.1, -0.7, 0.2, 0.01),
+)
+"""Every optimizer, in every way that it computes."""

@@ -1,0 +1,204 @@
+"""Updates of parameters are those of TensorFlow's training ops, and of torch's SparseAdam."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shmacc import AccumulatorGroup, Parameters, optim
+
+tf = pytest.importorskip("tensorflow")
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+_ROWS, _WIDTH, _ROUNDS = 40, 12, 8
+
+
+class Ours:
+    """Parameters and a group of one member, updated by one gradient a round."""
+
+    def __init__(self, table: Array, optimizer: optim.Optimizer, *, sparse: bool) -> None:
+        """Begin with a table."""
+        self.params = Parameters({"table": table}, optimizer=optimizer)
+        specs = self.params.member_specs(sparse=["table"] if sparse else ())
+        self.group = AccumulatorGroup(specs)
+
+    def update(self, gradient: Any) -> None:
+        """Make a round of it."""
+        assert self.group.apply({"table": gradient}, self.group.global_step)
+        with self.group.round(1) as taken:
+            assert self.params.update(taken)
+
+    def close(self) -> None:
+        """Close both."""
+        self.group.close()
+        self.params.close()
+
+
+def _gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array]]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(_ROUNDS):
+        rows = np.sort(rng.choice(_ROWS, 15, replace=False)) if sparse else np.arange(_ROWS)
+        made.append((rows, rng.standard_normal((len(rows), _WIDTH)).astype(dtype)))
+    return made
+
+
+def _table(dtype: str) -> Array:
+    """Not near zero: TensorFlow keeps Adam's powers in float32, which is felt there."""
+    rng = np.random.default_rng(0)
+    numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
+    return np.asarray(numbers, dtype)
+
+
+def _close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
+    """Equal, relative to what an element started as and all the ways that it has gone."""
+    assert np.all(np.abs(ours - theirs) <= tolerance * history)
+
+
+def _variables(table: Array, *slots: float) -> list[Any]:
+    return [tf.Variable(table), *(tf.Variable(np.full_like(table, slot)) for slot in slots)]
+
+
+def _sgd(v: list[Any], g: Any, _: Any) -> None:
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=v[0].handle, alpha=np.asarray(0.1, g.dtype), delta=g
+    )
+
+
+def _momentum(*, nesterov: bool) -> Callable[..., None]:
+    def apply(v: list[Any], g: Any, rows: Any) -> None:
+        numbers = {"lr": np.asarray(0.1, g.dtype), "momentum": np.asarray(0.9, g.dtype)}
+        given = {"var": v[0].handle, "accum": v[1].handle, "grad": g, "use_nesterov": nesterov}
+        if rows is None:
+            tf.raw_ops.ResourceApplyMomentum(**given, **numbers)
+        else:
+            tf.raw_ops.ResourceSparseApplyMomentum(**given, **numbers, indices=rows)
+
+    return apply
+
+
+def _adagrad(v: list[Any], g: Any, rows: Any) -> None:
+    given = {"var": v[0].handle, "accum": v[1].handle, "grad": g}
+    numbers = {"lr": np.asarray(0.05, g.dtype), "epsilon": np.asarray(1e-7, g.dtype)}
+    if rows is None:
+        tf.raw_ops.ResourceApplyAdagradV2(**given, **numbers)
+    else:
+        tf.raw_ops.ResourceSparseApplyAdagradV2(**given, **numbers, indices=rows)
+
+
+def _rmsprop(v: list[Any], g: Any, rows: Any) -> None:
+    given = {"var": v[0].handle, "ms": v[1].handle, "mom": v[2].handle, "grad": g}
+    floats = {"lr": 0.01, "rho": 0.9, "momentum": 0.5, "epsilon": 1e-7}
+    numbers = {name: np.asarray(number, g.dtype) for name, number in floats.items()}
+    if rows is None:
+        tf.raw_ops.ResourceApplyRMSProp(**given, **numbers)
+    else:
+        tf.raw_ops.ResourceSparseApplyRMSProp(**given, **numbers, indices=rows)
+
+
+def _ftrl(v: list[Any], g: Any, rows: Any) -> None:
+    given = {"var": v[0].handle, "accum": v[1].handle, "linear": v[2].handle, "grad": g}
+    floats = {"lr": 0.1, "l1": 0.01, "l2": 0.1, "l2_shrinkage": 0.0, "lr_power": -0.5}
+    numbers = {name: np.asarray(number, g.dtype) for name, number in floats.items()}
+    if rows is None:
+        tf.raw_ops.ResourceApplyFtrlV2(**given, **numbers)
+    else:
+        tf.raw_ops.ResourceSparseApplyFtrlV2(**given, **numbers, indices=rows)
+
+
+def _adam() -> Callable[..., None]:
+    done = 0
+
+    def apply(v: list[Any], g: Any, rows: Any) -> None:
+        nonlocal done
+        assert rows is None
+        done += 1
+        numbers = {
+            "beta1_power": 0.9**done,
+            "beta2_power": 0.999**done,
+            "lr": 0.01,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "epsilon": 1e-8,
+        }
+        tf.raw_ops.ResourceApplyAdam(
+            var=v[0].handle,
+            m=v[1].handle,
+            v=v[2].handle,
+            grad=g,
+            **{name: np.asarray(number, g.dtype) for name, number in numbers.items()},
+        )
+
+    return apply
+
+
+_OPS: dict[optim.Optimizer, tuple[Callable[[], Callable[..., None]], tuple[float, ...]]] = {
+    optim.SGD(0.1): (lambda: _sgd, ()),
+    optim.SGD(0.1, 0.9): (lambda: _momentum(nesterov=False), (0.0,)),
+    optim.SGD(0.1, 0.9, nesterov=True): (lambda: _momentum(nesterov=True), (0.0,)),
+    optim.Adagrad(0.05, epsilon=1e-7): (lambda: _adagrad, (0.1,)),
+    optim.RMSprop(0.01, 0.9, 0.5, 1e-7): (lambda: _rmsprop, (0.0, 0.0)),
+    optim.Ftrl(0.1, l1=0.01, l2=0.1): (lambda: _ftrl, (0.1, 0.0)),
+    optim.Adam(0.01): (_adam, (0.0, 0.0)),
+}
+_WITHOUT_ROWS = {optim.SGD(0.1), optim.Adam(0.01)}  # TensorFlow has no such ops
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sparse"),
+    [(optimizer, False) for optimizer in _OPS]
+    + [(optimizer, True) for optimizer in _OPS if optimizer not in _WITHOUT_ROWS],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_as_tensorflows_ops(optimizer: optim.Optimizer, dtype: str, *, sparse: bool) -> None:
+    make, initial = _OPS[optimizer]
+    table = _table(dtype)
+    variables, apply = _variables(table, *initial), make()
+    ours = Ours(table, optimizer, sparse=sparse)
+    before = [variable.numpy().copy() for variable in variables]
+    histories = [np.abs(array) for array in before]
+    for rows, values in _gradients(1, dtype, sparse=sparse):
+        ours.update((rows, values) if sparse else values)
+        apply(variables, values, rows if sparse else None)
+        found = [ours.params["table"], *ours.params.slots["table"].values()]
+        for i, (own, variable) in enumerate(zip(found, variables, strict=True)):
+            histories[i] += np.abs(variable.numpy() - before[i])
+            before[i] = variable.numpy().copy()
+            moment = dtype == "float32" and type(optimizer) is optim.Adam and i == 2
+            _close(own, variable.numpy(), histories[i], 3e-5 if moment else 1e-6)
+    ours.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
+    table = _table(dtype)
+    theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))
+    adam = torch.optim.SparseAdam([theirs], lr=0.01)
+    ours = Ours(table, optim.Adam(0.01), sparse=True)
+    before, history = table, np.abs(table)
+    for rows, values in _gradients(2, dtype, sparse=True):
+        ours.update((rows, values))
+        theirs.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(rows)[None],
+            torch.from_numpy(values),
+            table.shape,
+            check_invariants=True,
+        )
+        adam.step()
+        history += np.abs(theirs.detach().numpy() - before)
+        before = theirs.detach().numpy().copy()
+        _close(ours.params["table"], theirs.detach().numpy(), history)
+    state = adam.state[theirs]
+    _close(ours.params.slots["table"]["m"], state["exp_avg"].numpy(), np.ones_like(table))
+    _close(ours.params.slots["table"]["v"], state["exp_avg_sq"].numpy(), np.ones_like(table))
+    ours.close()

@@ -1,0 +1,208 @@
+"""A round whose update has begun is final: the same gradients, until the update is in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.stepping_tracer import Traced, on_one_core, refusal
+from helpers.support import LONG, until
+
+from shmacc import NEVER_STALE, AccumulatorGroup, Parameters, _core, errors, inspection, optim
+
+if TYPE_CHECKING:
+    from helpers.stepping_tracer import Mark
+
+pytestmark = forks
+traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+
+
+@pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
+def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
+    """Of sums of gradients of one array."""
+    with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1)) as params:
+        with AccumulatorGroup(
+            params.member_specs(), "group", reduction_type="SUM", lanes=request.param
+        ) as made:
+            made.apply({"a": np.ones(3)}, 0)
+            made.apply({"a": np.ones(3)}, 0)
+            yield made
+            made.unlink()
+        params.unlink()
+
+
+@pytest.fixture
+def params(group: AccumulatorGroup) -> Iterator[Parameters]:
+    """The parameters that belong to it."""
+    del group
+    with Parameters.attach("params") as attached:
+        yield attached
+
+
+class OopsError(Exception):
+    """Something that a user's code raises."""
+
+
+def begin(group: AccumulatorGroup, params: Parameters) -> None:
+    """Be a chief that raises in its block, after its update."""
+    with contextlib.suppress(OopsError), group.round(1) as taken:
+        params.update(taken)
+        raise OopsError
+
+
+def update_and_wait(*, pipe: Pipe) -> None:
+    """Be a chief that waits in its block, after its update."""
+    with (
+        AccumulatorGroup.attach("group") as group,
+        Parameters.attach("params") as params,
+        group.round(1) as taken,
+    ):
+        params.update(taken)
+        pipe.say()
+        pipe.hear()
+
+
+def test_an_exception_after_the_update_keeps_the_round(
+    group: AccumulatorGroup, params: Parameters
+) -> None:
+    begin(group, params)
+    assert (params.step, group.global_step, group.num_accumulated()) == (1, 0, 2)
+    assert not group.apply({"a": np.ones(3)}, 0)
+    stats = group.stats()
+    assert (stats.round_pid, stats.update, stats.update_pid) == (None, "in", os.getpid())
+    assert stats.update_since is not None
+    with group.round(99, timeout=0) as taken:
+        np.testing.assert_array_equal(taken["a"].value, [2] * 3)
+        assert params.update(taken) is False
+        with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
+            params.update(taken)
+    assert (params.step, group.global_step, group.num_accumulated()) == (1, 1, 0)
+    np.testing.assert_array_equal(params["a"], [-2] * 3)
+
+
+def test_so_does_a_death(group: AccumulatorGroup, params: Parameters) -> None:
+    with Apart(update_and_wait) as chief:
+        chief.hear()
+        assert not group.apply({"a": np.ones(3)}, 0)
+        chief.kill()
+    assert not group.apply({"a": np.ones(3)}, 0)
+    with group.round(99, timeout=1) as taken:
+        assert params.update(taken) is False
+    assert (params.step, group.global_step) == (1, 1)
+
+
+def test_a_take_consumes_a_round_that_is_in(group: AccumulatorGroup, params: Parameters) -> None:
+    begin(group, params)
+    np.testing.assert_array_equal(group.take(99, timeout=0)["a"].value, [2] * 3)
+    assert group.global_step == 1
+
+
+def test_so_does_advance_step(group: AccumulatorGroup, params: Parameters) -> None:
+    begin(group, params)
+    before = group.stats()
+    assert group.advance_step(0) == 0
+    assert group.advance_step(3) == 0
+    now = group.stats()
+    assert (now.taken, now.takes, now.discarded) == (before.taken + 2, before.takes + 1, 0)
+    assert group.global_step == 3
+    assert group.apply({"a": np.ones(3)}, 3)
+
+
+def test_what_is_refused_in_a_final_round(group: AccumulatorGroup, params: Parameters) -> None:
+    begin(group, params)
+    for call in (
+        lambda: group.set_global_step(5),
+        lambda: group.take_partial(0),
+        lambda: group.take_partial(1, seal=True),
+        group.unseal,
+    ):
+        with pytest.raises(errors.FailedPreconditionError, match="an update of parameters"):
+            call()
+    assert (group.global_step, group.num_accumulated()) == (0, 2)
+
+
+@traced
+def test_what_is_refused_until_the_update_is_in(
+    group: AccumulatorGroup, params: Parameters
+) -> None:
+    _begun_only(group, params)
+    for call in (lambda: group.advance_step(1), lambda: group.take(1, timeout=0)):
+        with pytest.raises(errors.FailedPreconditionError, match="an update of parameters"):
+            call()
+    with pytest.raises(errors.FailedPreconditionError, match="an update of"), group.round(1):
+        pass
+    assert (group.global_step, group.num_accumulated()) == (0, 2)
+    with group.round(1) as taken:
+        assert params.update(taken)
+    np.testing.assert_array_equal(params["a"], [-2] * 3)
+    assert group.global_step == 1
+
+
+@traced
+def test_it_can_be_skipped(group: AccumulatorGroup, params: Parameters) -> None:
+    _begun_only(group, params)
+    with group.round(1) as taken:
+        assert params.skip(taken)
+    np.testing.assert_array_equal(params["a"], [0] * 3)
+    assert (params.step, group.global_step) == (1, 1)
+
+
+def test_a_gradient_of_a_later_step_waits(group: AccumulatorGroup, params: Parameters) -> None:
+    begin(group, params)
+    with ThreadPoolExecutor() as pool:
+        later = pool.submit(group.apply, {"a": np.ones(3)}, NEVER_STALE)
+        until(lambda: inspection.describe("group").processes[0].activity != "idle")
+        assert group.take(1, timeout=LONG).count == 2
+        assert later.result(LONG) is True
+    assert group.num_accumulated() == 1
+
+
+def test_restore_ends_it(group: AccumulatorGroup, params: Parameters) -> None:
+    state = group.state()
+    begin(group, params)
+    group.restore(state)
+    assert group.apply({"a": np.ones(3)}, 0)
+    assert group.take_partial(0).count == 3
+
+
+def test_a_take_that_waits_gets_it(group: AccumulatorGroup, params: Parameters) -> None:
+    with ThreadPoolExecutor() as pool:
+        with contextlib.suppress(OopsError), group.round(1) as taken:
+            waiting = pool.submit(group.take, 99, timeout=LONG)
+            until(lambda: group.stats().waiting == 1)
+            params.update(taken)
+            raise OopsError
+        assert waiting.result(LONG).count == 2
+    assert group.global_step == 1
+
+
+def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
+    """Leave a round whose update has begun and is not in: its process dies in between."""
+    del params
+    real = _core.update
+
+    def act(mark: Mark) -> None:
+        def marked(*args: Any) -> bool:
+            mark()
+            return real(*args)
+
+        _core.update = marked  # type: ignore[assignment]
+        with (
+            AccumulatorGroup.attach("group") as own,
+            Parameters.attach("params") as theirs,
+            own.round(1) as taken,
+        ):
+            theirs.update(taken)
+
+    with on_one_core(), Traced(act) as chief:
+        chief.run_to_mark()
+        while group.stats().update is None:
+            chief.step()
+        chief.kill()
+    assert group.stats().update == "begun"

@@ -1,0 +1,392 @@
+"""Parameters: shared arrays that only updates change, once a round."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    Parameters,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    errors,
+    optim,
+)
+
+TABLE = np.arange(24, dtype=np.float32).reshape(8, 3)
+
+
+@pytest.fixture
+def params() -> Iterator[Parameters]:
+    """A table and a vector, with sums of gradients subtracted from both."""
+    with Parameters(
+        {"table": TABLE, "vector": TensorSpec((4,), "float64"), "words": np.arange(3)},
+        "params",
+        optimizer={"table": optim.SGD(1), "vector": optim.SGD(0.5, 0.5)},
+    ) as made:
+        yield made
+        made.unlink()
+
+
+@pytest.fixture
+def group(params: Parameters) -> Iterator[AccumulatorGroup]:
+    """Of the gradients of both."""
+    specs = params.member_specs(sparse=["table"])
+    del specs["words"]
+    with AccumulatorGroup(specs, "group", reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+def full(number: float) -> dict[str, Any]:
+    """A gradient of two rows, and of all of the vector."""
+    return {"table": ([1, 5], np.full((2, 3), number, np.float32)), "vector": np.full(4, number)}
+
+
+def one_round(params: Parameters, group: AccumulatorGroup, number: float, **how: Any) -> bool:
+    """Make a round of one gradient."""
+    group.apply(full(number), group.global_step)
+    with group.round(1) as taken:
+        return params.update(taken, **how)
+
+
+def test_an_update_changes_rows_in_place(params: Parameters, group: AccumulatorGroup) -> None:
+    table, expected = params["table"], TABLE.copy()
+    assert params.step == 0
+    assert one_round(params, group, 2)
+    expected[[1, 5]] -= 2
+    np.testing.assert_array_equal(table, expected)
+    np.testing.assert_array_equal(params["vector"], [-1] * 4)
+    np.testing.assert_array_equal(params.slots["vector"]["momentum"], [2] * 4)
+    assert (params.step, group.global_step) == (1, 1)
+
+
+def test_a_member_without_gradients_stays(params: Parameters, group: AccumulatorGroup) -> None:
+    group.apply({"vector": np.ones(4)}, 0)
+    with group.round(1) as taken:
+        assert params.update(taken)
+    np.testing.assert_array_equal(params["table"], TABLE)
+    assert params.step == 1
+
+
+def test_a_learning_rate_of_one_update(params: Parameters, group: AccumulatorGroup) -> None:
+    one_round(params, group, 1, learning_rate=10)
+    np.testing.assert_array_equal(params["table"][1], TABLE[1] - 10)
+    one_round(params, group, 1)
+    np.testing.assert_array_equal(params["table"][1], TABLE[1] - 11)
+
+
+@pytest.mark.parametrize("rate", [-1, float("nan"), "fast", True])
+def test_a_bad_learning_rate_is_refused(
+    params: Parameters, group: AccumulatorGroup, rate: Any
+) -> None:
+    group.apply(full(1), 0)
+    with group.round(1) as taken:
+        with pytest.raises(errors.InvalidArgumentError, match="learning_rate"):
+            params.update(taken, learning_rate=rate)
+        assert group.stats().update is None
+        params.update(taken)
+
+
+def test_new_contents_in_place_of_an_optimizer(params: Parameters, group: AccumulatorGroup) -> None:
+    new = np.arange(4.0)
+    rows = ([6, 0], np.full((2, 3), 7.0))
+    one_round(params, group, 1, values={"vector": new, "table": rows, "words": [4, 5, 6]})
+    expected = TABLE.copy()
+    expected[[0, 6]] = 7
+    np.testing.assert_array_equal(params["table"], expected)
+    np.testing.assert_array_equal(params["vector"], new)
+    np.testing.assert_array_equal(params["words"], [4, 5, 6])
+    np.testing.assert_array_equal(params.slots["vector"]["momentum"], [0] * 4)
+
+
+def test_new_contents_may_be_views_of_the_arrays(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    one_round(
+        params,
+        group,
+        1,
+        values={"table": (range(2, 6), params["table"][1:5]), "vector": params["vector"]},
+    )
+    expected = TABLE.copy()
+    expected[2:6] = TABLE[1:5]
+    np.testing.assert_array_equal(params["table"], expected)
+
+
+def test_a_round_of_a_single_accumulator() -> None:
+    with Parameters({"w": np.zeros(2)}, optimizer=optim.SGD(1)) as params:
+        with ConditionalAccumulator("float64", (2,)) as acc:
+            acc.apply_grad([1, 2])
+            with acc.round(1) as taken:
+                assert params.update(taken)
+        np.testing.assert_array_equal(params["w"], [-1, -2])
+        with SparseConditionalAccumulator("float64", (2,)) as rows:
+            rows.set_global_step(1)
+            rows.apply_grad([1], [5.0], local_step=1)
+            with rows.round(1) as taken:
+                assert params.update({"w": taken})
+        np.testing.assert_array_equal(params["w"], [-1, -7])
+
+
+def test_which_array_a_single_accumulator_is_of_must_be_said(params: Parameters) -> None:
+    with ConditionalAccumulator("float64", (4,)) as acc:
+        acc.apply_grad(np.ones(4))
+        with acc.round(1) as taken:
+            with pytest.raises(errors.InvalidArgumentError, match="3 arrays: say of which"):
+                params.update(taken)
+            assert params.update({"vector": taken})
+    np.testing.assert_array_equal(params["vector"], [-0.5] * 4)
+
+
+def test_one_update_a_round(params: Parameters, group: AccumulatorGroup) -> None:
+    group.apply(full(1), 0)
+    with group.round(1) as taken:
+        assert params.update(taken)
+        with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
+            params.update(taken)
+        with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
+            params.skip(taken)
+    np.testing.assert_array_equal(params["table"][1], TABLE[1] - 1)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "values", "what"),
+    [
+        ({"table": ([8], np.ones((1, 3)))}, {}, "'table' has no row 8: it has 8"),
+        ({"vector": np.ones(5)}, {}, "'vector' must have shape"),
+        ({}, {"table": ([1, 1], np.ones((2, 3)))}, "Row 1 of array 'table' is given twice"),
+        ({}, {"table": ([-1], np.ones((1, 3)))}, "no row -1"),
+        ({}, {"table": np.ones((8, 2))}, "'table' must have shape"),
+        ({}, {"table": np.ones((8, 3), complex)}, "must be float32"),
+        ({}, {"other": 1}, "no array 'other'"),
+        ({}, {"table": (1, 2, 3)}, r"an array or \(indices, rows\)"),
+        ({"words": np.ones(3, np.int64)}, {}, "'words' has no optimizer"),
+    ],
+)
+def test_a_bad_update_changes_nothing_and_makes_nothing_final(
+    params: Parameters, gradient: dict[str, Any], values: dict[str, Any], what: str
+) -> None:
+    specs: dict[str, Any] = {
+        "table": shmacc.IndexedSlicesSpec((None, 3)),
+        "vector": TensorSpec(None, "float64"),
+        "words": TensorSpec((3,), "int64"),
+    }
+    with AccumulatorGroup(specs) as wide:
+        wide.apply(gradient, 0)
+        with wide.round(1) as taken, pytest.raises(errors.InvalidArgumentError, match=what):
+            params.update(taken, values)
+        assert wide.global_step == 1  # the block ended as one without an update
+    np.testing.assert_array_equal(params["table"], TABLE)
+    assert params.step == 0
+
+
+def test_a_gradient_of_another_dtype_is_refused(params: Parameters) -> None:
+    with ConditionalAccumulator("float32", (4,)) as acc:
+        acc.apply_grad(np.ones(4))
+        with acc.round(1) as taken, pytest.raises(errors.InvalidArgumentError, match="float64"):
+            params.update({"vector": taken})
+
+
+def test_what_is_no_open_round_is_refused(params: Parameters, group: AccumulatorGroup) -> None:
+    group.apply(full(1), 0)
+    with group.round(1) as taken:
+        pass
+    for wrong in (taken, group.snapshot(), {}, None, {"table": 1}):
+        with pytest.raises(errors.FailedPreconditionError, match="in the block of a round"):
+            params.update(wrong)  # type: ignore[arg-type]
+
+
+def test_parameters_that_are_past_the_round(params: Parameters, group: AccumulatorGroup) -> None:
+    group.set_global_step(7)
+    one_round(params, group, 1)
+    assert params.step == 8
+    group.set_global_step(3)
+    group.apply(full(1), 3)
+    past = pytest.raises(errors.FailedPreconditionError, match="of step 8, so they are past")
+    with group.round(1) as taken, past:
+        params.update(taken)
+
+
+def test_skipped_rounds_move_the_step_alone(params: Parameters, group: AccumulatorGroup) -> None:
+    group.apply(full(1), 0)
+    with group.round(1) as taken:
+        assert params.skip(taken)
+    np.testing.assert_array_equal(params["table"], TABLE)
+    assert (params.step, group.global_step) == (1, 1)
+
+
+def test_arrays_and_slots_are_read_only_everywhere(params: Parameters) -> None:
+    again = Parameters.attach("params")
+    with again, SharedArrays.attach("params") as arrays, shmacc.attach("params") as any_kind:
+        assert type(any_kind) is Parameters
+        for own in (params, again, arrays, any_kind):
+            with pytest.raises(ValueError, match="read-only"):
+                own["table"][0] = 1
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                own["table"].flags.writeable = True
+        with pytest.raises(ValueError, match="read-only"):
+            params.slots["vector"]["momentum"][0] = 1
+        with pytest.raises(errors.InvalidArgumentError, match="which only updates change"):
+            SharedArrays.attach("params", writable=True)
+        with pytest.raises(errors.InvalidArgumentError, match="which only updates change"):
+            SharedArrays({"table": TABLE}, "params")
+        with pytest.raises(errors.InvalidArgumentError, match="kind parameters"):
+            ConditionalAccumulator("float32", (), "params")
+
+
+def test_shared_arrays_are_no_parameters() -> None:
+    with SharedArrays({"a": [1.0]}, "arrays") as arrays:
+        with pytest.raises(
+            errors.InvalidArgumentError, match=r"shared arrays \(shmacc.SharedArrays"
+        ):
+            Parameters.attach("arrays")
+        with pytest.raises(errors.InvalidArgumentError, match="kind arrays"):
+            Parameters({"a": [1.0]}, "arrays")
+        arrays.unlink()
+
+
+@pytest.mark.usefixtures("params")
+def test_attaching_needs_no_optimizer() -> None:
+    with Parameters.attach("params") as again:
+        assert again.optimizers == {
+            "table": optim.SGD(1),
+            "vector": optim.SGD(0.5, 0.5),
+            "words": None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "what"),
+    [
+        (optim.SGD(2), "optimizer of array 'a' SGD.*1.0.*but SGD.*2.0"),
+        (None, "optimizer of array 'a'"),
+    ],
+)
+def test_constructors_that_disagree_say_so(optimizer: Any, what: str) -> None:
+    with Parameters({"a": [1.0]}, "same", optimizer=optim.SGD(1)) as params:
+        with pytest.raises(errors.InvalidArgumentError, match=what):
+            Parameters({"a": [1.0]}, "same", optimizer=optimizer)
+        with Parameters({"a": TensorSpec((1,), "float64")}, "same", optimizer=optim.SGD(1)) as same:
+            np.testing.assert_array_equal(same["a"], [1])
+        params.unlink()
+
+
+def test_bad_optimizers_are_refused() -> None:
+    for optimizer, what in (
+        (optim.SGD(1), "float32 or float64, but array 'n' has int64"),
+        ({"m": optim.SGD(1)}, "for 'm', which is no array"),
+        ({"n": 0.1}, "one of shmacc.optim's"),
+        (optim.SGD, "one of shmacc.optim's"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=what):
+            Parameters({"n": [1]}, optimizer=optimizer)  # type: ignore[arg-type]
+
+
+def test_they_pickle(params: Parameters, group: AccumulatorGroup) -> None:
+    again = pickle.loads(pickle.dumps(params))
+    with again:
+        one_round(again, group, 1)
+        np.testing.assert_array_equal(params["table"][1], TABLE[1] - 1)
+
+
+def test_a_snapshot_is_a_copy(params: Parameters, group: AccumulatorGroup) -> None:
+    one_round(params, group, 1)
+    step, arrays = params.snapshot()
+    assert step == 1
+    assert arrays.keys() == params.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, params[name])
+    one_round(params, group, 1)
+    np.testing.assert_array_equal(arrays["table"][1], TABLE[1] - 1)
+
+
+def test_a_state_survives_savez(params: Parameters, group: AccumulatorGroup) -> None:
+    one_round(params, group, 1)
+    file = io.BytesIO()
+    state: dict[str, Any] = params.state()
+    np.savez(file, **state)
+    saved = params.snapshot()[1]
+    one_round(params, group, 3)
+    file.seek(0)
+    with np.load(file) as loaded:
+        params.restore(loaded)
+    assert params.step == 1
+    for name, array in saved.items():
+        np.testing.assert_array_equal(params[name], array)
+    np.testing.assert_array_equal(params.slots["vector"]["momentum"], [1] * 4)
+
+
+def test_adams_count_of_updates_is_in_the_state() -> None:
+    def three_rounds(params: Parameters, group: AccumulatorGroup, half: Any = None) -> bytes:
+        for i in range(3):
+            group.apply({"a": np.full(5, i + 1.0)}, group.global_step)
+            with group.round(1) as taken:
+                params.update(taken)
+            if half is not None and i == 1:
+                half(params)
+        return params["a"].tobytes()
+
+    def save_and_restore(params: Parameters) -> None:
+        state = params.state()
+        zeros = {key: np.zeros_like(value) for key, value in state.items() if "." in key}
+        params.restore({**state, **zeros, "updates": np.array([9])})
+        params.restore(state)
+
+    results = []
+    for half in (None, save_and_restore):
+        with (
+            Parameters({"a": np.ones(5)}, optimizer=optim.Adam(0.1)) as params,
+            AccumulatorGroup(params.member_specs()) as group,
+        ):
+            results.append(three_rounds(params, group, half))
+    assert results[0] == results[1]
+
+
+def test_a_state_of_other_parameters_is_refused(params: Parameters) -> None:
+    state = params.state()
+    for optimizer in (optim.SGD(1), optim.Adam(1)):
+        refused = pytest.raises(errors.InvalidArgumentError, match="state's array")
+        with Parameters({"table": TABLE}, optimizer=optimizer) as other, refused:
+            other.restore(state)
+    for key in ("0.array", "step", "arrays", "1.momentum", "updates"):
+        broken = {name: value for name, value in state.items() if name != key}
+        with pytest.raises(errors.InvalidArgumentError, match=f"no '{key}'"):
+            params.restore(broken)
+    with pytest.raises(errors.InvalidArgumentError, match=r"'1\.momentum' is float32"):
+        params.restore({**state, "1.momentum": np.zeros(4, np.float32)})
+
+
+def test_specs_of_members() -> None:
+    with Parameters({"a": np.zeros((2, 3)), "b": np.float32(0), "c": [True]}) as params:
+        specs = params.member_specs(["a"])
+        expected = {"a": shmacc.IndexedSlicesSpec((2, 3), "float64"), "b": TensorSpec(())}
+        assert repr(specs) == repr(expected)
+        for sparse, what in ((["d"], "no array 'd'"), ("b", "has no rows")):
+            with pytest.raises(errors.InvalidArgumentError, match=what):
+                params.member_specs(sparse)
+
+
+def test_a_closed_one_says_so(group: AccumulatorGroup) -> None:
+    again = Parameters.attach("params")
+    again.close()
+    group.apply(full(1), 0)
+    with group.round(1) as taken:
+        for call in (
+            lambda: again.step,
+            lambda: again.update(taken),
+            again.snapshot,
+            again.state,
+            lambda: again.slots,
+        ):
+            with pytest.raises(errors.FailedPreconditionError, match="closed"):
+                call()
