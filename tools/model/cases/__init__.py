@@ -1,6 +1,6 @@
 """What is checked: the cases of each model."""
 
-from cases import commit, line, lock, opening, presence, rounds
+from cases import commit, line, lock, opening, presence, rounds, updates
 from cases.case import Case
 
 __all__ = ["CASES", "Case"]
@@ -12,4 +12,5 @@ CASES = (
     *opening.CASES,
     *presence.CASES,
     *line.CASES,
+    *updates.CASES,
 )

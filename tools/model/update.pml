@@ -1,0 +1,278 @@
+/* Updates of parameters in rounds (native/operations/update.hpp, saved_arrays.hpp; take.hpp, step.hpp where a round is final).
+ *
+ * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave the block in order
+ * or by an exception, at any point; one worker that reads the step, then the parameters word by word, then applies, GRADIENTS times;
+ * with ADVANCER one more process that does advance_step at any time. Parameters have two words, each with a digit for each step, so
+ * that what is torn, doubled or missing shows; every save, count, store and commit of an update is a step of its own.
+ *
+ * Abstracted: locks are words with an owner, dropped at death (lock.pml); what is done under the accumulator's locks is one step, as
+ * are its commits (commit.pml, round.pml); lanes: a final round is one record, under all their locks. Opening is not waited for in line
+ * (line.pml).
+ *
+ * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them; a round that was consumed
+ * is in the parameters once, in both words, or was skipped, or had no update at all; parameters are nobody's half when their lock is
+ * free and nothing is stamped. Every run is finite, and at its end everybody living is through, but who has nothing to take.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_NOT_FINAL      the round is not marked before the parameters are changed: a death opens its step again
+ *   BROKEN_MARK_LATE      it is marked when the update is in
+ *   BROKEN_NO_ROLLBACK    nobody puts back what a dead one left
+ *   BROKEN_NOT_ONCE       an update does not ask whether the round is in already
+ *   BROKEN_ENDS           the end of the block does not ask whether the update is in
+ *   BROKEN_ADVANCES       neither does advance_step
+ *   BROKEN_SAVE_LATE      a word is changed before it is counted as saved
+ *   BROKEN_STAMP_LATE     the first word is changed before the stamp
+ *   BROKEN_STEP_EARLY     the parameters' step is raised before their commit
+ *   BROKEN_EXCEPTION      an exception in the block takes the mark back
+ */
+#ifndef CHIEFS
+#define CHIEFS 2
+#endif
+#ifndef TURNS
+#define TURNS 2
+#endif
+#ifndef GRADIENTS
+#define GRADIENTS 2
+#endif
+#define WORKER CHIEFS
+#ifdef ADVANCER
+#define PROCESSES (CHIEFS + 2)
+#define HELPER (CHIEFS + 1)
+#else
+#define PROCESSES (CHIEFS + 1)
+#endif
+#define STEPS 3
+
+#include "processes.pml"
+
+/* The accumulator's record. */
+byte step = 0;
+byte holder = NOBODY;
+byte serial = 0;
+byte final = 0;          /* 0, 1 an update has begun, 2 it is in */
+byte final_serial = 0;
+bit pending = 0;         /* a gradient is there */
+
+/* The parameters. */
+byte owner = NOBODY;
+byte word[2];            /* digit 3^s: how often the round of step s is in */
+byte saved[2];
+byte records = 0;
+byte journal = 0;        /* a generation */
+byte generation = 1;
+byte pstep = 0;
+byte new_step = 0;       /* valid from generation new_needs on */
+byte new_needs = 0;
+
+/* Outside of both. */
+byte want = 0;           /* what the words are, at this step */
+bit skipped[STEPS + 1];
+bool through[PROCESSES];
+
+#define digit(s) ((s) == 0 -> 1 : ((s) == 1 -> 3 : 9))
+#define held (holder != NOBODY && !dead[holder])
+#define is_in(s) ((word[0] / digit(s)) % 3 == 1)
+#define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
+#define finished(p) through[p]
+
+/* The round is consumed: what it should have done to the parameters, by what they say. */
+inline consume_round() {
+  if
+  :: final == 2 && !skipped[step] ->
+       want = want + digit(step);
+       assert(word[0] == want && word[1] == want)
+  :: else
+  fi;
+#if !defined(BROKEN_ENDS) && !defined(BROKEN_ADVANCES)
+  assert(final != 1);
+#endif
+  step++; final = 0; final_serial = 0; holder = NOBODY; pending = 0
+}
+
+inline settle() {
+  if :: new_needs > generation -> new_needs = 0 :: else fi;
+  if :: new_needs != 0 -> pstep = new_step; new_needs = 0 :: else fi
+}
+
+/* With the parameters' lock; each store is a step. */
+inline recover(p) {
+#ifndef BROKEN_NO_ROLLBACK
+  if
+  :: atomic { runs(p) && journal == generation + 1 -> i = 0 };
+       do
+       :: atomic { runs(p) && i < records -> word[i] = saved[i]; i++ }
+       :: atomic { runs(p) && i >= records -> break }
+       od;
+       atomic { runs(p) -> generation++; i = 0 }
+  :: atomic { runs(p) && journal != generation + 1 -> skip }
+  fi
+#else
+  atomic { runs(p) -> if :: journal == generation + 1 -> generation++ :: else fi }
+#endif
+}
+
+proctype chief(byte p) {
+  byte turns = TURNS;
+  byte mine = 0;
+  byte at = 0;
+  byte i = 0;
+  bit was_in = 0;
+  bit skips = 0;
+  bit lost = 0;
+
+  do
+  :: atomic { runs(p) && turns > 0 && !held && pending && step < STEPS ->         /* open_round */
+       turns--; serial++; holder = p; mine = serial; at = step; lost = 0; was_in = 0 };
+     if
+     :: atomic { runs(p) -> skips = 0 }; goto update
+     :: atomic { runs(p) -> skips = 1 }; goto update
+     :: atomic { runs(p) -> goto leave }
+     fi;
+update:
+     atomic { runs(p) && owner == NOBODY -> owner = p };
+     atomic { runs(p) -> settle() };
+     recover(p);
+     atomic { runs(p) ->                                                      /* begin */
+#ifndef BROKEN_NOT_ONCE
+       was_in = (pstep == at + 1);
+#endif
+       if
+       :: holder != p || serial != mine -> lost = 1
+       :: else ->
+#if !defined(BROKEN_NOT_FINAL) && !defined(BROKEN_MARK_LATE)
+            final = (was_in -> 2 : 1); final_serial = mine
+#else
+            if :: was_in -> final = 2 :: else fi
+#endif
+       fi };
+     if
+     :: atomic { runs(p) && (lost || was_in) -> owner = NOBODY; if :: lost -> goto out :: else -> goto leave fi }
+     :: atomic { runs(p) && !lost && !was_in -> skip }
+     fi;
+#ifdef BROKEN_STAMP_LATE
+     if
+     :: atomic { runs(p) && !skips -> saved[0] = word[0]; word[0] = word[0] + digit(at) }
+     :: atomic { runs(p) && skips -> skip }
+     fi;
+#endif
+     atomic { runs(p) -> records = 0 };
+     atomic { runs(p) -> journal = generation + 1; i = 0 };                     /* begin of the lane */
+#ifdef BROKEN_STAMP_LATE
+     atomic { runs(p) -> if :: !skips -> i = 1; records = 1 :: else fi };
+#endif
+     do                                                                       /* save, publish, apply_rule */
+     :: atomic { runs(p) && !skips && i < 2 -> saved[i] = word[i] };
+#ifdef BROKEN_SAVE_LATE
+        atomic { runs(p) -> word[i] = word[i] + digit(at) };
+        atomic { runs(p) -> records = i + 1; i++ }
+#else
+        atomic { runs(p) -> records = i + 1 };
+        atomic { runs(p) -> word[i] = word[i] + digit(at); i++ }
+#endif
+     :: atomic { runs(p) && (skips || i == 2) -> i = 0; break }
+     od;
+#ifdef BROKEN_STEP_EARLY
+     atomic { runs(p) -> pstep = at + 1 };
+#else
+     atomic { runs(p) -> new_step = at + 1; new_needs = generation + 1 };       /* commit */
+#endif
+     atomic { runs(p) -> generation++; if :: skips && at == step -> skipped[at] = 1 :: else fi;
+#ifdef BROKEN_MARK_LATE
+       if :: holder == p && serial == mine -> final = 1; final_serial = mine :: else fi
+#endif
+     };
+     atomic { runs(p) -> settle(); owner = NOBODY };
+#ifndef BROKEN_NOT_FINAL
+     atomic { runs(p) ->                                                      /* end */
+       if :: holder == p && serial == mine -> final = 2 :: else fi };
+#endif
+leave:
+     if
+     :: atomic { runs(p) ->                                                   /* close_round, in order */
+          if
+          :: holder != p || serial != mine -> skip
+#ifndef BROKEN_ENDS
+          :: holder == p && serial == mine && final == 1 -> holder = NOBODY
+          :: holder == p && serial == mine && final != 1 -> consume_round()
+#else
+          :: holder == p && serial == mine -> consume_round()
+#endif
+          fi }
+     :: atomic { runs(p) ->                                                   /* by an exception */
+          if
+          :: holder == p && serial == mine -> holder = NOBODY;
+#ifdef BROKEN_EXCEPTION
+             final = 0
+#endif
+          :: else
+          fi }
+     fi;
+out: skip
+  :: atomic { runs(p) && turns == 0 -> through[p] = true; break }
+  od
+}
+
+proctype worker(byte p) {
+  byte left = GRADIENTS;
+  byte at = 0;
+  byte first = 0;
+  byte second = 0;
+
+  do
+  :: atomic { runs(p) && left > 0 -> left--; at = step };
+     atomic { runs(p) -> first = word[0] };
+     atomic { runs(p) -> second = word[1] };
+     atomic { runs(p) ->                                                      /* apply */
+       if
+       :: at == step && step < STEPS && !held && final == 0 && !pending ->
+            assert(first == want && second == want);
+            pending = 1
+       :: else
+       fi;
+       first = 0; second = 0 }
+  :: atomic { runs(p) && left == 0 -> through[p] = true; break }
+  od
+}
+
+#ifdef ADVANCER
+proctype advancer(byte p) {
+  atomic { runs(p) && (pending || step > 0) && step < STEPS ->                  /* advance_step */
+#ifndef BROKEN_ADVANCES
+    if :: final != 1 -> consume_round() :: else fi;
+#else
+    consume_round();
+#endif
+    through[p] = true }
+}
+#endif
+
+init {
+  atomic {
+    run chief(0);
+#if CHIEFS > 1
+    run chief(1);
+#endif
+    run worker(WORKER);
+#ifdef ADVANCER
+    run advancer(HELPER)
+#endif
+  }
+}
+
+/* At the end: who has the parameters' lock next finds them whole. */
+active proctype quiescence() {
+  atomic {
+    timeout ->
+    if :: owner == NOBODY || !dead[owner] -> skip :: else -> assert(false) fi;
+    if
+    :: journal != generation + 1 -> assert(word[0] == word[1])
+    :: else
+    fi;
+#if !STOPS
+    if :: owner != NOBODY -> assert(false) :: else fi
+#endif
+  }
+}
+
+#define FATE_MAY_HOLD_BACK
+#include "fate.pml"
