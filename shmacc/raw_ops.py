@@ -13,7 +13,8 @@ from shmacc._accumulators import any_kind, dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._gradients import dtypes
-from shmacc._records.taken import SparseGradient, ValueArray
+from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import SparseGradient
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [

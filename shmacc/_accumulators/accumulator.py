@@ -19,8 +19,8 @@ from shmacc._layout import layout
 from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.stats import Stats
-from shmacc._records.taken import IndexArray, ValueArray
 from shmacc.errors import DataLossError, DeadlineExceededError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -363,8 +363,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
                 dtypes, shapes or reductions. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
-        parts, step, terms = saving.from_arrays(state, self._spec.members)
-        self._handle.restore(parts, step, terms)
+        members, step, terms = saving.from_arrays(state, self._spec.members)
+        self._handle.restore(members, step, terms)
 
     def unseal(self) -> None:
         """Accept gradients again after ``take_partial(seal=True)``, at the same step."""

@@ -6,9 +6,10 @@ from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments, arrays, gradients
+from shmacc._gradients import arguments, gradients
 from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.taken import DensePartial, DenseTaken, ValueArray
+from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import DensePartial, DenseTaken
 
 __all__ = ["ConditionalAccumulator"]
 
@@ -105,11 +106,10 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         value = grad
-        if not _core.is_plain_dense(value, self._plain_type, self._shape):
-            value = arrays.values_array(value, self._dtype, "grad")
-            gradients.check_dense(value.shape, self._shape)
-        if terms is not None:
-            value = arrays.weighted(value, terms[1], self._dtype, "grad")
+        if weight is not arguments.ONCE or not _core.is_plain_dense(
+            value, self._plain_type, self._shape
+        ):
+            value = self._member.dense(value, 1 if terms is None else terms[1], "grad")
         return self._handle.apply_dense(value, step, terms)
 
     def apply_partial(
@@ -127,13 +127,12 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
-        sums = gradients.dense_sums(partial, self._dtype)
+        sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        gradients.check_dense(sums.values.shape, self._shape)
         terms = sums.count, sums.weight, who, seconds
-        return self._handle.apply_dense(sums.values, step, terms)
+        return self._handle.apply_dense(self._member.array_of_sums(sums), step, terms)
 
     def take_grad(
         self,
@@ -155,7 +154,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         return results.to_dtype(self._dtype, taken.values(0))
 
     def _taken(self, taken: TakenRound) -> DenseTaken:
-        return results.dense_taken(taken, self._member)
+        return results.dense_taken(taken, self._member_spec)
 
     def _partial(self, taken: TakenRound) -> DensePartial:
-        return results.dense_partial(taken, self._member)
+        return results.dense_partial(taken, self._member_spec)

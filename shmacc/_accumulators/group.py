@@ -7,7 +7,7 @@ from shmacc._accumulators import results
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, gradients
-from shmacc._gradients.member import Member, Part
+from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec, Spec, TensorSpec
 from shmacc._layout import layout
 from shmacc._opening.options import IfExists, Options, Owners
@@ -138,14 +138,14 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 "A gradient of a group is a mapping from member to its gradient, but was a "
                 f"{type(gradient).__name__}"
             )
-        parts = []
+        members = []
         for name, value in gradient.items():
             member = self._member(name)
             try:
-                parts.append(member.part(value, times))
+                members.append(member.gradient(value, times))
             except ShmaccError as error:
                 raise error.of_member(name) from error.__cause__
-        return self._handle.apply_group(parts, step, terms)
+        return self._handle.apply_group(members, step, terms)
 
     def apply_partial(
         self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
@@ -168,24 +168,24 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 "A partial was expected, but this GroupTaken is the result of a take, which is "
                 "reduced already; take_partial hands out sums"
             )
-        parts, count, weight = self._parts(partial)
+        members, count, weight = self._parts(partial)
         who = gradients.partial_contributors(partial)
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
-        return self._handle.apply_group(parts, step, (count, weight, who, seconds))
+        return self._handle.apply_group(members, step, (count, weight, who, seconds))
 
-    def _parts(self, partial: GroupPartial) -> tuple[list[Part], int, int]:
+    def _parts(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
         """Return what a partial has of each of its members, its count and its weight."""
         gradients.check_has(partial, "A partial of a group", "items", "count")
         count, weight = gradients.count_and_weight(partial)
-        parts = []
+        members = []
         for name, sums in partial.items():
             member = self._member(name)
             try:
-                parts.append(member.partial(sums, count, weight))
+                members.append(member.partial(sums, count, weight))
             except ShmaccError as error:
                 raise error.of_member(name) from error.__cause__
-        return parts, count, weight
+        return members, count, weight
 
     def _member(self, name: object) -> Member:
         member = self._members.get(name) if isinstance(name, str) else None

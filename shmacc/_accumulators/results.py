@@ -10,6 +10,7 @@ from shmacc._core import TakenRound
 from shmacc._gradients import arrays
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.spec import MemberSpec
+from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import (
     DensePartial,
     DenseTaken,
@@ -17,7 +18,6 @@ from shmacc._records.taken import (
     GroupTaken,
     SparsePartial,
     SparseTaken,
-    ValueArray,
 )
 from shmacc.errors import ResourceExhaustedError
 

@@ -14,9 +14,10 @@ import numpy as np
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, arrays, gradients
 from shmacc._gradients.arguments import describe_shape
-from shmacc._gradients.member import Member, Part
+from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec
-from shmacc._records.taken import DensePartial, SparsePartial, ValueArray
+from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import DensePartial, SparsePartial
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 _NUMBERED = re.compile(r"[0-9]+\.values")
@@ -52,8 +53,8 @@ def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]
 
 def from_arrays(
     state: Any, specs: tuple[MemberSpec, ...]
-) -> tuple[list[Part], int, arguments.Terms]:
-    """Return what the extension needs to restore a state: parts, step, terms.
+) -> tuple[list[MemberGradient], int, arguments.Terms]:
+    """Return what the extension needs to restore a state: members, step, terms.
 
     Raises:
         InvalidArgumentError: It is no state, one of other members, or inconsistent.
@@ -69,20 +70,20 @@ def from_arrays(
     weight = arguments.partial_weight(_get(state, "weight"), "the state's weight")
     step = arguments.int64(_get(state, "step"), "the state's step")
     who = gradients.distinct(_get(state, "contributors"), "the state's contributors")
-    parts = []
+    members = []
     for saved, name in enumerate(order):
         if f"{saved}.values" in state:
             number, spec = own[name]
             try:
                 partial = _partial(state, saved, spec)
-                parts.append(Member(number, spec).partial(partial, count, weight))
+                members.append(Member(number, spec).partial(partial, count, weight))
             except ShmaccError as error:
                 raise (error.of_member(name) if name else error) from error.__cause__
     if weight < count or (count == 0 and weight > 0):
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
-    if not specs[0].name and [part[1:3] for part in parts] != [(count, weight)] * (count > 0):
+    if not specs[0].name and [member[1:3] for member in members] != [(count, weight)] * (count > 0):
         raise InvalidArgumentError(
             f"The state's count and weight are {count} and {weight}, but not those of its values"
         )
@@ -90,7 +91,7 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state has {len(who)} contributors, but its count is {count}"
         )
-    return parts, step, (count, weight, who, None)
+    return members, step, (count, weight, who, None)
 
 
 def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpec]]) -> list[str]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._gradients import arguments, dtypes
+from shmacc._gradients.member import Member
 from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._opening.options import Options
 
@@ -37,10 +38,11 @@ class SingleAccumulator(Accumulator[_Taken_co, _Partial_co]):
 
     def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
         super()._examine(config, own, asked)
-        self._member = self._spec.members[0]
-        self._dtype = self._member.dtype
+        self._member_spec = self._spec.members[0]
+        self._member = Member(0, self._member_spec)
+        self._dtype = self._member_spec.dtype
         self._plain_type = self._dtype.plain_type
-        self._shape = self._member.shape
+        self._shape = self._member_spec.shape
 
     def __repr__(self) -> str:
         return (

@@ -6,16 +6,9 @@ from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments, arrays, foreign, gradients
+from shmacc._gradients import arguments, foreign, gradients
 from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.taken import (
-    IndexArray,
-    IndexedSlices,
-    SparseGradient,
-    SparsePartial,
-    SparseTaken,
-    ValueArray,
-)
+from shmacc._records.taken import IndexedSlices, SparseGradient, SparsePartial, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]
@@ -151,18 +144,17 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         terms = None  # for most gradients: a call saved
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
-        indices, values, ascending = grad_indices, grad_values, None
-        if grad_shape is None:
-            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
-        if ascending is None:
-            values = arrays.values_array(values, self._dtype, "grad_values")
-            indices = arrays.index_array(indices, "grad_indices")
-        given = None if grad_shape is None else gradients.given_shape(grad_shape)
-        if terms is not None:
-            values = arrays.weighted(values, terms[1], self._dtype, "grad_values")
-        if ascending is not None:
-            return self._handle.apply_sparse(indices, values, None, ascending, step, terms)
-        return self._add(indices, values, given, None, step, terms)
+        if grad_shape is None and weight is arguments.ONCE:
+            ascending = _core.plain_rows_ascend(
+                grad_indices, grad_values, self._plain_type, self._shape
+            )
+            if ascending is not None:
+                return self._handle.apply_sparse(
+                    grad_indices, grad_values, None, ascending, step, terms
+                )
+        times = 1 if terms is None else terms[1]
+        rows = self._member.rows(grad_indices, grad_values, grad_shape, times, "grad_")
+        return self._add(rows, step, terms)
 
     def apply_indexed_slices_grad(
         self,
@@ -211,38 +203,24 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
-        sums = gradients.sparse_sums(partial, self._dtype)
+        sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0)
         terms = sums.count, sums.weight, who, seconds
-        return self._add(sums.rows(), sums.values, sums.given, sums.row_counts, step, terms)
+        return self._add(self._member.rows_of_sums(sums), step, terms)
 
-    def _add(
-        self,
-        indices: IndexArray,
-        values: ValueArray,
-        given: tuple[int, ...] | None,
-        counts: IndexArray | None,
-        step: int,
-        terms: arguments.Terms | None,
-    ) -> bool:
-        ascending = gradients.check_sparse(indices, values, given, self._shape)
-        refusal = gradients.own_refusal(
-            indices, values, given, ascending=ascending, repeats=counts is None
+    def _add(self, rows: gradients.Rows, step: int, terms: arguments.Terms | None) -> bool:
+        if rows.conflict is not None:
+            count = 1 if terms is None else terms[0]
+            if rows.refusal is None and self._handle.drop_if_stale(step, count):
+                return False
+            if rows.refusal is None or step >= self._handle.step:
+                raise InvalidArgumentError(rows.conflict)
+        rows.check()
+        return self._handle.apply_sparse(
+            rows.indices, rows.values, rows.row_counts, rows.ascending, step, terms
         )
-        conflict = gradients.declared_conflict(values.shape, self._shape)
-        if (
-            conflict is not None
-            and refusal is None
-            and self._handle.drop_if_stale(step, 1 if terms is None else terms[0])
-        ):
-            return False
-        if conflict is not None and (refusal is None or step >= self._handle.step):
-            raise InvalidArgumentError(conflict)
-        if refusal is not None:
-            raise InvalidArgumentError(refusal)
-        return self._handle.apply_sparse(indices, values, counts, ascending, step, terms)
 
     def take_grad(
         self,
@@ -299,7 +277,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         return IndexedSlices(values, taken.indices(0), taken.shape(0))
 
     def _taken(self, taken: TakenRound) -> SparseTaken:
-        return results.sparse_taken(taken, self._member)
+        return results.sparse_taken(taken, self._member_spec)
 
     def _partial(self, taken: TakenRound) -> SparsePartial:
-        return results.sparse_partial(taken, self._member)
+        return results.sparse_partial(taken, self._member_spec)

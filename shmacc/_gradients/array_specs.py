@@ -13,7 +13,7 @@ from shmacc._gradients.dtypes import DType
 from shmacc._gradients.spec import MemberSpec, TensorSpec
 from shmacc._layout import layout
 from shmacc._records import dtype_names
-from shmacc._records.taken import ValueArray
+from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 
 REDUCTION = "SUM"  # every segment has one; nothing is reduced here

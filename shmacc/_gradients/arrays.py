@@ -14,7 +14,7 @@ from shmacc import _core
 from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
 from shmacc._gradients.dtypes import DType, kind_of, largest
-from shmacc._records.taken import IndexArray, ValueArray
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shmacc._records.taken import IndexedSlices, ValueArray
+from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 

@@ -2,12 +2,12 @@
 
 These checks depend on the caller's own arguments alone and run before the lock; so a malformed
 gradient raises whether it is stale or not. The checks that depend on the round (rows 8 and 9 of
-TensorFlow's) are left to the apply, when the gradient is known to be fresh: `declared_conflict`
-only words row 9, and the extension checks row 8.
+TensorFlow's) are left to the apply, when the gradient is known to be fresh: `Rows.conflict` only
+words row 9, and the extension checks row 8.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from shmacc._gradients import arguments
 from shmacc._gradients.arguments import INT64_MAX, Shape, describe_shape
 from shmacc._gradients.arrays import index_array, sums_array
 from shmacc._gradients.dtypes import DType
-from shmacc._records.taken import DenseTaken, IndexArray, SparseTaken, ValueArray
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 
@@ -35,6 +36,39 @@ class Sums:
         """Return the indices of a sparse member's."""
         assert self.indices is not None  # noqa: S101
         return self.indices
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A sparse gradient or partial that has passed rows 2 to 7 of TensorFlow's checks.
+
+    Attributes:
+        indices: Which rows.
+        values: The rows.
+        row_counts: Of a partial: how often each counts.
+        ascending: Whether the indices are strictly ascending, and none negative.
+        refusal: Why it is of no use, although TensorFlow accepts it; None: it is of use.
+        conflict: Why it does not fit the declared shape, in TensorFlow's words (row 9), which is an
+            error of a fresh gradient; None: it fits.
+    """
+
+    indices: IndexArray
+    values: ValueArray
+    row_counts: IndexArray | None
+    ascending: bool
+    refusal: str | None
+    conflict: str | None
+
+    def check(self) -> Self:
+        """Return it if nothing is wrong with it.
+
+        Raises:
+            InvalidArgumentError: It is of no use, or does not fit the declared shape.
+        """
+        wrong = self.refusal or self.conflict
+        if wrong is not None:
+            raise InvalidArgumentError(wrong)
+        return self
 
 
 def sparse_sums(partial: Any, dtype: DType) -> Sums:
@@ -154,17 +188,37 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
     return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None
 
 
-def check_sparse(
-    indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
-) -> bool:
-    """Run rows 2 to 7 of TensorFlow's checks.
+def checked_rows(
+    indices: IndexArray,
+    values: ValueArray,
+    given: tuple[int, ...] | None,
+    declared: Shape,
+    row_counts: IndexArray | None = None,
+) -> Rows:
+    """Run all checks of a sparse gradient that need no round.
 
-    Returns:
-        Whether the indices are strictly ascending, and none negative.
+    Args:
+        indices: Which rows.
+        values: The rows.
+        given: The gradient's own ``grad_shape``.
+        declared: The shape that was declared.
+        row_counts: Of a partial, whose indices do not repeat, since each row has a count.
 
     Raises:
-        InvalidArgumentError: The first check that fails.
+        InvalidArgumentError: The first of TensorFlow's rows 2 to 7 that fails.
     """
+    ascending = _check_sparse(indices, values, given, declared)
+    refusal = None if ascending else _bad_indices(indices, repeats=row_counts is None)
+    if refusal is None and given is not None:
+        refusal = _outside_of_given(indices, values.shape, given)
+    conflict = _declared_conflict(values.shape, declared)
+    return Rows(indices, values, row_counts, ascending, refusal, conflict)
+
+
+def _check_sparse(
+    indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
+) -> bool:
+    """Run rows 2 to 7 of TensorFlow's checks; return whether the indices are as `Rows` has it."""
     if indices.ndim != 1:
         raise InvalidArgumentError(
             f"Input indices should be vector but received shape: {describe_shape(indices.shape)}"
@@ -184,61 +238,24 @@ def check_sparse(
     return ascending and negative < 0
 
 
-def check_rows(
-    indices: IndexArray,
-    values: ValueArray,
-    given: tuple[int, ...] | None,
-    declared: Shape,
-    *,
-    repeats: bool,
-) -> bool:
-    """Run all checks of a sparse gradient that need no round.
-
-    Arguments as for `own_refusal`. Returns whether the indices are strictly ascending.
-
-    Raises:
-        InvalidArgumentError: The first check that fails.
-    """
-    ascending = check_sparse(indices, values, given, declared)
-    refusal = own_refusal(
-        indices, values, given, ascending=ascending, repeats=repeats
-    ) or declared_conflict(values.shape, declared)
-    if refusal is not None:
-        raise InvalidArgumentError(refusal)
-    return ascending
+def _bad_indices(indices: IndexArray, *, repeats: bool) -> str | None:
+    negative = _core.check_rows(indices, INT64_MAX)[2]
+    if negative >= 0:
+        return f"Indices must not be negative; index of slice {negative} is {indices[negative]}"
+    repeated = -1 if repeats else _core.repeated_row(indices)
+    if repeated >= 0:
+        return f"Indices of a partial must not repeat; that of slice {repeated} does"
+    return None
 
 
-def own_refusal(
-    indices: IndexArray,
-    values: ValueArray,
-    given: tuple[int, ...] | None,
-    *,
-    ascending: bool,
-    repeats: bool,
+def _outside_of_given(
+    indices: IndexArray, values_shape: tuple[int, ...], given: tuple[int, ...]
 ) -> str | None:
-    """Return why a gradient that TensorFlow accepts is of no use; None if it is of use.
-
-    Args:
-        indices: Indices that `check_sparse` has passed.
-        values: Values that it has passed.
-        given: The gradient's own ``grad_shape``.
-        ascending: The result of `check_sparse`.
-        repeats: Whether indices may repeat; those of a partial do not, since each row has a count.
-    """
-    if not ascending:
-        negative = _core.check_rows(indices, INT64_MAX)[2]
-        if negative >= 0:
-            return f"Indices must not be negative; index of slice {negative} is {indices[negative]}"
-        repeated = -1 if repeats else _core.repeated_row(indices)
-        if repeated >= 0:
-            return f"Indices of a partial must not repeat; that of slice {repeated} does"
-    if given is None:
-        return None
     if given[0] != -1:
         over = _core.check_rows(indices, given[0])[1]
         if over >= 0:
             return _over_limit(indices, over, given[0])
-    for i, (expected, got) in enumerate(zip(given[1:], values.shape[1:], strict=False), start=1):
+    for i, (expected, got) in enumerate(zip(given[1:], values_shape[1:], strict=False), start=1):
         if expected not in {got, -1}:
             return (
                 f"Shape mismatch: the given shape's dim {i} is {expected}, but the gradient's "
@@ -266,7 +283,7 @@ def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | 
             )
 
 
-def declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | None:
+def _declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | None:
     """Return row 9's error, in TensorFlow's words; None if the values fit the declared shape."""
     if declared is None:
         return None

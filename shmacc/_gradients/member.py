@@ -1,19 +1,25 @@
-"""A member's part of gradients, partials and saved states, on its way to the extension."""
+"""A member of gradients, partials and saved states, on its way to the extension."""
 
 from typing import Any
 
 from shmacc import _core
 from shmacc._gradients import arrays, foreign, gradients
+from shmacc._gradients.gradients import Rows, Sums
 from shmacc._gradients.spec import MemberSpec, TensorSpec
+from shmacc._records.array_types import ValueArray
 from shmacc.errors import InvalidArgumentError
 
-Part = tuple[Any, ...]
+MemberGradient = tuple[Any, ...]
 """What the extension takes of a member: its number, count, weight, indices or None, values,
 row_counts or None, whether the indices ascend."""
 
 
 class Member:
-    """One member's checks: from what a user gives to what the extension takes."""
+    """One member's checks: from what a user gives to what the extension takes.
+
+    A single accumulator has one member, which gets what the extension does not recognise as plain:
+    the fast path of a single gradient is its own (a group of one costs 1.5 times as much).
+    """
 
     __slots__ = ("_dtype", "_number", "_plain_type", "_shape", "_sparse", "_spec")
 
@@ -28,51 +34,78 @@ class Member:
     def tensor_spec(self) -> TensorSpec:
         return self._spec.tensor_spec()
 
-    def part(self, value: Any, weight: int) -> Part:
-        """Return a gradient of this member, checked."""
+    def gradient(self, value: Any, weight: int) -> MemberGradient:
+        """Return this member of a group's gradient, checked."""
         if self._sparse:
-            return self._rows(value, weight)
-        if not _core.is_plain_dense(value, self._plain_type, self._shape):
-            value = arrays.values_array(value, self._dtype, "The gradient")
-            gradients.check_dense(value.shape, self._shape)
-        if weight != 1:
-            value = arrays.weighted(value, weight, self._dtype, "The gradient's values")
+            return self._of_rows(value, weight)
+        if weight != 1 or not _core.is_plain_dense(value, self._plain_type, self._shape):
+            value = self.dense(value, weight, "The gradient")
         return self._number, 1, weight, None, value, None, False
 
-    def _rows(self, value: Any, weight: int) -> Part:
+    def _of_rows(self, value: Any, weight: int) -> MemberGradient:
         if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
-            grad_indices, grad_values = value
+            indices, values = value
             given = None
         else:
             value = foreign.slices(value)
             gradients.check_has(
                 value, "(indices, values), or something like IndexedSlices,", "indices", "values"
             )
-            grad_indices, grad_values = value.indices, value.values
-            given = gradients.given_shape(getattr(value, "dense_shape", None))
-        values, indices, ascending = grad_values, grad_indices, None
-        if given is None:
+            indices, values = value.indices, value.values
+            given = getattr(value, "dense_shape", None)
+        ascending = None
+        if given is None and weight == 1:
             ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
         if ascending is None:
-            values = arrays.values_array(values, self._dtype, "values")
-            indices = arrays.index_array(indices, "indices")
-            ascending = gradients.check_rows(indices, values, given, self._shape, repeats=True)
-        if weight != 1:
-            values = arrays.weighted(values, weight, self._dtype, "values")
+            rows = self.rows(indices, values, given, weight).check()
+            indices, values, ascending = rows.indices, rows.values, rows.ascending
         return self._number, 1, weight, indices, values, None, ascending
 
-    def partial(self, partial: Any, count: int, weight: int) -> Part:
-        """Return a partial's part of this member; the whole partial has `count` and `weight`."""
+    def dense(self, value: Any, weight: int, what: str) -> ValueArray:
+        """Return a dense gradient, checked; errors call it `what`."""
+        values = arrays.values_array(value, self._dtype, what)
+        gradients.check_dense(values.shape, self._shape)
+        return arrays.weighted(values, weight, self._dtype, what)
+
+    def rows(self, indices: Any, values: Any, given: Any, weight: int, prefix: str = "") -> Rows:
+        """Return a sparse gradient, checked; errors name its arrays with a prefix.
+
+        Args:
+            indices: Which rows.
+            values: The rows.
+            given: The gradient's own ``grad_shape``.
+            weight: How often it counts.
+            prefix: What the names of its arrays begin with.
+        """
+        values = arrays.values_array(values, self._dtype, f"{prefix}values")
+        indices = arrays.index_array(indices, f"{prefix}indices")
+        shape = gradients.given_shape(given)
+        values = arrays.weighted(values, weight, self._dtype, f"{prefix}values")
+        return gradients.checked_rows(indices, values, shape, self._shape)
+
+    def sums(self, partial: Any) -> Sums:
+        """Return a partial of this member, whose sums are not compared with its shape yet."""
+        make = gradients.sparse_sums if self._sparse else gradients.dense_sums
+        return make(partial, self._dtype)
+
+    def rows_of_sums(self, sums: Sums) -> Rows:
+        """Return the rows of a sparse partial, checked."""
+        return gradients.checked_rows(
+            sums.rows(), sums.values, sums.given, self._shape, sums.row_counts
+        )
+
+    def array_of_sums(self, sums: Sums) -> ValueArray:
+        """Return the array of a dense partial, checked."""
+        gradients.check_dense(sums.values.shape, self._shape)
+        return sums.values
+
+    def partial(self, partial: Any, count: int, weight: int) -> MemberGradient:
+        """Return this member of a group's partial, all of which has `count` and `weight`."""
+        sums, ascending = self.sums(partial), False
         if self._sparse:
-            sums = gradients.sparse_sums(partial, self._dtype)
-            values = sums.values
-            ascending = gradients.check_rows(
-                sums.rows(), values, sums.given, self._shape, repeats=False
-            )
+            ascending = self.rows_of_sums(sums).check().ascending
         else:
-            sums = gradients.dense_sums(partial, self._dtype)
-            values, ascending = sums.values, False
-            gradients.check_dense(values.shape, self._shape)
+            self.array_of_sums(sums)
         if not (1 <= sums.count <= count and sums.weight <= weight):
             raise InvalidArgumentError(
                 f"its count {sums.count} and weight {sums.weight} must be at least 1 and at most "
@@ -83,7 +116,7 @@ class Member:
             sums.count,
             sums.weight,
             sums.indices,
-            values,
+            sums.values,
             sums.row_counts,
             ascending,
         )

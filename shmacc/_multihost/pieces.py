@@ -18,12 +18,12 @@ from shmacc import _core
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._multihost.messages import Opened
+from shmacc._records.array_types import IndexArray
 from shmacc._records.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,
     GroupTaken,
-    IndexArray,
     SparsePartial,
     SparseTaken,
 )

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from shmacc._records.array_types import IndexArray, ValueArray
 
 if TYPE_CHECKING:
     import jax
     import scipy.sparse
     import torch
     from jax.experimental.sparse import BCOO
-
-IndexArray = npt.NDArray[np.int64]
-ValueArray = npt.NDArray[Any]
 
 
 class IndexedSlices:
@@ -91,7 +89,7 @@ class SparseTaken:
         """
         from shmacc._records.conversions import torch  # loads a package
 
-        return torch.sparse(self)
+        return torch.sparse(self.indices, self.values, self.shape)
 
     def to_jax(self) -> "BCOO":
         """Return a ``jax.experimental.sparse.BCOO`` whose elements are rows.
@@ -104,7 +102,7 @@ class SparseTaken:
         """
         from shmacc._records.conversions import jax  # loads a package
 
-        return jax.sparse(self)
+        return jax.sparse(self.indices, self.values, self.shape)
 
     def to_scipy(self) -> "scipy.sparse.csr_array":
         """Return a ``scipy.sparse.csr_array`` on the memory of the values.
@@ -117,7 +115,7 @@ class SparseTaken:
         """
         from shmacc._records.conversions import scipy  # loads a package
 
-        return scipy.sparse(self)
+        return scipy.sparse(self.indices, self.values, self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,13 +144,13 @@ class DenseTaken:
         """Return a tensor on the same memory."""
         from shmacc._records.conversions import torch  # loads a package
 
-        return torch.dense(self)
+        return torch.tensor(self.value)
 
     def to_jax(self) -> "jax.Array":
         """Return a JAX array; errors and 64 bits as for `SparseTaken.to_jax`."""
         from shmacc._records.conversions import jax  # loads a package
 
-        return jax.dense(self)
+        return jax.array(self.value)
 
     def to_scipy(self) -> ValueArray:
         """Return the value: what is dense in SciPy is NumPy's."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients import dtypes
 from shmacc._layout import layout
-from shmacc._records.taken import IndexArray, ValueArray
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._listing import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables

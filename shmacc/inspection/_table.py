@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._layout import layout
-from shmacc._records.taken import IndexArray
+from shmacc._records.array_types import IndexArray
 from shmacc.errors import DataLossError
 
 _PLACES = 10

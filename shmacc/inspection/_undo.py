@@ -13,7 +13,7 @@ import numpy as np
 
 from shmacc import _core
 from shmacc._layout import layout
-from shmacc._records.taken import IndexArray
+from shmacc._records.array_types import IndexArray
 from shmacc.errors import DataLossError
 
 _ALIGNED = 16  # bytes

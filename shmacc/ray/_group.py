@@ -17,8 +17,9 @@ from shmacc._layout import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
 from shmacc._opening.options import IfExists, Owners
+from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
-from shmacc._records.taken import GroupTaken, IndexArray
+from shmacc._records.taken import GroupTaken
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

@@ -7,8 +7,9 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
-from shmacc._records.taken import GroupPartial, GroupTaken, IndexArray
+from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.ray._link import Link
 from shmacc.ray._parts import LOST
 

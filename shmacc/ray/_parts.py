@@ -4,13 +4,16 @@ import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from shmacc._gradients.spec import TensorSpec
 from shmacc._multihost.messages import BatchKey, Opened, Timing
-from shmacc._records.taken import GroupTaken, IndexArray
+from shmacc._records.taken import GroupTaken
+
+if TYPE_CHECKING:
+    from shmacc._records.array_types import IndexArray
 
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""

@@ -9,8 +9,8 @@ from torch import nn
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import dtypes
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
-from shmacc._records.taken import ValueArray
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -12,7 +12,7 @@ from shmacc import SparseConditionalAccumulator, inspection
 from shmacc.inspection import _table as table
 
 if TYPE_CHECKING:
-    from shmacc._records.taken import IndexArray
+    from shmacc._records.array_types import IndexArray
 
 ROWS: Final = 10_000
 MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times

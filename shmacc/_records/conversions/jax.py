@@ -1,19 +1,15 @@
 """NumPy's arrays as JAX's."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import numpy as np
 from jax.experimental import sparse as jax_sparse
 
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.conversions.rows import number_of_rows
 from shmacc.errors import OutOfRangeError
 
-if TYPE_CHECKING:
-    from shmacc._records.taken import DenseTaken, SparseTaken, ValueArray
 
-
-def array(values: "ValueArray") -> jax.Array:
+def array(values: ValueArray) -> jax.Array:
     """Return a JAX array, of 32 bits for 64 unless JAX was told otherwise, as ever with JAX.
 
     Raises:
@@ -34,16 +30,11 @@ def array(values: "ValueArray") -> jax.Array:
     return jax.numpy.asarray(values)
 
 
-def dense(taken: "DenseTaken") -> jax.Array:
-    """Return the value."""
-    return array(taken.value)
-
-
-def sparse(taken: "SparseTaken") -> jax_sparse.BCOO:
+def sparse(indices: IndexArray, values: ValueArray, whole: IndexArray) -> jax_sparse.BCOO:
     """Return a BCOO matrix whose elements are rows."""
-    shape = (number_of_rows(taken), *taken.values.shape[1:])
+    shape = (number_of_rows(whole), *values.shape[1:])
     return jax_sparse.BCOO(
-        (array(taken.values), array(taken.indices[:, None])),
+        (array(values), array(indices[:, None])),
         shape=shape,
         indices_sorted=True,
         unique_indices=True,

@@ -1,20 +1,16 @@
 """How many rows the tensor has of which some were taken."""
 
-from typing import TYPE_CHECKING
-
+from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError
 
-if TYPE_CHECKING:
-    from shmacc._records.taken import SparseTaken
 
-
-def number_of_rows(taken: "SparseTaken") -> int:
-    """Return it.
+def number_of_rows(whole: IndexArray) -> int:
+    """Return the first dimension of the whole tensor's shape.
 
     Raises:
         FailedPreconditionError: It is not known.
     """
-    rows = int(taken.shape[0])
+    rows = int(whole[0])
     if rows < 0:
         raise FailedPreconditionError(
             "How many rows the whole tensor has is not known: declare it in the shape of the "

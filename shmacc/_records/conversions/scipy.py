@@ -1,24 +1,19 @@
 """Rows as scipy.sparse arrays."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from scipy import sparse as scipy_sparse
 
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.conversions.rows import number_of_rows
 from shmacc.errors import FailedPreconditionError
 
-if TYPE_CHECKING:
-    from shmacc._records.taken import SparseTaken
 
-
-def sparse(taken: "SparseTaken") -> scipy_sparse.csr_array:
+def sparse(indices: IndexArray, values: ValueArray, whole: IndexArray) -> scipy_sparse.csr_array:
     """Return a CSR array on the memory of the values; SciPy has no half types: float32.
 
     Raises:
         FailedPreconditionError: The rows are no vectors, or their number is not known.
     """
-    values = taken.values
     if values.ndim != 2:  # noqa: PLR2004
         raise FailedPreconditionError(
             f"scipy.sparse has matrices alone, but the rows have {values.ndim - 1} dimensions"
@@ -27,9 +22,9 @@ def sparse(taken: "SparseTaken") -> scipy_sparse.csr_array:
         values = values.view(values.dtype[0])
     if values.dtype.itemsize == 2 and values.dtype.kind not in "iu":  # noqa: PLR2004
         values = values.astype(np.float32)
-    rows, width = number_of_rows(taken), values.shape[1]
+    rows, width = number_of_rows(whole), values.shape[1]
     starts = np.zeros(rows + 1, np.int64)
-    starts[taken.indices + 1] = width
+    starts[indices + 1] = width
     np.cumsum(starts, out=starts)
     columns = np.tile(np.arange(width), len(values))
     return scipy_sparse.csr_array((values.reshape(-1), columns, starts), shape=(rows, width))

@@ -1,16 +1,14 @@
 """NumPy's arrays as torch tensors on the same memory."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.conversions.rows import number_of_rows
 
-if TYPE_CHECKING:
-    from shmacc._records.taken import DenseTaken, SparseTaken, ValueArray
 
-
-def tensor(array: "ValueArray") -> torch.Tensor:
+def tensor(array: ValueArray) -> torch.Tensor:
     """Return a tensor that *is* the array's memory, writable or not."""
     if array.dtype.name == "bfloat16":  # torch knows it of no array
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
@@ -19,17 +17,12 @@ def tensor(array: "ValueArray") -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def dense(taken: "DenseTaken") -> torch.Tensor:
-    """Return the value."""
-    return tensor(taken.value)
-
-
-def sparse(taken: "SparseTaken") -> torch.Tensor:
+def sparse(indices: IndexArray, values: ValueArray, whole: IndexArray) -> torch.Tensor:
     """Return a coalesced COO tensor, as optimizers take it in ``.grad``."""
-    shape: list[Any] = [number_of_rows(taken), *taken.values.shape[1:]]
+    shape: list[Any] = [number_of_rows(whole), *values.shape[1:]]
     return torch.sparse_coo_tensor(
-        torch.from_numpy(taken.indices)[None],
-        tensor(taken.values),
+        torch.from_numpy(indices)[None],
+        tensor(values),
         shape,
         is_coalesced=True,  # ascending, each row once
         check_invariants=False,
