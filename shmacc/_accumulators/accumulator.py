@@ -16,6 +16,7 @@ from shmacc._core import TakenRound
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import Spec
 from shmacc._layout import layout
+from shmacc._layout.reports import Config
 from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
@@ -57,7 +58,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     _DEFAULT_NAME: ClassVar[str]
 
-    def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
+    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         self._label = self._DEFAULT_NAME if own is None else own
         if config["kind"] == layout.KINDS["arrays"]:
             what = f"{self._shared_name!r} is the name of shared arrays (shmacc.SharedArrays)"

@@ -10,6 +10,7 @@ from shmacc._gradients import arguments, gradients
 from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec, Spec, TensorSpec
 from shmacc._layout import layout
+from shmacc._layout.reports import Config
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import InvalidArgumentError, ShmaccError
@@ -76,7 +77,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             name,
         )
 
-    def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
+    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         super()._examine(config, own, asked)
         self._members = {
             spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)

@@ -9,6 +9,7 @@ from shmacc import _core
 from shmacc._gradients import array_specs as given
 from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._layout import layout
+from shmacc._layout.reports import Config
 from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import IfExists, Options, Owners
@@ -129,7 +130,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """
         return cls._attach(shared_name, owners, timeout, bool(writable))
 
-    def _examine(self, config: dict[str, Any], own: bool | None, asked: Spec | None) -> None:
+    def _examine(self, config: Config, own: bool | None, asked: Spec | None) -> None:
         self._writable = bool(own)
         self._check_kind(layout.KIND_NAMES[config["kind"]], constructed=asked is not None)
         try:

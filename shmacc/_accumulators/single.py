@@ -8,6 +8,7 @@ from shmacc._accumulators.accumulator import Accumulator
 from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.member import Member
 from shmacc._gradients.spec import MemberSpec, Spec
+from shmacc._layout.reports import Config
 from shmacc._opening.options import Options
 
 _Taken_co = TypeVar("_Taken_co", covariant=True)
@@ -36,7 +37,7 @@ class SingleAccumulator(Accumulator[_Taken_co, _Partial_co]):
         )
         self._open((member,), reduction, shared_name, options, name)
 
-    def _examine(self, config: dict[str, Any], own: str | None, asked: Spec | None) -> None:
+    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         super()._examine(config, own, asked)
         self._member_spec = self._spec.members[0]
         self._member = Member(0, self._member_spec)

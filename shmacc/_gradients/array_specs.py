@@ -12,6 +12,7 @@ from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.spec import MemberSpec, TensorSpec
 from shmacc._layout import layout
+from shmacc._layout.reports import MemberConfig
 from shmacc._records import dtype_names
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
@@ -105,7 +106,7 @@ def _known(dtype: np.dtype[Any]) -> DType | None:
         return None
 
 
-def of_config(config: dict[str, Any]) -> MemberSpec:
+def of_config(config: MemberConfig) -> MemberSpec:
     """Return an array of a segment with this configuration.
 
     Raises:

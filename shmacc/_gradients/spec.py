@@ -7,6 +7,7 @@ from typing import Any, Self
 from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.arguments import Shape, describe_shape
 from shmacc._layout import layout
+from shmacc._layout.reports import Config, MemberConfig
 
 
 class TensorSpec:
@@ -77,7 +78,7 @@ class MemberSpec:
     optimizer: tuple[int, tuple[float, ...]] = (0, ())
 
     @classmethod
-    def of_config(cls, config: dict[str, Any]) -> Self | None:
+    def of_config(cls, config: MemberConfig) -> Self | None:
         """Return the spec of a member with this configuration; None if its numbers are invalid."""
         kind = layout.KIND_NAMES.get(config["kind"])
         dtype = dtypes.by_number(config["dtype"])
@@ -151,7 +152,7 @@ class Spec:
     private: bool
 
     @classmethod
-    def of_config(cls, config: dict[str, Any], mode: int) -> Self | None:
+    def of_config(cls, config: Config, mode: int) -> Self | None:
         """Return the spec of a segment with this configuration; None if its numbers are invalid.
 
         Args:

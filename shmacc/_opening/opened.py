@@ -12,6 +12,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._layout import names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import Config
 from shmacc._opening import exits, handles, removal
 from shmacc._opening.handles import Contents
 from shmacc._opening.options import Options, Owners, checked_owners
@@ -78,7 +79,7 @@ class Opened(exits.Owner):
             self._close()
             raise
 
-    def _examine(self, config: dict[str, Any], own: Any, asked: Spec | None) -> None:
+    def _examine(self, config: Config, own: Any, asked: Spec | None) -> None:
         """Check what the segment is, and keep it.
 
         Args:

@@ -1,7 +1,9 @@
 """A segment's counters."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from shmacc._layout.reports import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,10 @@ class Stats:
     update_since: float | None
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "Stats":
+    def of(cls, state: State) -> "Stats":
         """Make it from the extension's report."""
+        held = state["round"] if state["round_pid"] else None  # else its process is dead
+        update = state["update"]
         return cls(
             applied=state["applied"],
             dropped=state["dropped"],
@@ -72,8 +76,8 @@ class Stats:
             recoveries=state["recoveries"],
             applied_bytes=state["applied_bytes"],
             round_pid=state["round_pid"] or None,
-            round_since=state["round"]["since_ns"] / 1e9 if state["round_pid"] else None,
-            update=state["update"] and ("in" if state["update"]["is_in"] else "begun"),
-            update_pid=state["update"] and state["update"]["pid"],
-            update_since=state["update"] and state["update"]["since_ns"] / 1e9,
+            round_since=None if held is None else held["since_ns"] / 1e9,
+            update=None if update is None else "in" if update["is_in"] else "begun",
+            update_pid=None if update is None else update["pid"],
+            update_since=None if update is None else update["since_ns"] / 1e9,
         )

@@ -9,13 +9,13 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import posix_ipc
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import Config
 from shmacc._opening import handles, removal
 from shmacc._opening.removal import UnfinishedError
 from shmacc.errors import (
@@ -206,7 +206,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
         return waiting
 
 
-def _check_is_taken_from(name: str, config: dict[str, Any]) -> None:
+def _check_is_taken_from(name: str, config: Config) -> None:
     if config["kind"] in layout.ARRAYS:
         raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which nobody takes")
 

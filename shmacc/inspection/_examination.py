@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients import dtypes
 from shmacc._layout import layout
+from shmacc._layout.reports import TableState
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._listing import open_view, resolve
@@ -152,7 +152,7 @@ class _Tally:
             self.largest = largest
 
 
-def _tally(view: _core.SegmentView, state: dict[str, Any], dtype: dtypes.DType) -> _Tally:
+def _tally(view: _core.SegmentView, state: TableState, dtype: dtypes.DType) -> _Tally:
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     rows = state["rows"] if sparse else min(state["member_count"], 1)
     width = state["row_elements"] * dtype.sums.itemsize
@@ -199,16 +199,14 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
     return numbers
 
 
-def read_slots(view: _core.SegmentView, state: dict[str, Any]) -> tuple[IndexArray, IndexArray]:
+def read_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
     """Return the table's rows in order of first touch, and their contributions as they stand."""
     raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
     pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _committed_slots(
-    view: _core.SegmentView, state: dict[str, Any]
-) -> tuple[IndexArray, IndexArray]:
+def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
     rows, contributions = read_slots(view, state)
     undo = read_undo(view, state)
     if not undo.slots.size:

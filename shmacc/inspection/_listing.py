@@ -14,6 +14,7 @@ from typing import Any
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import Config, MemberConfig, Table
 from shmacc._opening import removal
 from shmacc._opening.removal import UnfinishedError
 from shmacc._records import dtype_names
@@ -250,7 +251,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
     )
 
 
-def tables_of(seen: Observation, member: int) -> list[dict[str, Any]]:
+def tables_of(seen: Observation, member: int) -> list[Table]:
     """Return what each lane has of a member; the one after the last is the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
@@ -316,8 +317,8 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
     reserved["header"] = used["header"] = layout.HEADER_BYTES
     used["directory"] = seen.config["directory_bytes"]
     used["states"] = seen.config["states_bytes"]
-    for table, size in (("participants", "attached"), ("waiters", "waiting")):
-        used[table] = seen.state[size] * layout.ENTRY_BYTES[table]
+    used["participants"] = seen.state["attached"] * layout.ENTRY_BYTES["participants"]
+    used["waiters"] = seen.state["waiting"] * layout.ENTRY_BYTES["waiters"]
     for region in ("directory", "states", "participants", "waiters"):
         pages = -(-max(used[region], 1) // layout.PAGE_BYTES)
         reserved[region] = pages * layout.PAGE_BYTES
@@ -327,12 +328,11 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
     )
 
 
-def _bytes_of(config: dict[str, Any], member: dict[str, Any], state: dict[str, Any]) -> int:
+def _bytes_of(config: Config, member: MemberConfig, state: Table) -> int:
     """Return the bytes of the sums that a lane has of a member, or of a shared array."""
     if config["kind"] in layout.ARRAYS:
-        elements: int = math.prod(member["declared"])
-        return elements * dtype_names.ITEM_BYTES[member["dtype"]]
+        return math.prod(member["declared"] or ()) * dtype_names.ITEM_BYTES[member["dtype"]]
     sparse = member["kind"] == layout.KINDS["sparse"]
-    rows: int = state["rows"] if sparse else min(state["member_count"], 1)
-    row_bytes: int = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
+    rows = state["rows"] if sparse else min(state["member_count"], 1)
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
     return rows * row_bytes

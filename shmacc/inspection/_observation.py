@@ -11,11 +11,18 @@ holder of the segment's lock is the living process of the same pid. A process th
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import (
+    Config,
+    ObservedState,
+    Participant,
+    Table,
+    TableConfig,
+    Waiter,
+)
 from shmacc.inspection._processes import Look, started
 from shmacc.inspection._records import AttachedProcess, LockState, WaitingTake
 
@@ -42,9 +49,9 @@ class Observation:
     """
 
     view: _core.SegmentView
-    config: dict[str, Any]
-    state: dict[str, Any]
-    tables: list[dict[str, Any]]
+    config: TableConfig
+    state: ObservedState
+    tables: list[Table]
     steady: bool
     processes: tuple[AttachedProcess, ...]
     line: tuple[WaitingTake, ...]
@@ -64,21 +71,25 @@ class Observation:
         line = _line(view.waiters(), attached)
         lock = _lock(name, view, config, attached, look)
         used, applied = view.last_used_ns()
-        state = view.state()
-        held = state["round"] or {}
+        now = view.state()
+        held = now["round"]
         holder = next(
             (
                 process
                 for process in attached
                 if process.alive
-                and process.entry == held.get("participant")
-                and entries[process.entry]["token"] == held.get("token")
+                and held is not None
+                and process.entry == held["participant"]
+                and entries[process.entry]["token"] == held["token"]
             ),
             None,
         )
-        state["attached"] = sum(process.alive for process in attached)
-        state["waiting"] = sum(take.alive for take in line)
-        state["round_pid"] = entries[holder.entry]["pid"] if holder else 0  # in its own namespace
+        state: ObservedState = {
+            **now,
+            "attached": sum(process.alive for process in attached),
+            "waiting": sum(take.alive for take in line),
+            "round_pid": entries[holder.entry]["pid"] if holder else 0,  # in its own namespace
+        }
         return cls(
             view=view,
             config=config,
@@ -95,7 +106,7 @@ class Observation:
         )
 
 
-def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
+def _process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
     # An entry of this namespace has its own pid here. The kernel has just told that of a living
@@ -123,12 +134,10 @@ def _process(entry: dict[str, Any], look: Look) -> AttachedProcess:
     )
 
 
-def _line(
-    waiting: list[dict[str, Any]], attached: tuple[AttachedProcess, ...]
-) -> tuple[WaitingTake, ...]:
+def _line(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
     by_entry = {process.entry: process for process in attached}
     takes = []
-    waiters = sorted(waiting, key=lambda waiter: int(waiter["ticket"]))
+    waiters = sorted(waiting, key=lambda waiter: waiter["ticket"])
     for position, waiter in enumerate(waiters, start=1):
         process = by_entry.get(waiter["participant"])
         takes.append(
@@ -149,7 +158,7 @@ def _line(
 def _lock(
     name: SegmentName,
     view: _core.SegmentView,
-    config: dict[str, Any],
+    config: Config,
     attached: tuple[AttachedProcess, ...],
     look: Look,
 ) -> LockState:

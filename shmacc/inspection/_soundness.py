@@ -3,11 +3,11 @@
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import TableState
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe
@@ -346,7 +346,7 @@ def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     return None if of_table is None else found + of_table
 
 
-def _problems_of_shape(view: _core.SegmentView, state: dict[str, Any]) -> Iterator[str]:
+def _problems_of_shape(view: _core.SegmentView, state: TableState) -> Iterator[str]:
     declared, of_round = view.config()["declared"], state["round_shape"]
     if declared is None or of_round is None:
         return

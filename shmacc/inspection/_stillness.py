@@ -8,17 +8,22 @@ tell what was committed.
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 from shmacc import _core
+from shmacc._layout.reports import MemberConfig, TableConfig, TableState
 
 _T = TypeVar("_T")
 _ATTEMPTS = 8
 _PAUSE = 0.002  # seconds; an apply takes less
-_MARKS = ("generation", "in_operation", "undo_records")
+_MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
+    "generation",
+    "in_operation",
+    "undo_records",
+)
 
 
-def look_still(view: _core.SegmentView, look: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
+def look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tuple[_T, bool]:
     """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
     Args:
@@ -37,8 +42,8 @@ def look_still(view: _core.SegmentView, look: Callable[[dict[str, Any]], _T]) ->
 
 
 def tables(
-    view: _core.SegmentView, config: dict[str, Any]
-) -> Iterator[tuple[_core.SegmentView, dict[str, Any]]]:
+    view: _core.SegmentView, config: TableConfig
+) -> Iterator[tuple[_core.SegmentView, MemberConfig]]:
     """Yield a view of each table that the open round has, with its member's configuration."""
     members = config["members"]
     for table in view.tables():

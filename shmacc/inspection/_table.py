@@ -4,23 +4,30 @@ This repeats index.hpp in NumPy, on purpose, as a second opinion.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._layout import layout
+from shmacc._layout.reports import TableState
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import DataLossError
 
-_PLACES = 10
-_BUCKET = np.dtype([("tags", "<u2", _PLACES), ("stamp", "<u4"), ("slots", "<u4", _PLACES)])
+_ENTRIES = 10
+_BUCKET = np.dtype([("tags", "<u2", _ENTRIES), ("stamp", "<u4"), ("slots", "<u4", _ENTRIES)])
 
 _PIECE = (
     2**12
 )  # slots or buckets that are looked at at once: a few MiB with all that is made of them
-_OF_A_ROUND = ("takes", "discarded", "index", "index_buckets", "index_stamp")
+_OF_A_ROUND: tuple[Literal["takes", "discarded", "index", "index_buckets", "index_stamp"], ...] = (
+    "takes",
+    "discarded",
+    "index",
+    "index_buckets",
+    "index_stamp",
+)
 
 _HALF = np.uint64(32)  # bits
 _LOWER_HALF = np.uint64(0xFFFFFFFF)
@@ -29,11 +36,11 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 _Words = npt.NDArray[np.uint64]
 
 
-def problems(view: _core.SegmentView, before: dict[str, Any]) -> list[str] | None:
+def problems(view: _core.SegmentView, before: TableState) -> list[str] | None:
     """Return the problems of the table; None if it cannot be told, since a round ended meanwhile.
 
     Gradients may arrive meanwhile. Within a round a row keeps its slot and its number, and its
-    entry in the index its place, until the index is rebuilt; so the rows that were there before
+    entry in the index its position, until the index is rebuilt; so the rows that were there before
     can be compared with an index that is read later.
     """
     number = before["rows"]
@@ -83,7 +90,7 @@ def _problems_of_rows(view: _core.SegmentView, rows: IndexArray) -> Iterator[str
         yield f"row {int(ordered[-1])} is past the declared {declared[0]} rows"
 
 
-def _lost_rows(view: _core.SegmentView, state: dict[str, Any], rows: IndexArray) -> int:
+def _lost_rows(view: _core.SegmentView, state: TableState, rows: IndexArray) -> int:
     """Return how many rows a search of the index would not find."""
     number = state["index_buckets"]
     if not rows.size:
@@ -93,7 +100,7 @@ def _lost_rows(view: _core.SegmentView, state: dict[str, Any], rows: IndexArray)
     # How many buckets before each one are full: a search walks on for as long as they are.
     full = np.zeros(number + 1, np.int64)
     for first, buckets in _pieces_of_index(view, state):
-        taken = (buckets["tags"][:, _PLACES - 1] != 0) & (buckets["stamp"] == state["index_stamp"])
+        taken = (buckets["tags"][:, _ENTRIES - 1] != 0) & (buckets["stamp"] == state["index_stamp"])
         full[first + 1 : first + 1 + buckets.size] = taken
     np.cumsum(full, out=full)
     found = np.zeros(rows.size, np.bool_)
@@ -103,7 +110,7 @@ def _lost_rows(view: _core.SegmentView, state: dict[str, Any], rows: IndexArray)
 
 
 def _pieces_of_index(
-    view: _core.SegmentView, state: dict[str, Any]
+    view: _core.SegmentView, state: TableState
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     region = layout.REGIONS["index 0"] + state["index"]
     for first in range(0, state["index_buckets"], _PIECE):
@@ -114,7 +121,7 @@ def _pieces_of_index(
 
 def _find(
     key: list[int],
-    state: dict[str, Any],
+    state: TableState,
     first: int,
     buckets: npt.NDArray[Any],
     rows: IndexArray,
@@ -124,11 +131,11 @@ def _find(
     """Mark the rows that a search finds in these buckets, the first of which has that number."""
     number = state["index_buckets"]
     current = buckets["stamp"] == state["index_stamp"]
-    at, place = np.nonzero((buckets["tags"] != 0) & current[:, np.newaxis])
-    slots = buckets["slots"][at, place]
+    at, entry = np.nonzero((buckets["tags"] != 0) & current[:, np.newaxis])
+    slots = buckets["slots"][at, entry]
     # Slots beyond the rows in use were left behind by an undone apply, or belong to a later one.
     in_use = slots < rows.size
-    at, place, slots = at[in_use], place[in_use], slots[in_use]
+    at, entry, slots = at[in_use], entry[in_use], slots[in_use]
     hashes = hash_rows(rows[slots], key)
     tags = np.maximum(hashes & np.uint64(0xFFFF), np.uint64(1))
     home = (((hashes >> _HALF) * np.uint64(number)) >> _HALF).astype(np.int64)
@@ -136,7 +143,7 @@ def _find(
     around = there < home  # past the last bucket comes the first
     passed = full[there] - full[home] + np.where(around, full[number], 0)
     distance = there - home + np.where(around, number, 0)
-    found[slots[(passed == distance) & (buckets["tags"][at, place] == tags)]] = True
+    found[slots[(passed == distance) & (buckets["tags"][at, entry] == tags)]] = True
 
 
 def hash_rows(rows: IndexArray, key: list[int]) -> _Words:

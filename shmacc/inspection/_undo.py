@@ -7,12 +7,12 @@ counts the complete records. Nothing is changed here.
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shmacc import _core
 from shmacc._layout import layout
+from shmacc._layout.reports import TableState
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import DataLossError
 
@@ -40,7 +40,7 @@ class Undo:
     start: int = 0
 
 
-def read_undo(view: _core.SegmentView, state: dict[str, Any]) -> Undo:
+def read_undo(view: _core.SegmentView, state: TableState) -> Undo:
     """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
 
     Raises:

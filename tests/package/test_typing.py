@@ -11,12 +11,13 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, is_typeddict
 
 import pytest
 
 import shmacc
 from shmacc import _core, inspection
+from shmacc._layout import reports
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -174,3 +175,101 @@ def test_the_extensions_stub() -> None:
     assert _described(stub.body) == _there_is(_core)
     for name, node in classes.items():
         assert _described(node.body) == _there_is(getattr(_core, name)), name
+
+
+# What nanobind calls these: a TypedDict is a dict to it, and the elements of a list or a tuple that
+# the extension makes itself are not told.
+_TYPED_DICTS: Final = {name for name, value in vars(reports).items() if is_typeddict(value)}
+_ALIASES: Final = {"Shape": "tuple | None", "Terms": "tuple"}
+
+
+def _alternatives(annotation: str) -> set[str]:
+    """The parts of a union, in nanobind's words."""
+    plain = annotation.replace("shmacc._core.", "").replace("collections.abc.Sequence", "list")
+    for alias, meaning in _ALIASES.items():
+        plain = re.sub(rf"\b{alias}\b", meaning, plain)
+    return {part.strip() for part in re.split(r"\|(?![^\[]*\])", plain)}
+
+
+def _fits(said: str, native: str) -> bool:
+    """Whether what a stub says of a value is what nanobind says, or more."""
+    here, there = _alternatives(said), _alternatives(native)
+    if "object" in there:  # anything, and checked by hand
+        return True
+    heads = {part.partition("[")[0] for part in here}
+    heads = {"dict" if head in _TYPED_DICTS else head for head in heads}
+    with_elements = {part for part in there if "[" in part}
+    return heads == {part.partition("[")[0] for part in there} and with_elements <= here
+
+
+def _annotations(function: ast.FunctionDef) -> dict[str, str]:
+    """Types of the parameters that have one, and of the result."""
+    named = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation}
+    return {**named, "return": ast.unparse(function.returns) if function.returns else "None"}
+
+
+def _native_signature(owner: Any, name: str) -> ast.FunctionDef:
+    value = vars(owner)[name]
+    value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    text = re.sub(r"^def \(", "def _(", value.__nb_signature__[0][0])
+    (parsed,) = ast.parse(re.sub(r"\\\d+", "0", text) + ": ...").body
+    assert isinstance(parsed, ast.FunctionDef)
+    return parsed
+
+
+def test_the_types_in_the_extensions_stub() -> None:
+    assert shmacc.__file__ is not None
+    stub = ast.parse((Path(shmacc.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
+    bodies = {"": stub.body}
+    bodies |= {node.name: node.body for node in stub.body if isinstance(node, ast.ClassDef)}
+    wrong, compared = [], 0
+    for owner, body in bodies.items():
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and ast.unparse(node.args) != "self":
+                there: Any = getattr(_core, owner) if owner else _core
+                natives = _annotations(_native_signature(there, node.name))
+                said = _annotations(node)
+                assert said.keys() == natives.keys(), node.name
+                compared += len(said)
+                wrong += [
+                    f"{owner}.{node.name}, {what}: {said[what]} is {native}"
+                    for what, native in natives.items()
+                    if not _fits(said[what], native)
+                ]
+    assert wrong == []
+    assert compared > 100
+    numbers = {
+        ast.unparse(node.target): ast.unparse(node.annotation)
+        for node in stub.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    for name, said_type in numbers.items():
+        value = getattr(_core, name)
+        of_dict = type(value) is dict and {(type(k), type(v)) for k, v in value.items()}
+        assert said_type == type(value).__name__ or (
+            said_type == "dict[str, int]" and of_dict == {(str, int)}
+        ), name
+
+
+@pytest.mark.parametrize(
+    ("said", "native", "fits"),
+    [
+        ("int", "int", True),
+        ("int", "str", False),
+        ("int", "int | None", False),
+        ("int | None", "int | None", True),
+        ("npt.NDArray[np.int64]", "object", True),
+        ("TableState", "dict", True),
+        ("TableState", "list", False),
+        ("list[Table]", "list", True),
+        ("list[int]", "list[int]", True),
+        ("list[str]", "list[int]", False),
+        ("list[int] | None", "collections.abc.Sequence[int] | None", True),
+        ("Shape", "tuple | None", True),
+        ("Shape", "tuple", False),
+        ("TakenRound", "shmacc._core.TakenRound", True),
+        ("Handle", "shmacc._core.TakenRound", False),
+    ],
+)
+def test_what_fits(said: str, native: str, fits: bool) -> None:
+    assert _fits(said, native) == fits

@@ -77,7 +77,7 @@ inline nb::dict describe(const Totals& now) {
     }
     out["update"] = nb::none();
     if (now.round.final.phase != kNotFinal) {
-        nb::dict update;
+        nb::dict update = new_dict();
         update["is_in"] = now.round.final.phase == kUpdateIn;
         update["pid"] = now.round.final.pid;
         update["since_ns"] = now.round.final.since_ns;

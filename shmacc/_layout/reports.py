@@ -1,0 +1,170 @@
+"""What the extension reports of a segment: the keys and types of its dicts (description.hpp).
+
+A handle is a process that has the segment attached; a view looks at it from outside. A table is
+what a lane has of a member, or of the contributors, which are the member after the last. Times are
+nanoseconds since the epoch; kinds, dtypes, reductions, activities and sorts of sums are numbers.
+"""
+
+from typing import TypedDict
+
+
+class MemberConfig(TypedDict):
+    """A member's configuration."""
+
+    name: str
+    kind: int
+    dtype: int
+    sum: int
+    components: int
+    reduction: int
+    declared: list[int] | None  # -1: an unknown dimension; None: an unknown rank
+
+
+class Config(TypedDict):
+    """A segment's configuration, which never changes."""
+
+    name: str
+    kind: int
+    reduction: int
+    lanes: int
+    directory_bytes: int
+    states_bytes: int
+    capacity: int | None
+    is_private: bool
+    token: int
+    hash_key: list[int]
+    created_ns: int
+    mode: int
+    members: list[MemberConfig]
+
+
+class TableConfig(Config):
+    """The same of a view, whose `reduction` is that of the member that it looks at."""
+
+    member: str
+    member_kind: int
+    dtype: int
+    sum: int
+    components: int
+    declared: list[int] | None
+
+
+class RoundHolder(TypedDict):
+    """The process that has a round open, by its entry in the table of processes."""
+
+    participant: int
+    token: int
+    since_ns: int
+
+
+class Update(TypedDict):
+    """The update of parameters that a final round is for."""
+
+    is_in: bool  # else it has begun
+    pid: int
+    since_ns: int
+
+
+class Totals(TypedDict):
+    """A segment's committed state, with the counts of all lanes."""
+
+    generation: int
+    step: int
+    sealed: bool
+    count: int
+    weight: int
+    all_rows: int
+    applied: int
+    dropped: int
+    discarded: int
+    taken: int
+    takes: int
+    recoveries: int
+    applied_bytes: int
+    round: RoundHolder | None
+    update: Update | None
+
+
+class State(Totals):
+    """The same, with the living processes."""
+
+    round_pid: int  # 0: no living process has a round open
+    waiting: int
+    attached: int
+
+
+class Table(TypedDict):
+    """The committed state of a table; counts and rows are those of the open round."""
+
+    lane: int
+    member: int
+    member_count: int
+    member_weight: int
+    rows: int
+    row_elements: int
+    buffer: int
+    index: int
+    index_buckets: int
+    index_stamp: int
+    index_filled: int
+    reserved: list[int]  # bytes of each region
+
+
+class TableState(Totals, Table):
+    """A view's: of the segment, and of the table that it looks at."""
+
+    leftovers: int
+    in_operation: bool
+    undo_records: int
+    row_bytes: list[int]  # of each member
+    round_shape: list[int] | None
+    all_reserved: int
+
+
+class ObservedState(TableState, State):
+    """A view's, with the living processes as an inspecting process sees them."""
+
+
+class Participant(TypedDict):
+    """An entry of the table of processes."""
+
+    entry: int
+    token: int
+    alive: bool
+    pid: int  # in its own pid namespace
+    pid_here: int  # 0: it has none
+    pid_namespace: int
+    start_ticks: int
+    attached_ns: int
+    seen_ns: int
+    applied_ns: int
+    applied_step: int
+    contributor: int
+    activity: int
+    applied: int
+    dropped: int
+    taken: int
+
+
+class Waiter(TypedDict):
+    """A take that waits in the queue."""
+
+    ticket: int
+    participant: int
+    num_required: int
+    since_ns: int
+    overdue: bool
+    alive: bool
+
+
+class Event(TypedDict):
+    """An entry of the record of events."""
+
+    serial: int
+    kind: int
+    token: int
+    pid: int
+    pid_namespace: int
+    at_ns: int
+    step: int
+    contributor: int

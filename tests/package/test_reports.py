@@ -1,0 +1,154 @@
+"""What the extension reports of segments has exactly the keys and the types that checkers read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+import typing
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import AccumulatorGroup, IndexedSlicesSpec, SharedArrays, TensorSpec, errors
+from shmacc._layout import names, reports
+from shmacc._opening import removal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shmacc import _core
+
+NAME: Final = "reported"
+ROWS: Final = np.array([1, 4]), np.ones((2, 3), np.float32)
+MEMBERS: Final = {"rows": IndexedSlicesSpec((None, 3)), "all": TensorSpec((2,))}
+
+
+def differences(value: Any, hint: Any, where: str = "") -> Iterator[str]:
+    """Yield where a value is not of a type; bool is no int, and a TypedDict has all of its keys."""
+    if isinstance(hint, types.UnionType):
+        found = [list(differences(value, each, where)) for each in typing.get_args(hint)]
+        yield from found[0] if all(found) else ()
+        return
+    is_dict = typing.is_typeddict(hint)
+    if type(value) is not (dict if is_dict else typing.get_origin(hint) or hint):
+        yield f"{where}: {type(value)}"
+    elif is_dict:
+        hints = typing.get_type_hints(hint)
+        yield from (f"{where}: {key!r}" for key in value.keys() ^ hints.keys())
+        for key in value.keys() & hints.keys():
+            yield from differences(value[key], hints[key], f"{where}.{key}")
+    elif type(value) is list:
+        for each in value:
+            yield from differences(each, typing.get_args(hint)[0], f"{where}[]")
+
+
+def check(value: Any, hint: Any) -> None:
+    assert list(differences(value, hint, getattr(hint, "__name__", str(hint)))) == []
+
+
+def check_view(tables: int) -> dict[str, list[Any]]:
+    """Hold all reports of a view against their types; return those of which there may be none."""
+    with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
+        check(view.config(), reports.TableConfig)
+        check(view.tables(), list[reports.Table])
+        assert len(view.tables()) == tables
+        each: _core.SegmentView
+        for each in (view, *(view.table(t["lane"], t["member"]) for t in view.tables())):
+            check(each.state(), reports.TableState)
+        check(view.participants(), list[reports.Participant])
+        check(view.waiters(), list[reports.Waiter])
+        check(view.events(), list[reports.Event])
+        return {
+            "participants": view.participants(),
+            "waiters": view.waiters(),
+            "events": view.events(),
+            "rounds": [view.state()["round"]] if view.state()["round"] else [],
+        }
+
+
+def _sparse() -> Any:
+    acc = shmacc.SparseConditionalAccumulator(
+        "float32", (None, 3), NAME, lanes=2, unlink_on_close=True
+    )
+    acc.apply_grad(*ROWS, contributor=7)
+    return acc
+
+
+def _dense() -> Any:
+    acc = shmacc.ConditionalAccumulator("bfloat16", None, NAME, capacity=200, unlink_on_close=True)
+    acc.apply_grad(np.ones(4))
+    return acc
+
+
+def _group() -> Any:
+    acc = AccumulatorGroup(MEMBERS, NAME, lanes=2, unlink_on_close=True)
+    acc.apply({"rows": ROWS}, 0, contributor=3)
+    return acc
+
+
+@pytest.mark.parametrize(("make", "tables"), [(_sparse, 4), (_dense, 2), (_group, 6)])
+def test_of_an_accumulator(make: Callable[[], Any], tables: int) -> None:
+    with make() as acc:
+        check(acc._handle.config(), reports.Config)
+        check(acc._handle.state(), reports.State)
+        quiet = check_view(tables)
+        assert quiet["participants"]
+        assert not any(quiet[kind] for kind in ("waiters", "events", "rounds"))
+        acc.take_partial(num_required=1, seal=True)
+        acc.unseal()
+        acc.apply_partial(_again(acc))
+        with acc.round(1), _waiting(acc):
+            check(acc._handle.state(), reports.State)
+            assert all(check_view(tables).values())
+
+
+def _again(acc: Any) -> Any:
+    """A partial of one gradient, for which the kind does not matter."""
+    with type(acc).attach(NAME) as other:
+        gradient = {"all": np.ones(2)} if isinstance(acc, AccumulatorGroup) else None
+        if gradient is not None:
+            other.apply(gradient, 0)
+        elif isinstance(acc, shmacc.SparseConditionalAccumulator):
+            other.apply_grad(*ROWS)
+        else:
+            other.apply_grad(np.ones(4))
+        return other.take_partial()
+
+
+@contextlib.contextmanager
+def _waiting(acc: Any) -> Iterator[None]:
+    """A take in a thread that waits, until it is cancelled."""
+
+    def take() -> None:
+        with pytest.raises(errors.CancelledError):
+            acc.take(100, timeout=LONG)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        until(lambda: acc.stats().waiting == 1)
+        yield
+    finally:
+        acc.cancel()
+        thread.join()
+
+
+def test_of_shared_arrays() -> None:
+    contents = {"vectors": np.ones((2, 3)), "step": np.array(4), "mask": np.zeros(3, np.bool_)}
+    with SharedArrays(contents, NAME, unlink_on_close=True) as arrays:
+        check(arrays._handle.config(), reports.Config)
+        check(arrays._handle.state(), reports.State)
+        assert check_view(4)["participants"]
+
+
+def test_a_difference_is_found() -> None:
+    waiter = {"ticket": 1, "participant": 2, "num_required": 3, "since_ns": 4, "overdue": False}
+    assert list(differences(waiter, reports.Waiter)) == [": 'alive'"]
+    assert list(differences({**waiter, "alive": 1}, reports.Waiter)) == [".alive: <class 'int'>"]
+    assert list(differences({**waiter, "alive": True}, reports.Waiter)) == []
+    assert list(differences([1, "2"], list[int])) == ["[]: <class 'str'>"]
+    assert list(differences("x", int | None)) != []
