@@ -11,7 +11,8 @@ from shmacc import optim
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.spec import MemberSpec
-from shmacc._records.taken import DenseTaken, IndexArray, SparseTaken, ValueArray
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 

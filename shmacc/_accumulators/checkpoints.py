@@ -13,7 +13,7 @@ import numpy as np
 from shmacc._accumulators import changes, saving
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.parameters import Parameters
-from shmacc._records.taken import ValueArray
+from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 Saved = Accumulator[Any, Any] | Parameters

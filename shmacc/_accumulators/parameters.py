@@ -16,7 +16,8 @@ from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
 from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
 from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken, ValueArray
+from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None

@@ -18,6 +18,7 @@ class MemberConfig(TypedDict):
     components: int
     reduction: int
     declared: list[int] | None  # -1: an unknown dimension; None: an unknown rank
+    optimizer: tuple[int, list[float]]  # its kind, and its numbers
 
 
 class Config(TypedDict):
