@@ -27,7 +27,7 @@ _OPTIMIZED = {"float32", "float64"}
 
 
 class Parameters(SharedArrays):
-    """Arrays in shared memory under a name that only updates change, whoever dies.
+    """Arrays in shared memory under a name that only updates change, atomically.
 
     A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
     In the block of an accumulator's round, `update` makes of the gradients what each array's

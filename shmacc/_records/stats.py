@@ -30,7 +30,7 @@ class Stats:
             round is open.
         round_since: When it was opened, in seconds since the epoch; None: no round is open.
         update: "begun" if an update of parameters by this round has begun, so that the round stays
-            as it is, whoever holds it or nobody; "in" once the update is in the parameters; None:
+            as it is, held or not; "in" once the update is in the parameters; None:
             neither.
         update_pid: The process that began it, or that found it in, as its own pid namespace knows
             it.

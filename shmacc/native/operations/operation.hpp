@@ -47,7 +47,7 @@ class Operation {
         return round.holder.serial != 0 &&
                segment_.presence().alive(static_cast<uint32_t>(round.holder.participant), round.holder.token);
     }
-    // Whether an update by this round has begun: nothing more gets in, whoever holds it or nobody (update.hpp).
+    // Whether an update by this round has begun: nothing more gets in, held or not (update.hpp).
     static bool is_final(const RoundState& round) { return round.final.phase != kNotFinal; }
     bool is_closed(const RoundState& round) { return is_final(round) || round_is_open(round); }
     [[noreturn]] static void refuse_in_update(const RoundState& round, const std::string& what) {

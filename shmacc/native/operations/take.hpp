@@ -44,7 +44,7 @@ class Take : public Operation {
                 const int64_t count = session.count();
                 const bool first = !open &&
                                    (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
-                // A final round is there for whoever comes first, whatever number it asks for.
+                // A final round is handed to the first in the queue, whatever number it asks for.
                 const bool final = is_final(session.state);
                 const bool heads = !open && !first && (final || count >= queue[head].num_required);
                 if (final && !open) check_may_take(session.state, request, first);

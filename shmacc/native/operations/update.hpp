@@ -10,19 +10,19 @@
 //   4  RoundState of the accumulator: the update is in. The round may be consumed.
 //
 //   Invariant: the parameters are of `step`: of the rounds before it. If their journal is stamped, they are so after
-//              what it counts as saved is put back, which whoever next gets their lock does (Lane::recover).
+//              what it counts as saved is put back, which the next owner of their lock does (Lane::recover).
 //   Invariant: a gradient that counts was computed from parameters that no update had begun to change since the
 //              round was opened: a round whose update has begun takes no more gradients.
 //
 // Each instant of death:
 //   before 1            nothing has happened: the round is open again as it was.
-//   between 1 and 2     the round is final. Whoever opens it next makes its update.
-//   between 2 and 3     the same; but first the old entries are put back, by whoever comes first: the next update, a
+//   between 1 and 2     the round is final. The next chief that opens it makes its update.
+//   between 2 and 3     the same; but first the old entries are put back, by the first that comes: the next update, a
 //                       snapshot, a restore, a process that attaches. Readers without the lock, the workers, may
 //                       see half of it until then, and what they compute is of a step that is sealed.
-//   between 3 and 4     the update is in, though the round says that it has begun. Whoever opens it next asks for its
+//   between 3 and 4     the update is in, though the round says that it has begun. The next chief asks for its
 //                       update; the parameters' step shows that it is in, so it only gets to 4.
-//   after 4             the round is consumed, by its block's end, by whoever opens it next, or by advance_step.
+//   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
 // In 3 the states of the arrays and the first record mean nothing before the lane's commit (commit.hpp).
 //
 // tools/model/update.pml searches all of that with two chiefs, and finds what is wrong without finality, without

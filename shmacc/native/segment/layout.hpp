@@ -225,7 +225,7 @@ struct RoundHolder {
 };
 
 // Whether an update of parameters by this round has begun (operations/update.hpp): then the round stays as it is,
-// whoever holds it, until its update is in.
+// held or not, until its update is in.
 enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
 struct FinalRound {
     uint64_t phase;
