@@ -19,11 +19,12 @@ PAGE: Final = ROOT / "docs" / "architecture.md"
 BEGIN: Final = "<!-- modules: written by tools/chores/file_lists.py -->\n"
 END: Final = "<!-- end of modules -->\n"
 
-# Folders of shmacc/, and what stands beside them, from the ground up.
-FOLDERS: Final = (
+# Folders of shmacc/, and modules that they import, from the ground up.
+ORDER: Final = (
     "_layout",
     "_records",
     "_gradients",
+    "optim",
     "_opening",
     "_accumulators",
     "inspection",
@@ -55,15 +56,22 @@ def listed() -> str:
     """Return the list as it is to stand in the page."""
     library = ROOT / "shmacc"
     lines = []
-    for name in FOLDERS:
+    for name in ORDER:
         folder = library / name
+        if not folder.is_dir():
+            lines += [f"`shmacc/{name}.py`: {first_sentence(folder.with_suffix('.py'))}\n"]
+            continue
         lines += [f"`shmacc/{name}/`: {first_sentence(folder / '__init__.py')}\n"]
         lines += [
             f"* `{path.relative_to(folder)}`: {first_sentence(path)}" for path in modules(folder)
         ]
         lines.append("")
     lines.append("On top of them, in `shmacc/`:\n")
-    lines += [f"* `{path.name}`: {first_sentence(path)}" for path in sorted(library.glob("*.py"))]
+    lines += [
+        f"* `{path.name}`: {first_sentence(path)}"
+        for path in sorted(library.glob("*.py"))
+        if path.stem not in ORDER
+    ]
     return "\n".join(lines) + "\n"
 
 
