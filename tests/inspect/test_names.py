@@ -56,15 +56,16 @@ def test_a_name_that_looks_like_another_segments_file(
     assert run("remove", f"shmacc.shmacc.{looks_alike}", "--yes", "--force").returncode == 0
     assert run("show", f"shmacc.{looks_alike}").returncode == 0
     # In a namespace, too; and cleaning goes by the same rule.
-    kept += [make("shmacc.twin", namespace), make("twin", namespace)]
-    assert "shmacc.twin" not in names_of(ask("list"))
-    assert run("show", "shmacc.twin").returncode == 3
+    twin = f"twin-{os.getpid()}"
+    kept += [make(f"shmacc.{twin}", namespace), make(twin, namespace)]
+    assert f"shmacc.{twin}" not in names_of(ask("list"))
+    assert run("show", f"shmacc.{twin}").returncode == 3
     kept.pop().close()
     kept.pop().close()
-    removed = ask("clean", "twin", "--yes")["removed"]
-    assert f"shmacc.{namespace}:twin" in removed
-    assert f"shmacc.{namespace}:shmacc.twin" not in removed
-    assert ask("clean", f"shmacc.{namespace}:shmacc.twin", "--yes")["removed"]
+    removed = ask("clean", twin, "--yes")["removed"]
+    assert f"shmacc.{namespace}:{twin}" in removed
+    assert f"shmacc.{namespace}:shmacc.{twin}" not in removed
+    assert ask("clean", f"shmacc.{namespace}:shmacc.{twin}", "--yes")["removed"]
 
 
 @pytest.mark.parametrize(

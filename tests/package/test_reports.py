@@ -13,7 +13,7 @@ import pytest
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import AccumulatorGroup, IndexedSlicesSpec, SharedArrays, TensorSpec, errors
+from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, SharedArrays, TensorSpec, errors
 from shmacc._layout import names, reports
 from shmacc._opening import removal
 
@@ -41,6 +41,9 @@ def differences(value: Any, hint: Any, where: str = "") -> Iterator[str]:
         yield from (f"{where}: {key!r}" for key in value.keys() ^ hints.keys())
         for key in value.keys() & hints.keys():
             yield from differences(value[key], hints[key], f"{where}.{key}")
+    elif type(value) is tuple:
+        for each, of_each in zip(value, typing.get_args(hint), strict=True):
+            yield from differences(each, of_each, f"{where}()")
     elif type(value) is list:
         for each in value:
             yield from differences(each, typing.get_args(hint)[0], f"{where}[]")
@@ -143,6 +146,22 @@ def test_of_shared_arrays() -> None:
         check(arrays._handle.config(), reports.Config)
         check(arrays._handle.state(), reports.State)
         assert check_view(4)["participants"]
+
+
+def test_of_parameters_and_their_final_round() -> None:
+    contents = {"all": np.ones(2, np.float32)}
+    optimizer = shmacc.optim.SGD(0.5)
+    with (
+        Parameters(contents, "parameters", optimizer=optimizer, unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), NAME, unlink_on_close=True) as group,
+    ):
+        check(params._handle.config(), reports.Config)
+        group.apply({"all": np.ones(2)}, 0)
+        with group.round(1) as taken:
+            params.update(taken)
+            check(group._handle.state(), reports.State)
+            assert group._handle.state()["update"] is not None
+            check_view(2)
 
 
 def test_a_difference_is_found() -> None:
