@@ -116,7 +116,9 @@ def test_a_stopped_process_keeps_the_dead_in_their_places() -> None:
     """That is what the error says; and it is over with the process."""
     run_apart(_fill_with_the_dead)
     with held("forked") as holder:
-        with pytest.raises(errors.ResourceExhaustedError, match=f"{PLACES} places.*keeps the lock"):
+        with pytest.raises(
+            errors.ResourceExhaustedError, match=f"{PLACES} entries.*keeps the lock"
+        ):
             run_apart(_attach)
         holder.kill()
     run_apart(_attach)

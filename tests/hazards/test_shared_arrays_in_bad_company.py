@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import struct
@@ -35,7 +36,9 @@ FILLER: Final = Path("/dev/shm/filler")  # noqa: S108  the very place that is to
 DIRECTORY_BYTES, DIRECTORY_CHECKSUM, CONFIG_END = 96, 104, 312
 DIRECTORY: Final = layout.REGION_SPAN
 # Of the directory's first entry: the dtype, the rank, the first dimension, the name.
-DTYPE, RANK, FIRST_DIM, NAME_BYTES = 4, 20, 48, 56
+DTYPE, RANK = layout.DirectoryEntry.dtype.offset, layout.DirectoryEntry.declared_rank.offset
+FIRST_DIM: Final = ctypes.sizeof(layout.DirectoryEntry)
+NAME_BYTES: Final = FIRST_DIM + 8
 
 
 def path() -> Path:
