@@ -318,7 +318,7 @@ def test_a_readers_lock_on_the_name_keeps_openers_waiting(owner: Owner) -> None:
 def test_a_readers_locks_on_all_places_keep_others_out(owner: Owner) -> None:
     # All but the owner's, which comes first and is locked already.
     with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
-        with pytest.raises(errors.ResourceExhaustedError, match="places"):
+        with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)
         assert owner("apply_grad", 4.0)
         process.kill()
