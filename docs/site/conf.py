@@ -30,6 +30,7 @@ _WRITTEN = [
     "docs/*.md",
     "docs/*/*.md",
     "docs/reference/*.rst",
+    "shmacc/native/README.md",
     "tools/model/README.md",
     "tools/model/litmus/README.md",
 ]

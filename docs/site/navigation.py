@@ -55,6 +55,7 @@ _SECTIONS: Final = {
     "Project": (
         "docs/README",
         "docs/architecture",
+        "shmacc/native/README",
         "CONTRIBUTING",
         "SECURITY",
         "CHANGELOG",
