@@ -1,4 +1,4 @@
-"""Updates of parameters are those of TensorFlow's training ops, and of torch's SparseAdam."""
+"""Updates of parameters are those of TensorFlow's training ops."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers.optimizer_rounds import Ours, assert_close, beginning, gradients
 
-from shmacc import AccumulatorGroup, Parameters, optim
+from shmacc import optim
 
 tf = pytest.importorskip("tensorflow")
-torch = pytest.importorskip("torch")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,50 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
-
-_ROWS, _WIDTH, _ROUNDS = 40, 12, 8
-
-
-class Ours:
-    """Parameters and a group of one member, updated by one gradient a round."""
-
-    def __init__(self, table: Array, optimizer: optim.Optimizer, *, sparse: bool) -> None:
-        """Begin with a table."""
-        self.params = Parameters({"table": table}, optimizer=optimizer)
-        specs = self.params.member_specs(sparse=["table"] if sparse else ())
-        self.group = AccumulatorGroup(specs)
-
-    def update(self, gradient: Any) -> None:
-        """Make a round of it."""
-        assert self.group.apply({"table": gradient}, self.group.global_step)
-        with self.group.round(1) as taken:
-            assert self.params.update(taken)
-
-    def close(self) -> None:
-        """Close both."""
-        self.group.close()
-        self.params.close()
-
-
-def _gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array]]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(_ROUNDS):
-        rows = np.sort(rng.choice(_ROWS, 15, replace=False)) if sparse else np.arange(_ROWS)
-        made.append((rows, rng.standard_normal((len(rows), _WIDTH)).astype(dtype)))
-    return made
-
-
-def _table(dtype: str) -> Array:
-    """Not near zero: TensorFlow keeps Adam's powers in float32, which is felt there."""
-    rng = np.random.default_rng(0)
-    numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
-    return np.asarray(numbers, dtype)
-
-
-def _close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
-    """Equal, relative to what an element started as and all the ways that it has gone."""
-    assert np.all(np.abs(ours - theirs) <= tolerance * history)
 
 
 def _variables(table: Array, *slots: float) -> list[Any]:
@@ -162,12 +118,12 @@ _WITHOUT_ROWS = {optim.SGD(0.1), optim.Adam(0.01)}  # TensorFlow has no such ops
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_as_tensorflows_ops(optimizer: optim.Optimizer, dtype: str, *, sparse: bool) -> None:
     make, initial = _OPS[optimizer]
-    table = _table(dtype)
+    table = beginning(dtype)
     variables, apply = _variables(table, *initial), make()
     ours = Ours(table, optimizer, sparse=sparse)
     before = [variable.numpy().copy() for variable in variables]
     histories = [np.abs(array) for array in before]
-    for rows, values in _gradients(1, dtype, sparse=sparse):
+    for rows, values in gradients(1, dtype, sparse=sparse):
         ours.update((rows, values) if sparse else values)
         apply(variables, values, rows if sparse else None)
         found = [ours.params["table"], *ours.params.slots["table"].values()]
@@ -175,30 +131,5 @@ def test_as_tensorflows_ops(optimizer: optim.Optimizer, dtype: str, *, sparse: b
             histories[i] += np.abs(variable.numpy() - before[i])
             before[i] = variable.numpy().copy()
             moment = dtype == "float32" and type(optimizer) is optim.Adam and i == 2
-            _close(own, variable.numpy(), histories[i], 3e-5 if moment else 1e-6)
-    ours.close()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
-    table = _table(dtype)
-    theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))
-    adam = torch.optim.SparseAdam([theirs], lr=0.01)
-    ours = Ours(table, optim.Adam(0.01), sparse=True)
-    before, history = table, np.abs(table)
-    for rows, values in _gradients(2, dtype, sparse=True):
-        ours.update((rows, values))
-        theirs.grad = torch.sparse_coo_tensor(
-            torch.from_numpy(rows)[None],
-            torch.from_numpy(values),
-            table.shape,
-            check_invariants=True,
-        )
-        adam.step()
-        history += np.abs(theirs.detach().numpy() - before)
-        before = theirs.detach().numpy().copy()
-        _close(ours.params["table"], theirs.detach().numpy(), history)
-    state = adam.state[theirs]
-    _close(ours.params.slots["table"]["m"], state["exp_avg"].numpy(), np.ones_like(table))
-    _close(ours.params.slots["table"]["v"], state["exp_avg_sq"].numpy(), np.ones_like(table))
+            assert_close(own, variable.numpy(), histories[i], 3e-5 if moment else 1e-6)
     ours.close()

@@ -1,0 +1,59 @@
+"""Rounds of updates, beside which another library makes the same ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmacc import AccumulatorGroup, Parameters, optim
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+_ROWS, _WIDTH, _ROUNDS = 40, 12, 8
+
+
+class Ours:
+    """Parameters and a group of one member, updated by one gradient a round."""
+
+    def __init__(self, table: Array, optimizer: optim.Optimizer, *, sparse: bool) -> None:
+        """Begin with a table."""
+        self.params = Parameters({"table": table}, optimizer=optimizer)
+        specs = self.params.member_specs(sparse=["table"] if sparse else ())
+        self.group = AccumulatorGroup(specs)
+
+    def update(self, gradient: Any) -> None:
+        """Make a round of it."""
+        assert self.group.apply({"table": gradient}, self.group.global_step)
+        with self.group.round(1) as taken:
+            assert self.params.update(taken)
+
+    def close(self) -> None:
+        """Close both."""
+        self.group.close()
+        self.params.close()
+
+
+def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array]]:
+    """Rows and values of each round."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(_ROUNDS):
+        rows = np.sort(rng.choice(_ROWS, 15, replace=False)) if sparse else np.arange(_ROWS)
+        made.append((rows, rng.standard_normal((len(rows), _WIDTH)).astype(dtype)))
+    return made
+
+
+def beginning(dtype: str) -> Array:
+    """Not near zero: TensorFlow keeps Adam's powers in float32, which is felt there."""
+    rng = np.random.default_rng(0)
+    numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
+    return np.asarray(numbers, dtype)
+
+
+def assert_close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
+    """Equal, relative to what an element started as and all the ways that it has gone."""
+    assert np.all(np.abs(ours - theirs) <= tolerance * history)
