@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.apart import run_apart
 from helpers.optimizer_rounds import Ours, assert_close, beginning, gradients
 
 from shmacc import optim
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
-def _rows_of_adam(dtype: str) -> None:
-    import torch
-
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
     table = beginning(dtype)
     theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))
     adam = torch.optim.SparseAdam([theirs], lr=0.01)
@@ -36,9 +34,3 @@ def _rows_of_adam(dtype: str) -> None:
     assert_close(ours.params.slots["table"]["m"], state["exp_avg"].numpy(), np.ones_like(table))
     assert_close(ours.params.slots["table"]["v"], state["exp_avg_sq"].numpy(), np.ones_like(table))
     ours.close()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
-    """In a process of its own: torch's optimizers load triton, which crashes beside TensorFlow."""
-    run_apart(_rows_of_adam, dtype, method="spawn")
