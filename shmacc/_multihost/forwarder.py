@@ -146,18 +146,13 @@ class ForwarderCore:
         if not self._held:
             self._grants = frozenset()
 
-    def died(
-        self,
-        pids: tuple[int, ...],
-        contributors: tuple[int, ...],
-        reasons: tuple[str, ...] = (),
-    ) -> None:
-        """Say that processes which had applied gradients have died or failed.
+    def died(self, pids: tuple[int, ...], contributors: tuple[int, ...]) -> None:
+        """Say that processes which had applied gradients have died.
 
         If this forwarder dies before it reports them, no chief is told: a segment says it once.
         """
         self._death_number += 1
-        self._deaths += (Death(self._death_number, pids, contributors, reasons),)
+        self._deaths += (Death(self._death_number, pids, contributors),)
 
     # Actions, and that they have been done
 

@@ -97,19 +97,17 @@ class Batch:
 
 
 class Death(NamedTuple):
-    """Processes of a host that had applied gradients, and have died or failed.
+    """Processes of a host that had applied gradients of this fence, or of an earlier one, and died.
 
     Attributes:
         number: Of this message, in the incarnation of the forwarder.
         pids: The processes, as their own pid namespace knows them.
-        contributors: Those that they have in the host's round.
-        reasons: As of a `WorkerDiedError`.
+        contributors: Those of their last gradients, of gradients that had one.
     """
 
     number: int
     pids: tuple[int, ...]
     contributors: tuple[int, ...]
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +256,11 @@ class Loss(NamedTuple):
         host: The host.
         pids: As of a `Death`.
         contributors: As of a `Death`.
-        reasons: As of a `Death`.
     """
 
     host: str
     pids: tuple[int, ...] = ()
     contributors: tuple[int, ...] = ()
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

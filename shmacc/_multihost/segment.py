@@ -8,6 +8,8 @@ nothing.
 What is said of the segment here is without these.
 """
 
+import contextlib
+
 import numpy as np
 
 from shmacc._accumulators import rounds
@@ -15,7 +17,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
 from shmacc._multihost.messages import Sealed
 from shmacc._records.taken import GroupPartial
-from shmacc.errors import WorkerDiedError
+from shmacc.errors import ShmaccError, WorkerDiedError
 
 
 class LocalSegment:
@@ -50,12 +52,15 @@ class LocalSegment:
         """Return how many gradients it has."""
         return max(0, self.group.num_accumulated() - len(listed))
 
-    def deaths(self) -> WorkerDiedError | None:
-        """Return the error for processes that had applied and are gone, as a take is told; once."""
+    def deaths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the pids, and the contributors, of processes that had applied and died; each once.
+
+        Of those that were found dead since gradients were consumed last: as a take is told.
+        """
         try:
-            self._handle.check_departures()
+            self._handle.check_deaths()
         except WorkerDiedError as error:
-            return error
+            return tuple(error.pids or ()), tuple(error.contributors or ())
         return None
 
     def copy(self, listed: frozenset[int]) -> GroupPartial:
@@ -83,18 +88,20 @@ class LocalSegment:
             # An earlier forwarder that was stopped, and is alive: a new step ends its round.
             self._handle.set_step(self.group.global_step)
         place = TakenRound(advance=False, seal=False, shards=self._shards)
-        self._handle.open_round(place, 0, 0, None, raise_departures=False, caller=None)
+        self._handle.open_round(place, 0, None, raise_deaths=False, caller=None)
         self._round = place.serial
         return self.group._partial(place)  # noqa: SLF001
 
     def release(self) -> None:
         """Give the round up."""
-        self._forget_round()
+        if self._round:
+            self._handle.close_round(self._round, consume=False)
+            self._round = 0
 
     def consume(self) -> None:
         """Consume the round, if it is still open: the step moves on by one."""
         step, self._round, serial = self.group.global_step + 1, 0, self._round
-        if not self._handle.consume_round(serial):
+        if not self._handle.close_round(serial, consume=True):
             self.reset(step, frozenset())
 
     def reset(self, step: int, listed: frozenset[int]) -> None:
@@ -109,8 +116,10 @@ class LocalSegment:
         self._forget_round()
 
     def _forget_round(self) -> None:
-        self._handle.give_up_round(self._round)
-        self._round = 0
+        if self._round:
+            with contextlib.suppress(ShmaccError):
+                self._handle.close_round(self._round, consume=False)
+            self._round = 0
 
 
 def _without(partial: GroupPartial, listed: frozenset[int]) -> GroupPartial:

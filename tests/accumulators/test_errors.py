@@ -38,10 +38,8 @@ ERRORS: Final[dict[str, tuple[type[BaseException], ...]]] = {
     "ResourceExhaustedError": (MemoryError,),
     "PermissionDeniedError": (PermissionError,),
     "OutOfRangeError": (OverflowError,),
-    "FinishedError": (errors.OutOfRangeError,),
     "DataLossError": (),
     "WorkerDiedError": (),
-    "ChiefDiedError": (),
 }
 
 
