@@ -312,7 +312,6 @@ class Handle {
     nb::dict config() const { return describe_config(segment()); }
     nb::dict state() const { return describe_state(intact()); }
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
-    uint32_t owner() const { return segment().file().status().st_uid; }
 
   private:
     static const MemberSpec& only(const OpenSegment& segment, Kind kind) {

@@ -267,7 +267,6 @@ NB_MODULE(_core, m) {
         .def("unlink_own_names", &Handle::unlink_own_names)
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)
-        .def_prop_ro("owner", &Handle::owner)
         .def("config", &Handle::config)
         .def("state", &Handle::state);
 
