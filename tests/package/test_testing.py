@@ -10,8 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.apart import every_start_method
-from helpers.support import LONG
+from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import ConditionalAccumulator, testing
@@ -27,7 +26,7 @@ def _apply() -> tuple[str, int]:
         return os.environ["SHMACC_NAMESPACE"], os.getpid()
 
 
-@every_start_method
+@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
 @pytest.mark.parametrize("again", [1, 2])
 def test_children_are_in_the_namespace(crew: Crew, again: int, namespace: str) -> None:
     """Again, because the second test of a session meets a forkserver that the first one started."""
