@@ -336,7 +336,7 @@ def test_bash_completes_names_with_a_colon(
             ("watch --int", "watch --interval "),
             ("list --sort wai", "list --sort waiting "),
             (f"list -n {namespace[:-2]}", f"list -n {namespace} "),
-            ("show -n elsewhere embeddi", "show -n elsewhere embeddi"),
+            ("show -n nowhere-at-all embeddi", "show -n nowhere-at-all embeddi"),
         ):
             terminal.press(f"shmacc-inspect {typed}\t#")
             terminal.wait_for(f"> shmacc-inspect {completed}#")
