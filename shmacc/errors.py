@@ -11,9 +11,11 @@ from typing import Any, Self
 __all__ = [
     "AlreadyExistsError",
     "CancelledError",
+    "ChiefDiedError",
     "DataLossError",
     "DeadlineExceededError",
     "FailedPreconditionError",
+    "FinishedError",
     "InvalidArgumentError",
     "NotFoundError",
     "OutOfRangeError",
@@ -76,7 +78,8 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
         accumulated: How many gradients had arrived.
         required: How many the take waited for; None for ``wait_step`` and applies.
         step: The global step that the accumulator was at.
-        dropped: How many gradients were dropped during the wait, as stale or because of a seal.
+        dropped: How many gradients were dropped during the wait, as stale, because of a seal, or
+            since the accumulator is finished.
         pids: The processes that are attached.
         shared_name: The name that ``attach`` waited for.
         namespace: The namespace that it was looked for in.
@@ -159,6 +162,18 @@ class OutOfRangeError(ShmaccError, OverflowError):
     """An integer result does not fit: its dtype (the round stays) or 64 bits (nothing added)."""
 
 
+class FinishedError(OutOfRangeError):
+    """The accumulator is finished: nothing is accepted or taken any more. Nothing was consumed.
+
+    Attributes:
+        step: The global step that it is at.
+        accumulated: How many gradients are pending.
+    """
+
+    step: int | None = None
+    accumulated: int | None = None
+
+
 class DataLossError(ShmaccError):
     """The file under the name is not a valid segment of this version.
 
@@ -170,12 +185,28 @@ class DataLossError(ShmaccError):
 
 
 class WorkerDiedError(ShmaccError):
-    """A process that had applied gradients died, and the take asked to be told. Nothing consumed.
+    """Processes that had applied are gone, and the take asked to be told. Nothing was consumed.
 
     Attributes:
-        pids: The processes that died since the last take, as their own pid namespaces know them.
-        contributors: Those of their last gradients, of gradients that had one.
+        pids: The processes that have died or failed, as their own pid namespaces know them.
+        reasons: Why, in the same order: "killed", or an exception's type and the beginning of its
+            text, "ValueError: ...".
+        contributors: Those that they have applied with in the round that is open, ascending.
     """
 
     pids: tuple[int, ...] | None = None
+    reasons: tuple[str, ...] | None = None
     contributors: tuple[int, ...] | None = None
+
+
+class ChiefDiedError(ShmaccError):
+    """All that have taken are gone, nobody else takes, and the wait for a step asked to be told.
+
+    Attributes:
+        pids: The processes that had taken and have died or failed, as their own pid namespaces
+            know them.
+        reasons: Why, in the same order, as in `WorkerDiedError`.
+    """
+
+    pids: tuple[int, ...] | None = None
+    reasons: tuple[str, ...] | None = None

@@ -8,10 +8,12 @@ extension does the work under the lock, and its results become NumPy arrays (res
 
 import logging
 from collections.abc import Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from shmacc._accumulators import rounds, saving
 from shmacc._accumulators.rounds import Round
+from shmacc._accumulators.steps import Steps
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import Spec
@@ -22,10 +24,10 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.stats import Stats
-from shmacc.errors import DataLossError, DeadlineExceededError, InvalidArgumentError
+from shmacc.errors import DataLossError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from shmacc._accumulators.coroutines import AsyncRound
+    from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
 
 _Taken_co = TypeVar("_Taken_co", covariant=True)
 _Partial_co = TypeVar("_Partial_co", covariant=True)
@@ -105,6 +107,18 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         return cls._attach(shared_name, owners, timeout)
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close. After an exception this process has failed, which others may be told.
+
+        SystemExit of 0 or None is no failure.
+        """
+        self._close(error)
+
     @property
     def reduction_type(self) -> str:
         """MEAN, SUM or CMEAN; of a group, that of members without their own."""
@@ -171,24 +185,82 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         return self._handle.advance_step(arguments.int64(step, "step"))
 
-    def wait_step(self, after: int, *, timeout: float | None = None) -> int:
-        """Wait until the global step is past `after`; this is how a worker follows the chief.
+    def finish(self) -> None:
+        """End the run, for good and for everybody; any process may. Idempotent; waits for nobody.
+
+        From now on `running` is False, applies return False, and takes, rounds and waits for a
+        step, those that wait now and later ones, raise FinishedError. A round's block that is open
+        goes on to its end. What is pending can be read: `snapshot`, `state`, `take_partial`.
+        `restore` starts it again.
+        """
+        self._handle.finish()
+
+    @property
+    def running(self) -> bool:
+        """Whether nobody has called `finish`. Takes no lock."""
+        return not self._handle.finished
+
+    def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
+        """Follow the run: the step at once, then the newest whenever it has moved on.
+
+        The loop of a worker; it ends when the accumulator is finished::
+
+            for step in group.steps(timeout=60):
+                group.apply(gradient(params), step, contributor=rank)
+
+        A worker that is slow misses steps in between. A step that is set back, or restored, is
+        there again.
+
+        Args:
+            timeout: Seconds, for each wait; None: for ever.
+            on_death: As for `wait_step`.
+
+        Returns:
+            An iterator of steps, whose ``__next__`` names the errors.
+
+        Raises:
+            InvalidArgumentError: A bad argument.
+        """
+        return Steps(self._handle, timeout, on_death)
+
+    def steps_async(
+        self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
+    ) -> "AsyncSteps":
+        """Follow the run as `steps` does, for ``async for``, without blocking the event loop."""
+        from shmacc._accumulators.coroutines import AsyncSteps  # as in take_async
+
+        return AsyncSteps(self._handle, timeout, on_death)
+
+    def wait_step(
+        self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
+    ) -> int:
+        """Wait until the global step is past `after`, and return it. See `steps`.
+
+        A step that is past it is returned, whatever else has happened.
+
+        Args:
+            after: The step that is known.
+            timeout: Seconds; None: for ever.
+            on_death: "raise": end the wait if nobody is left who moves the step.
 
         Returns:
             The global step.
 
         Raises:
-            DeadlineExceededError: The timeout (seconds) passed.
+            FinishedError: The accumulator is finished.
+            ChiefDiedError: All that have ever taken are dead or have failed (those that have left
+                in order do not count either way), nobody alive has taken or waits to take, and
+                ``on_death`` is "raise".
+            DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        try:
-            return self._handle.wait_step(past, seconds, None)
-        except DeadlineExceededError as error:
-            raise rounds.with_attached(error, self._handle) from None
+        return self._handle.wait_step(past, seconds, arguments.on_death(on_death), None)
 
-    async def wait_step_async(self, after: int, *, timeout: float | None = None) -> int:
+    async def wait_step_async(
+        self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
+    ) -> int:
         """Wait as `wait_step` does, without blocking the event loop of asyncio.
 
         Raises:
@@ -201,35 +273,50 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         )
 
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        return await coroutines.wait_step(self._handle, past, seconds)
+        raises = arguments.on_death(on_death)
+        return await coroutines.wait_step(self._handle, past, seconds, raises=raises)
 
     def take(
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> _Taken_co:
         """Wait for gradients and take their reduction, with more numbers than TensorFlow's.
 
         Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
-        empties the accumulator and adds 1 to its step. Arguments, errors and what an interruption
-        leaves are as for ``SparseConditionalAccumulator.take_grad``.
+        empties the accumulator and adds 1 to its step. What an interruption leaves is as for
+        ``SparseConditionalAccumulator.take_grad``.
 
-        With ``on_death="raise"`` the wait ends with WorkerDiedError if a process that has applied
-        is found dead; each death ends one wait. A process that closed its accumulator or exited in
-        order is not dead. Gradients that are enough are taken, whether a process has died or not.
+        Args:
+            num_required: At least 1. As many are taken at once, whichever process has died.
+            at_least: 1 to `num_required`: as many are enough when the timeout has passed; None: as
+                many as `num_required`.
+            timeout: Seconds to wait; None: for ever.
+            on_death: "raise": end the wait if a process that has applied died, or failed: an
+                exception has left its ``with`` block of the accumulator, or ended it. Each ends one
+                wait, the first one after it that asks for it; all that is news is told in one
+                error. A process that has closed the accumulator, or ended in order, is not dead.
 
         Returns:
             A `SparseTaken` or a `DenseTaken`; of a group a mapping from member to one of these, in
             which a member that no gradient had is absent.
+
+        Raises:
+            FinishedError: The accumulator is finished.
+            WorkerDiedError: As `on_death` says. Nothing was consumed.
+            DeadlineExceededError: The timeout passed.
+            Everything else as for ``SparseConditionalAccumulator.take_grad``.
         """
-        return rounds.take(self._handle, self._taken, num_required, timeout, on_death)
+        return rounds.take(self._handle, self._taken, num_required, timeout, at_least, on_death)
 
     def round(
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> Round[_Taken_co]:
@@ -245,9 +332,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         FailedPreconditionError.
 
         Args:
-            num_required: At least 1.
-            timeout: Seconds to wait for the gradients; None: for ever.
-            on_death: As for `take`.
+            num_required: As for `take`, as are the others.
+            at_least: At the timeout.
+            timeout: Seconds to wait for the gradients.
+            on_death: If a process died or failed.
 
         Returns:
             A context manager whose value is what `take` returns; its ``__enter__`` and
@@ -256,12 +344,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Raises:
             InvalidArgumentError: A bad argument.
         """
-        return Round(self._handle, self._taken, num_required, timeout, on_death)
+        return Round(self._handle, self._taken, num_required, timeout, at_least, on_death)
 
     async def take_async(
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> _Taken_co:
@@ -276,17 +365,19 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             ShmaccError: As for `take`; ResourceExhaustedError: no thread could be started for the
                 wait.
         """
-        from shmacc._accumulators.coroutines import (
-            AsyncTake,  # asyncio takes longer to import than all of shmacc
+        from shmacc._accumulators import (
+            coroutines,  # asyncio takes longer to import than all of shmacc
         )
 
-        wait = AsyncTake(self._handle, self._taken, num_required, timeout, on_death)
-        return await wait.result()
+        return await coroutines.take(
+            self._handle, self._taken, num_required, timeout, at_least, on_death
+        )
 
     def round_async(
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> "AsyncRound[_Taken_co]":
@@ -297,7 +388,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         from shmacc._accumulators.coroutines import AsyncRound  # as in take_async
 
-        return AsyncRound(self._handle, self._taken, num_required, timeout, on_death)
+        return AsyncRound(self._handle, self._taken, num_required, timeout, at_least, on_death)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -354,7 +445,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         One commit, also while other processes are attached: sums, counts, contributors and step.
         What was accumulated before is dropped, the step is open, and a round that is open ends.
-        Counters go on counting.
+        An accumulator that was finished goes on. Counters go on counting.
 
         Args:
             state: The dict, or what ``np.load`` made of it.

@@ -12,7 +12,7 @@ event loop but not to the coroutine is lost.
 
 So a round is open until the event loop comes to the coroutine, and other takes wait for that. The
 event loop's own thread does not: what it calls meanwhile ends the round, and the coroutine waits
-again (LoopRound in shmacc/native/segment/caller.hpp).
+again (OwnRound in shmacc/native/segment/caller.hpp).
 
 Not done: a take in a thread whose result is kept if the coroutine is cancelled. The step would have
 moved, and takes of other processes would miss the gradients. Nor is the thread an executor's: one
@@ -21,26 +21,23 @@ whose threads all wait would keep everybody else from theirs.
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from types import TracebackType
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Self, TypeVar
 
 from shmacc import _core
-from shmacc._accumulators.rounds import RoundBlock, with_attached
 from shmacc._core import TakenRound
-from shmacc.errors import (
-    DeadlineExceededError,
-    FailedPreconditionError,
-    ResourceExhaustedError,
-)
+from shmacc._gradients import arguments
+from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 
 _Result = TypeVar("_Result")
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 # The task that has a round open would wait for the round's end. Other tasks wait for it in line.
-_in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], list[_core.Handle]]" = (
+_in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any]]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -98,31 +95,7 @@ async def wait_in_thread(
     return results.pop()
 
 
-class _Block(RoundBlock[_Result]):
-    __slots__ = ()
-
-    async def _wait(self, accept: Callable[[TakenRound], bool]) -> _Result:
-        """Return the round that was opened and accepted, before another wait.
-
-        One that has ended before the event loop came to it (by a new step, or because this thread
-        called something that would have waited for it) is not accepted, and the wait begins again.
-        """
-        if self._handle in _handles_in_rounds():
-            raise FailedPreconditionError(
-                "This task has a round of this accumulator open; it must end before another take "
-                "or round"
-            )
-        until = None if self._timeout is None else time.monotonic() + self._timeout
-        while True:
-            taken = await wait_in_thread(self._handle, self._open, self._give_up)
-            if self._taken_round is not None and accept(self._taken_round):
-                return taken
-            self._taken_round = None
-            if until is not None:
-                self._timeout = max(0.0, until - time.monotonic())
-
-
-class AsyncRound(_Block[_Result]):
+class AsyncRound(_core.AsyncBlock, Generic[_Result_co]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
     As `Round`; but waiting for the gradients does not block the event loop. If the task is
@@ -131,9 +104,25 @@ class AsyncRound(_Block[_Result]):
     a later ``local_step`` does, is a FailedPreconditionError.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_handle",)
 
-    async def __aenter__(self) -> _Result:
+    # Its end may not be a function of Python's: see shmacc/native/python/round_block.hpp.
+
+    def __init__(
+        self,
+        handle: _core.Handle,
+        finish: Callable[[TakenRound], _Result_co],
+        num_required: object,
+        timeout: object,
+        at_least: object,
+        on_death: object,
+    ) -> None:
+        required, least = arguments.required(num_required, at_least)
+        seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
+        super().__init__(handle, finish, required, least, seconds, raises)
+        self._handle = handle
+
+    def __aenter__(self) -> Awaitable[_Result_co]:
         """Wait for the gradients and open the round.
 
         Raises:
@@ -142,53 +131,110 @@ class AsyncRound(_Block[_Result]):
                 of this accumulator open already; ResourceExhaustedError: no thread could be started
                 for the wait.
         """
-        taken = await self._wait(lambda opened: self._handle.hold_round(opened.serial))
-        self._held = _handles_in_rounds()
-        self._held.append(self._handle)
+        return _core.Guarded(self._enter(), self)
+
+    async def _enter(self) -> _Result_co:
+        taken: _Result_co = await _opened(self, self._handle, self.hold)
+        _rounds_of_task().add(self)
         return taken
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Consume the gradients and move the step on; after an exception, neither.
 
-        This does not wait: it takes the lock in the event loop's thread, as an apply does there.
+async def take(
+    handle: _core.Handle,
+    finish: Callable[[TakenRound], _Result],
+    num_required: object,
+    timeout: object,
+    at_least: object,
+    on_death: object,
+) -> _Result:
+    """Wait for the gradients and take them: open a round, and consume it at once.
 
-        Raises:
-            FailedPreconditionError: As for ``Round.__exit__``.
-        """
-        self._held.remove(self._handle)
-        self._close(consume=kind is None)
-
-
-class AsyncTake(_Block[_Result]):
-    """A take for a coroutine: a round that is consumed as soon as it is there."""
-
-    __slots__ = ()
-
-    async def result(self) -> _Result:
-        """Wait for the gradients and take them.
-
-        Raises:
-            asyncio.CancelledError: The task was cancelled. Nothing is consumed.
-            ShmaccError: As for `AsyncRound.__aenter__`.
-        """
-        return await self._wait(self._consume)
+    Raises:
+        asyncio.CancelledError: The task was cancelled. Nothing is consumed.
+        ShmaccError: As for `AsyncRound.__aenter__`.
+    """
+    required, least = arguments.required(num_required, at_least)
+    seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
+    block = _core.RoundBlock(handle, finish, required, least, seconds, raises)
+    taken: _Result = await _core.Guarded(_taken(block, handle), block)
+    return taken
 
 
-def _handles_in_rounds() -> list[_core.Handle]:
-    task = asyncio.current_task()
-    return [] if task is None else _in_rounds.setdefault(task, [])
+async def _taken(block: _core.RoundBlock, handle: _core.Handle) -> Any:
+    kept = block.take_kept()
+    return await _opened(block, handle, block.consume) if kept is None else kept
 
 
-async def wait_step(handle: _core.Handle, after: int, timeout: float | None) -> int:
-    """Return the global step as soon as it is past `after`."""
-    try:
-        return await wait_in_thread(
-            handle, lambda caller: handle.wait_step(after, timeout, caller), lambda: None
+async def _opened(block: _core.RoundBlock, handle: _core.Handle, accept: Callable[[], bool]) -> Any:
+    """Return the round that was opened and accepted, before another wait.
+
+    One that has ended before the event loop came to it (by a new step, or because this thread
+    called something that would have waited for it) is not accepted, and the wait begins again.
+    """
+    if any(opened.is_open and opened.is_of(handle) for opened in _rounds_of_task()):
+        raise FailedPreconditionError(
+            "This task has a round of this accumulator open; it must end before another take or "
+            "round"
         )
-    except DeadlineExceededError as error:
-        raise with_attached(error, handle) from None
+    timeout = block.timeout
+    until = None if timeout is None else time.monotonic() + timeout
+    while True:
+        taken = await wait_in_thread(
+            handle, functools.partial(block.open, timeout), block.give_back
+        )
+        if accept():
+            return taken
+        if until is not None:
+            timeout = max(0.0, until - time.monotonic())
+
+
+def _rounds_of_task() -> "weakref.WeakSet[AsyncRound[Any]]":
+    task = asyncio.current_task()
+    return weakref.WeakSet() if task is None else _in_rounds.setdefault(task, weakref.WeakSet())
+
+
+async def wait_step(
+    handle: _core.Handle, after: int, timeout: float | None, *, raises: bool
+) -> int:
+    """Return the global step as soon as it is past `after`."""
+    return await wait_in_thread(
+        handle, lambda caller: handle.wait_step(after, timeout, raises, caller), lambda: None
+    )
+
+
+class AsyncSteps:
+    """The steps of a run, for ``async for``; made by ``steps_async()``. As `Steps`."""
+
+    __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
+
+    def __init__(self, handle: _core.Handle, timeout: object, on_death: object) -> None:
+        self._handle = handle
+        self._timeout = arguments.timeout(timeout)
+        self._raises = arguments.on_death(on_death)
+        self._ended = False
+        self._last: tuple[int, int] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        """Wait until the step is another one, and return it.
+
+        Raises:
+            StopAsyncIteration: The accumulator is finished.
+            asyncio.CancelledError: The task was cancelled; the next call waits for the same step.
+            ShmaccError: As for `Steps`; ResourceExhaustedError: no thread could be started for the
+                wait.
+        """
+        if self._ended:
+            raise StopAsyncIteration
+        last, timeout, raises = self._last, self._timeout, self._raises
+        self._last = new = await wait_in_thread(
+            self._handle,
+            lambda caller: self._handle.next_step(last, timeout, raises, caller),
+            lambda: None,
+        )
+        if new is None:
+            self._ended = True
+            raise StopAsyncIteration
+        return new[0]

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core, optim
-from shmacc._accumulators import changes, open_rounds
+from shmacc._accumulators import changes
 from shmacc._accumulators.changes import Change
-from shmacc._accumulators.open_rounds import OpenRound
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
@@ -246,7 +245,7 @@ class Parameters(SharedArrays):
         return self._commit(found, [], None, arguments.timeout(timeout))
 
     def _commit(
-        self, found: OpenRound, made: list[Change], rate: float | None, timeout: float | None
+        self, found: _core.RoundBlock, made: list[Change], rate: float | None, timeout: float | None
     ) -> bool:
         self._check_open()
         return _core.update(
@@ -259,9 +258,9 @@ class Parameters(SharedArrays):
             timeout,
         )
 
-    def _round_of(self, taken: Any) -> tuple[OpenRound, Mapping[str, Any]]:
+    def _round_of(self, taken: Any) -> tuple[_core.RoundBlock, Mapping[str, Any]]:
         """Return the open round, and its gradients by array."""
-        found = open_rounds.find(taken)
+        found = _core.find_round(taken)
         if found is not None and isinstance(taken, GroupTaken):
             return found, taken
         if found is not None:
@@ -272,7 +271,7 @@ class Parameters(SharedArrays):
                 )
             return found, {self._arrays[0].name: taken}
         if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken) == 1:
-            found = open_rounds.find(next(iter(taken.values())))
+            found = _core.find_round(next(iter(taken.values())))
             if found is not None and not isinstance(found.given, GroupTaken):
                 return found, taken
         raise FailedPreconditionError(

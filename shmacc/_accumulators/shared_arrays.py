@@ -251,13 +251,12 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """Remove the arrays' name from the system. Idempotent.
 
         Processes that have them go on using them, as with an unlinked file; the memory is free when
-        the last one has let go of it. The next one that opens the name makes new arrays.
+        the last one has let go of it. The next one that opens the name makes new arrays. After
+        `close` it is the same, if the name still leads to these very arrays.
 
         Raises:
             PermissionDeniedError: They are another user's.
-            FailedPreconditionError: This object is closed.
         """
-        self._check_open()
         super().unlink()
 
     def _check_open(self) -> None:

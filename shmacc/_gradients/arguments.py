@@ -204,8 +204,29 @@ def limit(value: object, what: str, most: int) -> int | None:
     return number
 
 
+def required(num_required: object, at_least: object = None, fewest: int = 1) -> tuple[int, int]:
+    """Return how many gradients a take waits for, and how many are enough at its deadline.
+
+    Raises:
+        InvalidArgumentError: No integers; fewer than `fewest`; `at_least` is not 1 to the number.
+    """
+    number = int64(num_required, "num_required")
+    if number < fewest:
+        what = "positive" if fewest else "not be negative"
+        must = "must be" if fewest else "must"
+        raise InvalidArgumentError(f"Argument num_required {must} {what}, but was {number}")
+    if at_least is None:
+        return number, number
+    least = int64(at_least, "at_least")
+    if not 1 <= least <= number:
+        raise InvalidArgumentError(
+            f"at_least must be 1 to num_required ({number}), but was {least}"
+        )
+    return number, least
+
+
 def on_death(value: object) -> bool:
-    """Return whether a take raises when a worker has died.
+    """Return whether a wait ends with an error when those are gone for whom it waits.
 
     Raises:
         InvalidArgumentError: Neither "wait" nor "raise".

@@ -5,7 +5,7 @@ what a lane has of a member, or of the contributors, which are the member after 
 nanoseconds since the epoch; kinds, dtypes, reductions, activities and sorts of sums are numbers.
 """
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class MemberConfig(TypedDict):
@@ -72,6 +72,7 @@ class Totals(TypedDict):
     generation: int
     step: int
     sealed: bool
+    finished: bool
     count: int
     weight: int
     all_rows: int
@@ -145,6 +146,21 @@ class Participant(TypedDict):
     applied: int
     dropped: int
     taken: int
+    took: bool  # it has taken, or opened a round
+
+
+class Departure(TypedDict):
+    """A process that had applied or taken and is gone, or one that is attached and has failed."""
+
+    pid: int  # in its own pid namespace
+    pid_namespace: int
+    attached: bool
+    died: bool  # else it has failed
+    reason: str  # why it has failed; "": not known
+    news: bool  # a wait that asks for it will be told
+    applied: int
+    took: bool
+    at_ns: int | None  # when it was found to be gone
 
 
 class Waiter(TypedDict):
@@ -169,3 +185,4 @@ class Event(TypedDict):
     at_ns: int
     step: int
     contributor: int
+    reason: NotRequired[str]  # of a process that has failed

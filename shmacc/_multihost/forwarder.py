@@ -146,13 +146,18 @@ class ForwarderCore:
         if not self._held:
             self._grants = frozenset()
 
-    def died(self, pids: tuple[int, ...], contributors: tuple[int, ...]) -> None:
-        """Say that processes which had applied gradients have died.
+    def died(
+        self,
+        pids: tuple[int, ...],
+        contributors: tuple[int, ...],
+        reasons: tuple[str, ...] = (),
+    ) -> None:
+        """Say that processes which had applied gradients have died or failed.
 
         If this forwarder dies before it reports them, no chief is told: a segment says it once.
         """
         self._death_number += 1
-        self._deaths += (Death(self._death_number, pids, contributors),)
+        self._deaths += (Death(self._death_number, pids, contributors, reasons),)
 
     # Actions, and that they have been done
 

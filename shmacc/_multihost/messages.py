@@ -97,17 +97,19 @@ class Batch:
 
 
 class Death(NamedTuple):
-    """Processes of a host that had applied gradients of this fence, or of an earlier one, and died.
+    """Processes of a host that had applied gradients, and have died or failed.
 
     Attributes:
         number: Of this message, in the incarnation of the forwarder.
         pids: The processes, as their own pid namespace knows them.
-        contributors: Those of their last gradients, of gradients that had one.
+        contributors: Those that they have in the host's round.
+        reasons: As of a `WorkerDiedError`.
     """
 
     number: int
     pids: tuple[int, ...]
     contributors: tuple[int, ...]
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +258,13 @@ class Loss(NamedTuple):
         host: The host.
         pids: As of a `Death`.
         contributors: As of a `Death`.
+        reasons: As of a `Death`.
     """
 
     host: str
     pids: tuple[int, ...] = ()
     contributors: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class OwnerCore:
         if report.fence == self._fence:
             for death in host.news(report.deaths):
                 self.counters.died_workers += len(death.pids)
-                self._line.lost(Loss(host.name, death.pids, death.contributors))
+                self._line.lost(Loss(host.name, *death[1:]))
                 self._changed()
         grant, batch = self._grant, report.batch
         # Grants of different owners may have the same number, fences never.

@@ -8,8 +8,6 @@ nothing.
 What is said of the segment here is without these.
 """
 
-import contextlib
-
 import numpy as np
 
 from shmacc._accumulators import rounds
@@ -17,7 +15,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._core import TakenRound
 from shmacc._multihost.messages import Sealed
 from shmacc._records.taken import GroupPartial
-from shmacc.errors import ShmaccError, WorkerDiedError
+from shmacc.errors import WorkerDiedError
 
 
 class LocalSegment:
@@ -52,15 +50,12 @@ class LocalSegment:
         """Return how many gradients it has."""
         return max(0, self.group.num_accumulated() - len(listed))
 
-    def deaths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the pids, and the contributors, of processes that had applied and died; each once.
-
-        Of those that were found dead since gradients were consumed last: as a take is told.
-        """
+    def deaths(self) -> WorkerDiedError | None:
+        """Return the error for processes that had applied and are gone, as a take is told; once."""
         try:
-            self._handle.check_deaths()
+            self._handle.check_departures()
         except WorkerDiedError as error:
-            return tuple(error.pids or ()), tuple(error.contributors or ())
+            return error
         return None
 
     def copy(self, listed: frozenset[int]) -> GroupPartial:
@@ -88,20 +83,18 @@ class LocalSegment:
             # An earlier forwarder that was stopped, and is alive: a new step ends its round.
             self._handle.set_step(self.group.global_step)
         place = TakenRound(advance=False, seal=False, shards=self._shards)
-        self._handle.open_round(place, 0, None, raise_deaths=False, caller=None)
+        self._handle.open_round(place, 0, 0, None, raise_departures=False, caller=None)
         self._round = place.serial
         return self.group._partial(place)  # noqa: SLF001
 
     def release(self) -> None:
         """Give the round up."""
-        if self._round:
-            self._handle.close_round(self._round, consume=False)
-            self._round = 0
+        self._forget_round()
 
     def consume(self) -> None:
         """Consume the round, if it is still open: the step moves on by one."""
         step, self._round, serial = self.group.global_step + 1, 0, self._round
-        if not self._handle.close_round(serial, consume=True):
+        if not self._handle.consume_round(serial):
             self.reset(step, frozenset())
 
     def reset(self, step: int, listed: frozenset[int]) -> None:
@@ -116,10 +109,8 @@ class LocalSegment:
         self._forget_round()
 
     def _forget_round(self) -> None:
-        if self._round:
-            with contextlib.suppress(ShmaccError):
-                self._handle.close_round(self._round, consume=False)
-            self._round = 0
+        self._handle.give_up_round(self._round)
+        self._round = 0
 
 
 def _without(partial: GroupPartial, listed: frozenset[int]) -> GroupPartial:

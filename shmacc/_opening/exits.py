@@ -2,10 +2,16 @@
 
 An object that its user opened and never closed warns when it is collected, as files do.
 
-A process that closes its handles or exits in order is not dead to a take that asks who died. Python
-runs ``atexit`` functions, and so finalizers, at the end of an ordinary process. A child of
-multiprocessing ends by ``os._exit``, which runs none: but it calls multiprocessing's own finalizers
-first. There it leaves the segment at once, since it may have its parent's handles as well.
+A process that closes its handles or ends in order is not dead to those who ask who is gone; one
+that is ended by an exception has failed, and they are told with what. Python runs ``atexit``
+functions, and so finalizers, at the end of an ordinary process: there the exception is the last one
+that was printed, if it went through the program's outermost frame. A child of multiprocessing ends
+by ``os._exit``, which runs none: but it calls multiprocessing's own finalizers first, while the
+exception is being handled. There it leaves the segment at once, since it may have its parent's
+handles as well.
+
+What goes unseen is a ``SystemExit`` with a status that leaves a program, but no ``with`` block of
+an accumulator: Python forgets it before any function of ours runs.
 """
 
 import os
@@ -54,10 +60,11 @@ class Owner:
             finally:
                 self._finalizer()  # now: a traceback or a log of the warning may keep this object
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
+        """Close; of an accumulator with the exception for which the process leaves it."""
         # Not by the finalizer: after an interruption it is still alive.
         self._opener = None
-        _finish(self._handle, None)
+        _finish(self._handle, None, error)
         known = self._finalizer.detach()
         if known is not None:
             _forget(known[2][1])
@@ -94,11 +101,13 @@ def _forget(at_exit: Any) -> None:
         at_exit.cancel()
 
 
-def _finish(handle: _core.Handle, at_exit: Any) -> None:
-    if _daemons_outlive_the_interpreter():
-        handle.unlink_own_names()
+def _finish(handle: _core.Handle, at_exit: Any, error: BaseException | None = None) -> None:
+    at_end = not threading.main_thread().is_alive()
+    error = _uncaught() if error is None and at_end else error
+    if at_end and _daemons_are_left():
+        handle.end(error)
     else:
-        handle.close()
+        handle.close(error)
     _forget(at_exit)
 
 
@@ -106,14 +115,24 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     handle = known()
     if handle is None:
         return
-    if _daemons_outlive_the_interpreter():
-        handle.unlink_own_names()
+    error = sys.exc_info()[1]
+    if not threading.main_thread().is_alive() and _daemons_are_left():
+        handle.end(error)
     else:
-        handle.leave()
+        handle.leave(error)
 
 
-def _daemons_outlive_the_interpreter() -> bool:
+def _daemons_are_left() -> bool:
     # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
     # may crash on its traceback by then. The kernel is about to release everything anyway.
     main = threading.main_thread()
-    return not main.is_alive() and any(thread is not main for thread in threading.enumerate())
+    return any(thread is not main for thread in threading.enumerate())
+
+
+def _uncaught() -> BaseException | None:
+    """Return the exception that has ended the main thread, after its end; None: it has returned."""
+    error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
+    if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
+        return None  # at an interactive prompt each one was printed, and ended nothing
+    # Others may have printed one, too: a framework that goes on, or a callback's.
+    return error if error.__traceback__.tb_frame.f_back is None else None

@@ -5,6 +5,7 @@ object may have something of its own beside the segment, which pickles with it: 
 label, shared arrays the right to write.
 """
 
+from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from shmacc import _core
@@ -23,7 +24,15 @@ _Opened = TypeVar("_Opened", bound="Opened")
 class Opened(exits.Owner):
     """The common base of accumulators and shared arrays."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_handle", "_owners", "_segment_name", "_shared_name")
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "_handle",
+        "_owners",
+        "_segment_name",
+        "_shared_name",
+        "_token",
+    )
 
     _KIND: ClassVar[str]
 
@@ -74,6 +83,7 @@ class Opened(exits.Owner):
         try:
             config = handle.config()
             self._shared_name: str = config["name"]
+            self._token: int = config["token"]
             self._examine(config, own, asked)
         except BaseException:
             self._close()
@@ -104,7 +114,12 @@ class Opened(exits.Owner):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
@@ -120,13 +135,13 @@ class Opened(exits.Owner):
         """Remove the segment and its semaphore from the system. Idempotent.
 
         Processes that have it open go on using it until they close it, as with an unlinked file;
-        the next one that opens the name makes a new segment.
+        the next one that opens the name makes a new segment. After `close` it is the same, if the
+        name still leads to this very segment.
 
         Raises:
             PermissionDeniedError: The segment is another user's.
-            FailedPreconditionError: This object is closed.
         """
-        removal.unlink(self._segment_name, self._handle)
+        removal.unlink(self._segment_name, self._token, self._handle)
 
 
 def of_handle(

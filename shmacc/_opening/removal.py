@@ -53,18 +53,40 @@ def view(name: SegmentName) -> _core.SegmentView:
     return made
 
 
-def unlink(name: SegmentName, handle: _core.Handle) -> None:
+def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
     """Remove the segment's name and semaphore; processes that have it open go on using it.
+
+    Args:
+        name: The name.
+        token: The segment's.
+        handle: A handle on it. If it is closed, the names are removed if they are this segment's.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
+    if handle.closed:
+        _unlink_closed(name, token)
+        return
     may_remove(name)
     try:
-        handle.unlink(name.path, semaphore_path(name.system_name, handle.config()["token"]))
+        handle.unlink(name.path, semaphore_path(name.system_name, token))
     except ShmaccError as error:
         raise error.about(name.system_name) from None
+
+
+def _unlink_closed(name: SegmentName, token: int) -> None:
+    try:
+        viewed = view(name)
+    except (NotFoundError, UnfinishedError):
+        return
+    except DataLossError as error:
+        if error.version is not None:
+            return
+        raise
+    with contextlib.closing(viewed):
+        if viewed.config()["token"] == token:
+            unlink_viewed(name, viewed, if_unused=False)
 
 
 def unlink_viewed(name: SegmentName, viewed: _core.SegmentView, *, if_unused: bool) -> bool:

@@ -14,7 +14,7 @@ class Stats:
 
     Attributes:
         applied: Gradients accepted since the segment was made.
-        dropped: Gradients refused, as stale or because of a seal.
+        dropped: Gradients refused, as stale, because of a seal, or after the end.
         discarded: Gradients accepted, then dropped by ``advance_step``.
         taken: Gradients handed out by takes.
         takes: Takes that returned a result (a partial of nothing included).
@@ -22,6 +22,7 @@ class Stats:
         rows: Distinct rows that they touch (sparse; dense: 0).
         global_step: The accumulator's step.
         sealed: Whether applies are refused.
+        finished: Whether the accumulator is finished: nothing is accepted or taken any more.
         waiting: Takes that wait in the queue, of living processes.
         attached: Living processes that have the segment open.
         recoveries: Operations interrupted by a death, and undone.
@@ -46,6 +47,7 @@ class Stats:
     rows: int
     global_step: int
     sealed: bool
+    finished: bool
     waiting: int
     attached: int
     recoveries: int
@@ -71,6 +73,7 @@ class Stats:
             rows=state["all_rows"],
             global_step=state["step"],
             sealed=state["sealed"],
+            finished=state["finished"],
             waiting=state["waiting"],
             attached=state["attached"],
             recoveries=state["recoveries"],

@@ -196,8 +196,9 @@ class _Loop:
         if now >= self._deaths_at:
             self._deaths_at = now + self._heartbeat
             if (found := self._segment.deaths()) is not None:
-                self._count("deaths", len(found[0]))
-                self._core.died(*found)
+                pids = found.pids or ()
+                self._count("deaths", len(pids))
+                self._core.died(pids, found.contributors or (), found.reasons or ())
 
     def _answer(self) -> None:
         """Give chiefs their copies."""

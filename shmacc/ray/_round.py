@@ -57,7 +57,7 @@ class Round(Generic[_Result]):
 
         Raises:
             DeadlineExceededError: The timeout passed.
-            WorkerDiedError: A host was lost, or a process that had applied has died, and
+            WorkerDiedError: A host was lost, or a process that had applied died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`; or it is gone.
@@ -207,13 +207,18 @@ class _Heartbeat:
 
 def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
     hosts = [loss.host for loss in losses if not loss.pids]
-    workers = [f"pid {pid} of {loss.host}" for loss in losses for pid in loss.pids]
+    workers = [
+        f"pid {pid} of {loss.host}, {reason}"
+        for loss in losses
+        for pid, reason in zip(loss.pids, loss.reasons, strict=True)
+    ]
     what = [f"hosts were lost: {', '.join(hosts)}"] if hosts else []
     if workers:
-        what += [f"processes that had applied gradients have died: {', '.join(workers)}"]
+        what += [f"processes that had applied gradients are gone: {'; '.join(workers)}"]
     text = "; ".join(what)
     return WorkerDiedError(f"{text[0].upper()}{text[1:]}; nothing was consumed").with_fields(
         pids=tuple(pid for loss in losses for pid in loss.pids),
+        reasons=tuple(reason for loss in losses for reason in loss.reasons),
         contributors=tuple(who for loss in losses for who in loss.contributors),
     )
 

@@ -38,8 +38,10 @@ ERRORS: Final[dict[str, tuple[type[BaseException], ...]]] = {
     "ResourceExhaustedError": (MemoryError,),
     "PermissionDeniedError": (PermissionError,),
     "OutOfRangeError": (OverflowError,),
+    "FinishedError": (errors.OutOfRangeError,),
     "DataLossError": (),
     "WorkerDiedError": (),
+    "ChiefDiedError": (),
 }
 
 

@@ -67,13 +67,13 @@ def test_a_death_before_the_take_ends_its_wait(acc: ConditionalAccumulator) -> N
 
 def test_one_that_waits_without_a_take_is_told_the_same_once(acc: ConditionalAccumulator) -> None:
     with worker(7) as dead, worker(8):
-        acc._handle.check_deaths()
+        acc._handle.check_departures()
         dead.kill()
         with pytest.raises(errors.WorkerDiedError) as caught:
-            acc._handle.check_deaths()
+            acc._handle.check_departures()
         error = caught.value
         assert (tuple(error.pids or ()), tuple(error.contributors or ())) == ((dead.pid,), (7,))
-        acc._handle.check_deaths()
+        acc._handle.check_departures()
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(3, timeout=0.05, on_death="raise")
     assert acc.take(2, timeout=0).contributors.tolist() == [7, 8]

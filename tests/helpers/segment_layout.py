@@ -16,7 +16,10 @@ VERSION: Final = 2
 MAX_RANK: Final = 64
 MAX_LANES: Final = 32
 REGION_SPAN: Final = 1 << 40
-FIXED_REGIONS: Final = ("header", "directory", "participants", "waiters", "states")
+FIXED_REGIONS: Final = (
+    *("header", "directory", "participants", "waiters"),
+    *("states", "departed", "reasons"),
+)
 LANE_REGIONS: Final = ("undo log", "undo rows", "shapes")
 MEMBER_REGIONS: Final = ("index 0", "index 1", "slots", "rows 0", "rows 1")
 REGIONS: Final = FIXED_REGIONS + LANE_REGIONS + MEMBER_REGIONS
@@ -70,6 +73,8 @@ class RoundState(ctypes.Structure):
         ("opened", ctypes.c_uint64),
         ("spread", ctypes.c_uint64),
         ("needs", ctypes.c_uint64),
+        ("dropped", ctypes.c_uint64),
+        ("restores", ctypes.c_uint64),
         ("holder_serial", ctypes.c_uint64),
         ("holder_participant", ctypes.c_uint64),
         ("holder_token", ctypes.c_uint64),
@@ -154,11 +159,10 @@ class Event(ctypes.Structure):
         ("at_ns", ctypes.c_int64),
         ("step", ctypes.c_int64),
         ("contributor", ctypes.c_int64),
-        ("takes", ctypes.c_uint64),
         ("kind", ctypes.c_uint32),
         ("pid", ctypes.c_uint32),
-        ("concerns", ctypes.c_uint32),
         ("pid_namespace", ctypes.c_uint32),
+        ("_to_a_cache_line", ctypes.c_uint32 * 3),
     )
 
 
@@ -194,7 +198,12 @@ class Participant(ctypes.Structure):
         ("applied", ctypes.c_uint64),
         ("dropped", ctypes.c_uint64),
         ("taken", ctypes.c_uint64),
-        ("_to_two_cache_lines", ctypes.c_uint64 * 4),
+        ("told", ctypes.c_uint64),
+        ("given_up", ctypes.c_uint64),
+        ("failures", ctypes.c_uint32),
+        ("took", ctypes.c_uint32),
+        ("ending", ctypes.c_uint32),
+        ("_to_two_cache_lines", ctypes.c_uint32),
     )
 
 
@@ -208,6 +217,27 @@ class Waiter(ctypes.Structure):
         ("wake", ctypes.c_uint32),
         ("overdue", ctypes.c_uint32),
         ("_to_a_cache_line", ctypes.c_uint32 * 5),
+    )
+
+
+class Departed(ctypes.Structure):
+    _fields_ = (
+        ("token", ctypes.c_uint64),
+        ("pid_namespace", ctypes.c_uint64),
+        ("at_ns", ctypes.c_int64),
+        ("applied_step", ctypes.c_int64),
+        ("applied", ctypes.c_uint64),
+        ("pid", ctypes.c_uint32),
+        ("took", ctypes.c_uint32),
+        ("_to_a_cache_line", ctypes.c_uint64 * 2),
+    )
+
+
+class Reason(ctypes.Structure):
+    _fields_ = (
+        ("of", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+        ("text", ctypes.c_uint8 * 1008),
     )
 
 
@@ -245,6 +275,7 @@ def _cache_line(offset: int) -> int:
 
 UNLINKED: Final = _cache_line(ctypes.sizeof(Config))
 GENERATION: Final = UNLINKED + 64
+FINISHED: Final = GENERATION + 8
 ROUNDS: Final = GENERATION + 64
 QUEUE: Final = _cache_line(ROUNDS + 2 * ctypes.sizeof(RoundState))
 PARTICIPANTS_TOP: Final = _cache_line(QUEUE + ctypes.sizeof(QueueHead))
@@ -307,13 +338,17 @@ class Table:
             "config": 0,
             "unlinked": UNLINKED,
             "generation": GENERATION,
+            "finished": FINISHED,
             "round": ROUNDS,
             "queue": QUEUE,
             "participants_top": PARTICIPANTS_TOP,
+            "departed_top": PARTICIPANTS_TOP + 4,
             "event": EVENTS,
             "directory": self.region("directory"),
             "participant": self.region("participants"),
             "waiter": self.region("waiters"),
+            "departed": self.region("departed"),
+            "reason": self.region("reasons"),
             "lane_generation": self.states,
             "lane": self.states + _LANES,
             "journal": self.states + _JOURNAL,
@@ -332,13 +367,17 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int]]] = {
     "config": (Config, 1),
     "unlinked": (Word, 1),
     "generation": (Word, 1),
+    "finished": (Word, 1),
     "round": (RoundState, 2),
     "queue": (QueueHead, 1),
     "participants_top": (ShortWord, 1),
+    "departed_top": (ShortWord, 1),
     "event": (Event, 32),
     "directory": (DirectoryEntry, 1),
     "participant": (Participant, 4),
     "waiter": (Waiter, 4),
+    "departed": (Departed, 4),
+    "reason": (Reason, 4),
     "lane_generation": (Word, 1),
     "lane": (LaneState, 2),
     "journal": (Journal, 1),

@@ -58,15 +58,19 @@ OF_PARAMETERS: Final = {
 }
 
 ALL: Final = {
-    "take": "(self, num_required, *, timeout=None, on_death='wait')",
-    "round": "(self, num_required, *, timeout=None, on_death='wait')",
+    "take": "(self, num_required, *, at_least=None, timeout=None, on_death='wait')",
+    "round": "(self, num_required, *, at_least=None, timeout=None, on_death='wait')",
+    "finish": "(self)",
+    "steps": "(self, *, timeout=None, on_death='wait')",
+    "steps_async": "(self, *, timeout=None, on_death='wait')",
     "snapshot": "(self)",
     "contributors": "(self)",
     "take_partial": "(self, num_required=1, *, timeout=None, seal=False)",
     "unseal": "(self)",
     "apply_partial": "(self, partial, local_step=0, *, timeout=None)",
     "advance_step": "(self, step)",
-    "wait_step": "(self, after, *, timeout=None)",
+    "wait_step": "(self, after, *, timeout=None, on_death='wait')",
+    "wait_step_async": "(self, after, *, timeout=None, on_death='wait')",
     "num_accumulated": "(self, name=None)",
     "set_global_step": "(self, new_global_step, name=None)",
     "attach": "(shared_name, *, owners='mine', timeout=None)",
@@ -86,6 +90,7 @@ READ_ONLY: Final = (
     "accumulator_ref",
     "lanes",
     "capacity",
+    "running",
 )
 
 

@@ -152,9 +152,9 @@ def _described(body: list[ast.stmt]) -> dict[str, list[str] | None]:
 
 
 def _is_described(name: str, value: Any) -> bool:
-    """Whether a stub says it: what is public, and constructors that there are."""
-    if name == "__init__":
-        return str(value.__doc__).startswith("__init__(")
+    """Whether a stub says it: what is public, and the special methods of the extension's own."""
+    if name.startswith("__"):
+        return str(value.__doc__).startswith(f"{name}(")
     return not name.startswith("_")
 
 

@@ -35,8 +35,9 @@ class Apply : public Operation {
             activity.now(kApplies);
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
-            const bool closed = is_closed(session.round);
-            if (is_stale(session.round, closed, request.local_step)) {
+            const bool open = round_is_open(session.round);
+            const bool closed = open || is_final(session.round);
+            if (is_refused(session.round, closed, request.local_step)) {
                 drop(session, activity, request.count);
                 return false;
             }
@@ -48,7 +49,7 @@ class Apply : public Operation {
                     continue;
                 }
                 if (has_contributor(session, request, everywhere)) {
-                    note_applied(session, activity.entry(), request);
+                    note_applied(session, request);
                     return true;
                 }
                 const auto [pending, weight_fits] = session.pending(request.weight);
@@ -67,15 +68,16 @@ class Apply : public Operation {
                 } else {
                     put_in(session, request, [&] {
                         if (request.partial) spread_contributors(session);
+                        note_applied(session, request);
                     });
                     activity.entry().applied += static_cast<uint64_t>(request.count);
-                    note_applied(session, activity.entry(), request);
                     wake_head_if_reached(session, head);
                     return true;
                 }
             }
             session.release();
             if (past(request.deadline)) apply_deadline_exceeded();
+            if (open) refuse_in_own_block(session.round.holder);
             if (closed && give_up_offered(session.round.holder)) continue;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
@@ -85,13 +87,13 @@ class Apply : public Operation {
     bool drop_if_stale(int64_t local_step, int64_t gradients) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, false, kForever, interruption_);
-        if (!is_stale(session.round, is_closed(session.round), local_step)) return false;
+        if (!is_refused(session.round, is_closed(session.round), local_step)) return false;
         drop(session, activity, gradients);
         return true;
     }
 
     // Everything that is there is replaced by the request's members, of a round at this step. If a round is open, this
-    // ends it.
+    // ends it; an accumulator that is finished goes on.
     void restore(const ApplyRequest& request, int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, true, kForever, interruption_);
@@ -100,6 +102,7 @@ class Apply : public Operation {
         round.discarded += static_cast<uint64_t>(session.pending().count);
         round.step = step;
         round.sealed = 0;
+        ++round.restores;
         round.holder = {};
         round.final = {};
         round.spread = ++round.round;
@@ -128,10 +131,18 @@ class Apply : public Operation {
     }
 
     // closed: whether a round is open, or final: its step takes no more.
-    static bool is_stale(const RoundState& round, bool closed, int64_t local_step) {
-        return local_step < round.step || round.sealed || (closed && local_step == round.step);
+    bool is_refused(const RoundState& round, bool closed, int64_t local_step) const {
+        return local_step < round.step || round.sealed || (closed && local_step == round.step) ||
+               segment_.finished(round);
     }
 
+    void refuse_in_own_block(const RoundHolder& holder) const {
+        if (segment_.own_round().to_this_thread(holder) == OwnRound::State::kThreads)
+            throw Error(
+                Failure::kFailedPrecondition,
+                "This thread has a round of this accumulator open, and the apply would wait for its end; "
+                "apply at the round's own step, which is refused, or after the block");
+    }
     // Without the lock, until the step moves on, a take or a round ends, or the deadline.
     void wait_for_progress(ActivityScope& activity, Activity what, uint32_t seen, int64_t deadline) {
         activity.now(what);
@@ -213,8 +224,10 @@ class Apply : public Operation {
         session.round.spread = session.round.round;
         segment_.round().commit(session.round);
     }
-    static void note_applied(const ApplySession& session, Participant& entry, const ApplyRequest& request) {
-        entry.applied_ns = wall_ns();
+    // Before the commit: of a process that dies in between others are told (presence.hpp).
+    void note_applied(const ApplySession& session, const ApplyRequest& request) {
+        Participant& entry = segment_.presence().own();
+        store_relaxed(entry.applied_ns, wall_ns());
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
     }
@@ -224,9 +237,12 @@ class Apply : public Operation {
         MemberGradient::Need need;
         of_each(request, [&](MemberGradient& gradient) { prepare(session, gradient, need); });
         std::optional<SparseMemberGradient<float>> contributors;
+        const std::vector<int64_t> appliers(request.contributors.size(),
+                                            session.replaces_round() ? kNobodys
+                                                                     : applier_of(segment_.presence().token()));
         if (!request.contributors.empty()) {
             contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
-                                 request.weight, request.contributors.data(), nullptr, nullptr,
+                                 request.weight, request.contributors.data(), nullptr, appliers.data(),
                                  static_cast<uint32_t>(request.contributors.size()), 0, true);
             contributors->sort();
             prepare(session, *contributors, need);

@@ -15,6 +15,37 @@ inline int64_t lock_deadline(int64_t deadline) {
     return deadline == kForever ? kForever : std::max(deadline, monotonic_ns() + kLockPatience);
 }
 
+// Some living processes that are attached.
+struct Attached {
+    std::vector<int64_t> pids;  // ascending
+    uint32_t more;  // how many more there are at most
+};
+// Asks the kernel about kAsked of them, since the cost of a question grows with their number.
+inline Attached some_attached(Presence& presence) {
+    constexpr uint32_t kAsked = 16;
+    Attached attached{};
+    if (presence.claimed()) attached.pids.push_back(presence.own().pid);
+    uint32_t asked = 0;
+    presence.for_each([&](uint32_t i, uint64_t token) {
+        if (!is_here(token) || i == presence.index()) return true;
+        if (asked == kAsked) {
+            ++attached.more;
+            return true;
+        }
+        ++asked;
+        if (presence.alive(i, token)) attached.pids.push_back(load_relaxed(presence.table()[i].pid));
+        return true;
+    });
+    std::sort(attached.pids.begin(), attached.pids.end());
+    return attached;
+}
+inline std::string describe(const Attached& attached) {
+    std::string text = "attached processes: ";
+    for (size_t i = 0; i < attached.pids.size(); ++i)
+        text += (i ? ", pid " : "pid ") + std::to_string(attached.pids[i]);
+    return attached.more ? text + " and up to " + std::to_string(attached.more) + " more" : text;
+}
+
 // Records in the participant's entry what the process is doing, for inspection.
 class ActivityScope {
   public:
@@ -35,17 +66,23 @@ class ActivityScope {
     const Origin origin_;
 };
 
+// What a wait does when those are gone for whom it waits.
+enum class OnDeath { kWait, kRaise };
+
 class Operation {
   public:
     Operation(OpenSegment& segment, Interruption& interruption)
         : segment_(segment), interruption_(interruption) {}
 
   protected:
-    // Whether a living process has the round open. A process that is proved dead has given it up: the step is open
-    // again as it was, and the record of it stays until the next commit of the round.
-    bool round_is_open(const RoundState& round) {
-        return round.holder.serial != 0 &&
-               segment_.presence().alive(static_cast<uint32_t>(round.holder.participant), round.holder.token);
+    bool round_is_open(const RoundState& round) { return shmacc::round_is_open(segment_.presence(), round); }
+    void refuse_if_finished(const RoundState& round) {
+        if (!segment_.finished(round)) return;
+        const Totals now = totals(segment_);
+        throw Error(Failure::kFinished,
+                    "The accumulator is finished, at step " + std::to_string(now.round.step) + ", with " +
+                        std::to_string(now.count) + " gradients pending",
+                    {{"accumulated", now.count}, {"step", now.round.step}});
     }
     // Whether an update by this round has begun: nothing more gets in, held or not (update.hpp).
     static bool is_final(const RoundState& round) { return round.final.phase != kNotFinal; }
@@ -68,39 +105,49 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // A round that is open ends without consuming anything.
-    void open_again(RoundSession& session) {
-        session.state.holder = {};
-        commit(session);
-    }
     // Before a wait for this round's end. True: it was offered to this very thread, and given up.
     bool give_up_offered(const RoundHolder& holder) {
-        switch (segment_.loop_round().to_this_thread(holder)) {
-            case LoopRound::State::kOthers: return false;
-            case LoopRound::State::kHeld:
+        switch (segment_.own_round().to_this_thread(holder)) {
+            case OwnRound::State::kOthers:
+            case OwnRound::State::kThreads: return false;
+            case OwnRound::State::kHeld:
                 throw Error(Failure::kFailedPrecondition,
                             "This call would wait for a round that this thread's event loop has open, which "
                             "cannot end while the thread waits; await it, or call it in asyncio.to_thread");
-            case LoopRound::State::kOffered: break;
+            case OwnRound::State::kOffered: break;
         }
-        segment_.loop_round().give_up();
-        RoundSession session(segment_, kForever, interruption_);
-        if (session.state.holder.serial == holder.serial) open_again(session);
+        segment_.own_round().give_up();
+        segment_.give_up_round(holder.serial);
         return true;
     }
 
+    static Error departed(Failure failure, const std::string& what, const std::vector<Departure>& departures,
+                          Error::Lists lists = {}) {
+        std::string text = what + ": ";
+        std::vector<int64_t> pids;
+        std::vector<std::string> reasons;
+        for (const Departure& process : departures) {
+            text += (pids.empty() ? "pid " : "; pid ") + std::to_string(process.pid) + ", " + process.reason;
+            pids.push_back(process.pid);
+            reasons.push_back(process.reason);
+        }
+        lists.emplace_back("pids", std::move(pids));
+        return Error(failure, text, {}, std::move(lists), {{"reasons", std::move(reasons)}});
+    }
     // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that
     // kept the lock kept all others from dropping anything.
-    [[noreturn]] static void deadline_exceeded(const std::string& what, const Totals& now,
-                                               std::optional<uint64_t> dropped_before,
-                                               Error::Fields fields = {}) {
+    [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
+                                        std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
+        const auto since_take = static_cast<int64_t>(now.dropped - now.round.dropped);
         const auto dropped = static_cast<int64_t>(now.dropped - dropped_before.value_or(now.dropped));
         fields.insert(fields.end(),
                       {{"accumulated", now.count}, {"step", now.round.step}, {"dropped", dropped}});
+        const Attached attached = some_attached(segment_.presence());
         throw Error(Failure::kDeadlineExceeded,
-                    what + "; " + std::to_string(dropped) +
-                        " were dropped during this wait, as stale or because of a seal",
-                    std::move(fields));
+                    what + "; " + std::to_string(dropped) + " were dropped during this wait, and " +
+                        std::to_string(since_take) + " since the last take, as stale or because of a seal; " +
+                        describe(attached),
+                    std::move(fields), {{"pids", attached.pids}});
     }
 
     OpenSegment& segment_;

@@ -7,7 +7,7 @@
 
 #include "operations/member_gradient.hpp"
 #include "operations/merge.hpp"
-#include "protocol/session.hpp"
+#include "operations/operation.hpp"
 #include "rows/output.hpp"
 
 namespace shmacc {
@@ -35,10 +35,9 @@ struct Taken {
     Output contributors;
 };
 
-enum class OnDeath { kWait, kRaise };
-
 struct TakeRequest {
     int64_t num_required;
+    int64_t at_least;  // is enough at the deadline
     int64_t deadline;
     bool partial;  // sums, which are not divided
     uint32_t shards;  // rows are handed out shard by shard
@@ -46,7 +45,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     OnDeath on_death;
-    pthread_t loop_thread;  // the round is opened for this one (LoopRound); none: for that of the call
+    pthread_t loop_thread;  // the round is opened for this one (OwnRound); none: for that of the call
 };
 
 // The tables that a sparse member has in its lanes.

@@ -54,25 +54,51 @@ class Step : public Operation {
         commit(session);
     }
 
-    int64_t wait_step(int64_t after, int64_t deadline) {
+    // Waits until the step is past `after`. The step.
+    int64_t wait_step(int64_t after, int64_t deadline, OnDeath on_death) {
+        const auto is_past = [after](const RoundState& now) { return now.step > after; };
+        return wait(is_past, ", not past " + std::to_string(after), deadline, on_death).step;
+    }
+    // Waits until the step, or how often everything was replaced, is not that of `last`. These; none: the accumulator
+    // is finished.
+    using At = std::pair<int64_t, uint64_t>;
+    std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, OnDeath on_death) {
+        const auto is_new = [&](const RoundState& now) {
+            return segment_.finished(now) || last != At(now.step, now.restores);
+        };
+        const RoundState round = wait(is_new, "", deadline, on_death);
+        if (segment_.finished(round)) return std::nullopt;
+        return At(round.step, round.restores);
+    }
+
+  private:
+    template <class Reached>
+    RoundState wait(Reached reached, const std::string& missing, int64_t deadline, OnDeath on_death) {
         ActivityScope activity(segment_, kWaitsForStep);
         std::optional<uint64_t> dropped_before;
         for (Slices slices;; slices.next(interruption_.ends_sleep())) {
             uint32_t seen = load(segment_.wait_queue().progress_word());
             interruption_.check();
-            const int64_t step = segment_.round().snapshot().step;
-            if (step > after) return step;
+            const RoundState round = segment_.round().snapshot();
+            if (reached(round)) return round;
+            refuse_if_finished(round);
+            if (on_death == OnDeath::kRaise) raise_if_chiefs_are_gone();
             if (!dropped_before) dropped_before = totals(segment_).dropped;
             if (past(deadline)) {
                 const Totals now = totals(segment_);
-                deadline_exceeded("The global step is still " + std::to_string(now.round.step) +
-                                      ", not past " + std::to_string(after) + "; " +
-                                      std::to_string(now.count) + " gradients had arrived",
+                deadline_exceeded("The global step is still " + std::to_string(now.round.step) + missing +
+                                      "; " + std::to_string(now.count) + " gradients had arrived",
                                   now, dropped_before);
             }
             futex_wait(segment_.wait_queue().progress_word(), seen, deadline, slices.now());
             segment_.check_file();
         }
+    }
+    void raise_if_chiefs_are_gone() {
+        const std::vector<Departure> departures = segment_.departures().chiefs();
+        if (departures.empty() || segment_.wait_queue().anybody_waits()) return;
+        throw departed(Failure::kChiefDied, "Nobody is left who takes: all that have taken are gone",
+                       departures);
     }
 };
 

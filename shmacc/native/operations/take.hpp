@@ -11,7 +11,8 @@ class Take : public Operation {
   public:
     using Operation::Operation;
 
-    // Waits until it is the head and num_required gradients are there; hands out all that are.
+    // Waits until it is the head and num_required gradients are there, or at_least at the deadline; hands out all that
+    // are.
     //
     // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
     // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
@@ -24,7 +25,8 @@ class Take : public Operation {
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
         QueueEntry entry(segment_);
-        Cancellable interruption(interruption_, entry);
+        Cancellable cancellable(interruption_, entry);
+        UntilFinished interruption(*this, cancellable, request);
         std::optional<RoundCopy> copy;
         std::optional<uint64_t> dropped_before;  // by the first look at the state
         for (int looks = 0;;) {
@@ -38,6 +40,7 @@ class Take : public Operation {
                 activity.now(kTakes);
                 if (entry.joined()) seen = load(entry.wake_word());  // before anything is checked
                 entry.check_cancelled();
+                if (request.advance_step) refuse_if_finished(session.state);
                 WaitQueue& queue = segment_.wait_queue();
                 const uint32_t head = segment_.living_head(0);
                 const bool open = round_is_open(session.state);
@@ -48,7 +51,9 @@ class Take : public Operation {
                 const bool final = is_final(session.state);
                 const bool heads = !open && !first && (final || count >= queue[head].num_required);
                 if (final && !open) check_may_take(session.state, request, first);
-                if (request.num_required == 0 || (first && (final || count >= request.num_required))) {
+                const bool late = past(request.deadline);
+                const int64_t enough = late ? request.at_least : request.num_required;
+                if (request.num_required == 0 || (first && (final || count >= enough))) {
                     if (!copy || !copy->is_of(session, open || heads)) {
                         copy.reset();  // two at a time might not fit
                         copy.emplace(session, *segment_.specs(), request, open || heads);
@@ -70,8 +75,9 @@ class Take : public Operation {
                 } else {
                     copy.reset();
                     if (open) in_the_way = session.state.holder;
-                    if (request.on_death == OnDeath::kRaise) raise_deaths(session);
-                    if (past(request.deadline)) deadline_exceeded(request, dropped_before);
+                    refuse_if_finished(session.state);
+                    if (request.on_death == OnDeath::kRaise) raise_departures(session);
+                    if (late) deadline_exceeded(request, dropped_before);
                     // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
                     if (!entry.joined()) {
@@ -87,25 +93,21 @@ class Take : public Operation {
         }
     }
 
-    // Ends a round that `take` has opened. consume: it takes effect; else the step is open again as it was. False:
-    // the round was ended already, by a new step or by the death of the process that opened it.
-    bool close_round(uint64_t serial, bool consume, int64_t deadline = kForever) {
+    // Ends a round that `take` has opened: it takes effect. False: it was ended already, by a new step, or given up.
+    bool consume_round(uint64_t serial) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, deadline, interruption_);
-        if (!session.held() || session.state.holder.serial != serial) return false;
-        if (consume) {
-            if (session.state.final.phase == kUpdateBegun) {
-                const RoundState round = session.state;
-                open_again(session);
-                refuse_in_update(round, "The block cannot end in order");
-            }
-            activity.now(kTakes);
-            activity.entry().taken += static_cast<uint64_t>(session.count());
-            this->consume(session, true, false);
-            commit(session);
-        } else {
-            open_again(session);
+        RoundSession session(segment_, kForever, interruption_);
+        const RoundState round = session.state;
+        if (round.holder.serial != serial || !round_is_open(round)) return false;
+        if (round.final.phase == kUpdateBegun) {
+            session.release();
+            segment_.give_up_round(serial);
+            refuse_in_update(round, "The block cannot end in order");
         }
+        activity.now(kTakes);
+        activity.entry().taken += static_cast<uint64_t>(session.count());
+        consume(session, true, false);
+        commit(session);
         return true;
     }
 
@@ -114,20 +116,37 @@ class Take : public Operation {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         return RoundCopy(session, *segment_.specs(),
-                         {0, kForever, partial, shards, false, false, false, OnDeath::kWait, {}}, false);
+                         {0, 0, kForever, partial, shards, false, false, false, OnDeath::kWait, {}}, false);
     }
 
-    // Throws as a take with OnDeath::kRaise that has to wait would throw now: each death is thrown once.
-    void check_deaths() {
-        if (!may_raise(totals(segment_).round)) return;
+    // Throws as a take with OnDeath::kRaise that has to wait would throw now.
+    void check_departures() {
+        if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
-        raise_deaths(session);
+        raise_departures(session);
     }
 
   private:
     using Operation::commit;
     using Operation::deadline_exceeded;
+
+    // In a wait for the lock, too: a stopped process may have it.
+    class UntilFinished : public Interruption {
+      public:
+        UntilFinished(Take& take, Interruption& inner, const TakeRequest& request)
+            : take_(take), inner_(inner), ends_(request.advance_step) {}
+        void check() override {
+            inner_.check();
+            if (ends_) take_.refuse_if_finished(take_.segment_.round().snapshot());
+        }
+        bool ends_sleep() const override { return inner_.ends_sleep(); }
+
+      private:
+        Take& take_;
+        Interruption& inner_;
+        const bool ends_;
+    };
 
     [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before) {
         const Totals now = totals(segment_);
@@ -146,30 +165,28 @@ class Take : public Operation {
         if (now.count < request.num_required) return "";
         return ", but other takes were before it in the queue, or the lock was held all the time";
     }
-    bool may_raise(const RoundState& round) {
-        const auto applied = [](const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; };
-        return segment_.events().has_deaths(round) || segment_.presence().any_dead(applied);
-    }
-    // A process that had applied was found dead since the last take: the wait of a take ends with that, once.
-    void raise_deaths(RoundSession& session) {
+    // Processes that had applied, and have died or failed: the wait of one take ends with that (departures.hpp).
+    void raise_departures(RoundSession& session) {
         segment_.wait_queue().sweep();
-        const std::vector<Event> deaths = segment_.events().take_deaths(session.state);
-        if (deaths.empty()) return;
-        std::vector<int64_t> pids, contributors;
-        std::string dead;
-        for (size_t i = 0; i < deaths.size(); ++i) {
-            const Event& death = deaths[i];
-            // Two sweeps, in two lanes, may both have recorded it.
-            if (std::any_of(deaths.begin(), deaths.begin() + static_cast<ptrdiff_t>(i),
-                            [&](const Event& other) { return other.token == death.token; }))
-                continue;
-            pids.push_back(death.pid);
-            if (death.contributor >= 0) contributors.push_back(death.contributor);
-            dead += (dead.empty() ? "pid " : ", pid ") + std::to_string(death.pid);
+        const std::vector<Departure> news = segment_.departures().news();
+        if (news.empty()) return;
+        Error error = departed(Failure::kWorkerDied, "A process that had applied gradients is gone", news,
+                               {{"contributors", contributors_of(session, news)}});
+        segment_.departures().tell(news);
+        throw error;
+    }
+    // What they have in the round.
+    std::vector<int64_t> contributors_of(RoundSession& session, const std::vector<Departure>& departures) {
+        std::vector<int64_t> appliers, contributors;
+        for (const Departure& process : departures) appliers.push_back(applier_of(process.token));
+        for (Member& set : session.in_lanes(static_cast<uint32_t>(segment_.specs()->size()) - 1)) {
+            const Slot* const slots = set.array<Slot>(kSlots, set.state.rows);
+            for (uint64_t i = 0; i < set.state.rows; ++i)
+                if (std::find(appliers.begin(), appliers.end(), slots[i].contributions) != appliers.end())
+                    contributors.push_back(slots[i].row);
         }
-        throw Error(Failure::kWorkerDied,
-                    "A process that had applied gradients has died: " + dead + "; nothing was consumed", {},
-                    {{"pids", std::move(pids)}, {"contributors", std::move(contributors)}});
+        std::sort(contributors.begin(), contributors.end());
+        return contributors;
     }
 
     void wait_to_be_served(QueueEntry& entry, uint32_t seen, const TakeRequest& request) {
@@ -192,7 +209,7 @@ class Take : public Operation {
                     !queue.alive(head))
                     return;
             }
-            if (request.on_death == OnDeath::kRaise && may_raise(now.round)) return;
+            if (request.on_death == OnDeath::kRaise && segment_.departures().any()) return;
             slices.next(interruption_.ends_sleep() && !queue.is_near(entry.index()));
         }
     }
@@ -212,7 +229,7 @@ class Take : public Operation {
             throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
     }
 
-    // The round is handed out, and stays until `close_round`: no gradient joins it, no take is served. Nothing but
+    // The round is handed out, and stays until `consume_round`: no gradient joins it, no take is served. Nothing but
     // RoundState changes, so each instant of death leaves the round closed or open; an open one whose process is
     // proved dead counts as closed (round_is_open), and holds all that it held.
     void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
@@ -221,10 +238,13 @@ class Take : public Operation {
         const Presence& presence = segment_.presence();
         state.holder = {++state.opened, presence.index(), presence.token(), wall_ns()};
         copy.taken.serial = state.holder.serial;
-        if (request.loop_thread != pthread_t{})
-            segment_.loop_round().offer(state.holder, request.loop_thread);
+        segment_.own_round().opened(state.holder, request.loop_thread);
+        note_taking();
         session.commit();
     }
+
+    // Before the commit: a process that dies in between was a chief, too.
+    void note_taking() { store(segment_.presence().own().took, uint32_t{1}); }
 
     // The take takes effect: the round is the one that was copied.
     void consume(RoundSession& session, const TakeRequest& request, const RoundCopy& copy) {
@@ -237,8 +257,10 @@ class Take : public Operation {
         }
         session.commit();
     }
-    static void consume(RoundSession& session, bool advance_step, bool seal) {
+    void consume(RoundSession& session, bool advance_step, bool seal) {
+        note_taking();
         RoundState& state = session.state;
+        state.dropped = session.dropped();
         state.taken += static_cast<uint64_t>(session.count());
         state.takes += 1;
         session.next_round();

@@ -234,7 +234,7 @@ class UpdatedRound {
         HeldLocks locks(segment_);
         if (!locks.acquire_all(monotonic_ns() + HeldLocks::kSlice, uninterrupted)) return false;
         RoundState state = current();
-        if (state.holder.serial != serial_)
+        if (state.holder.serial != serial_ || !round_is_open(segment_.presence(), state))
             throw Error(Failure::kFailedPrecondition,
                         "The round was ended before its update: by advance_step, set_global_step or restore, "
                         "which do not wait for it");

@@ -1,56 +1,43 @@
-// What happened in a segment that somebody may ask about later: the last kEvents of it.
+// What happened in a segment that somebody may ask about later: the last kEvents of it. For people; what ends a wait is
+// elsewhere (presence.hpp, Header::finished).
 //
 // A writer takes the next serial number and writes the entry that it leads to; the serial is stored last, and 0
 // before that, so a reader knows an entry that is being written, or was left half written by a death. If kEvents
-// others write meanwhile, the entry may be a mixture: it is for people to read, but for `concerns`, which is
-// read and written by the owner of all lanes' locks.
+// others write meanwhile, the entry may be a mixture.
 #pragma once
 
+#include <unistd.h>
+
+#include <string_view>
+
 #include "protocol/commit.hpp"
+#include "segment/segment_file.hpp"
 
 namespace shmacc {
 
+// Why something failed, kept without a mapping: if there is no room for it, it is not known.
+inline void write_reason(const SegmentFile& file, uint32_t number, uint64_t of, std::string_view text) {
+    Reason reason{};
+    reason.of = of;
+    reason.length = text.copy(reason.text, sizeof reason.text);
+    const ssize_t done = pwrite(file.fd(), &reason, sizeof reason, static_cast<off_t>(reason_offset(number)));
+    static_cast<void>(done);
+}
+// The reason of `of`; "" if it is not known.
+inline std::string read_reason(const SegmentFile& file, uint32_t number, uint64_t of) {
+    Reason reason{};
+    const auto at = static_cast<off_t>(reason_offset(number));
+    if (pread(file.fd(), &reason, sizeof reason, at) != static_cast<ssize_t>(sizeof reason) || reason.of != of)
+        return "";
+    return std::string(reason.text, std::min<uint64_t>(reason.length, sizeof reason.text));
+}
+
 class Events {
   public:
-    Events(Header& header, const Committed<RoundState>& round) : header_(header), round_(round) {}
+    Events(const SegmentFile& file, Header& header) : file_(file), header_(header) {}
 
-    void add(EventKind kind, const Participant& process, int64_t step) {
-        write(kind, process, step, 0, false);
-    }
-
-    // A process was found dead. If it had applied, the takes that want to know end with it once.
-    void died(const Participant& process) {
-        const uint64_t token = load(process.token);
-        for (const Event& event : header_.events)  // a sweep that died itself may have recorded it
-            if (load(event.serial) != 0 && event.kind == kDied && event.token == token) return;
-        const RoundState round = round_.snapshot();
-        write(kDied, process, round.step, round.takes, load_relaxed(process.applied_ns) != 0);
-    }
-
-    // With all lanes' locks: the deaths since the last take that no take has ended with; not again after this.
-    std::vector<Event> take_deaths(const RoundState& round) {
-        std::vector<Event> deaths;
-        for (Event& event : header_.events)
-            if (load(event.serial) != 0 && concerns(event, round)) {
-                deaths.push_back(event);
-                event.concerns = 0;
-            }
-        return deaths;
-    }
-
-    // Without a lock: whether `take_deaths` would give any.
-    bool has_deaths(const RoundState& round) const {
-        for (const Event& event : header_.events)
-            if (load(event.serial) != 0 && concerns(event, round)) return true;
-        return false;
-    }
-
-  private:
-    static bool concerns(const Event& event, const RoundState& round) {
-        return load_relaxed(event.kind) == kDied && load_relaxed(event.concerns) &&
-               load_relaxed(event.takes) == round.takes;
-    }
-    void write(EventKind kind, const Participant& process, int64_t step, uint64_t takes, bool concerns) {
+    // The event's serial.
+    uint64_t add(EventKind kind, const Participant& process, int64_t step) {
         const uint64_t serial = __atomic_add_fetch(&header_.next_event, 1, __ATOMIC_ACQ_REL);
         Event& event = header_.events[serial % kEvents];
         store(event.serial, uint64_t{0});
@@ -59,16 +46,20 @@ class Events {
         event.at_ns = wall_ns();
         event.step = step;
         event.contributor = process.contributor;
-        event.takes = takes;
         event.kind = kind;
         event.pid = load_relaxed(process.pid);
         event.pid_namespace = static_cast<uint32_t>(process.pid_namespace);
-        event.concerns = concerns;
         store(event.serial, serial);
+        return serial;
+    }
+    void add_failure(const Participant& process, int64_t step, std::string_view reason) {
+        const uint64_t serial = add(kFailure, process, step);
+        write_reason(file_, reason_of_event(serial), serial, reason);
     }
 
+  private:
+    const SegmentFile& file_;
     Header& header_;
-    const Committed<RoundState>& round_;
 };
 
 }  // namespace shmacc

@@ -4,7 +4,8 @@
 // a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.
 // Uses are counted separately from the pointers to it: in a forked child the pointers on the stacks of the
 // parent's other threads are never destroyed, and operations that those threads had begun are not the
-// child's.
+// child's. Nor are its parent's handles, until it uses them: they keep the segment open, but not the child attached, which
+// leaves with the last of those that it has opened or used.
 //
 // How a segment gets its name and loses it: opening.hpp.
 #pragma once
@@ -45,8 +46,8 @@ class OpenSegment {
           header_(*reinterpret_cast<Header*>(mapping_->at_least(kHeaderRegion, kHeaderBytes))),
           states_(mapping_->at_least(kStatesRegion, bytes_of_states(config_))),
           round_(header_.generation, header_.state, &reinterpret_cast<LaneHeader*>(states_)->generation),
-          events_(header_, round_), presence_(*mapping_, header_),
-          wait_queue_(*mapping_, header_, presence_, events_), known_heads_(config.lanes) {
+          events_(*file, header_), presence_(*mapping_, header_), departures_(*mapping_, header_, presence_),
+          wait_queue_(*mapping_, header_, round_, presence_, departures_, events_), known_heads_(config.lanes) {
         for (uint32_t i = 0; i < config_.lanes; ++i)
             lanes_.push_back(
                 std::make_unique<Lane>(file, config_, *specs_, i, states_ + i * bytes_of_lane(config_)));
@@ -65,6 +66,7 @@ class OpenSegment {
             : segment_(std::move(segment)), count_(count) {
             segment_->after_fork();
             ++((*segment_).*count_);
+            ++segment_->users_;
         }
         Use(Use&& other) noexcept = default;
         Use& operator=(Use&&) = delete;
@@ -75,7 +77,18 @@ class OpenSegment {
             if (count_ == &OpenSegment::operations_ && !origin_.is_here()) return;
             segment_->after_fork();
             --((*segment_).*count_);
-            if (segment_->handles_ == 0 && segment_->operations_ == 0) segment_->close();
+            if (origin_.is_here()) --segment_->users_;
+            if (segment_->handles_ == 0 && segment_->operations_ == 0)
+                segment_->close();
+            else if (segment_->users_ == 0)
+                segment_->leave();
+        }
+        // A handle, before it is used: if it is the parent's of this forked child, it is the child's from now on.
+        void adopt() {
+            segment_->after_fork();
+            if (origin_.is_here()) return;
+            origin_ = Origin();
+            ++segment_->users_;
         }
         OpenSegment& operator*() const { return *segment_; }
         OpenSegment* operator->() const { return segment_.get(); }
@@ -99,8 +112,8 @@ class OpenSegment {
     void after_fork() {
         if (of_generation_ == fork_generation) return;
         of_generation_ = fork_generation;
-        operations_ = 0;
-        attached_ = false;
+        operations_ = users_ = 0;
+        attached_ = failed_ = false;
         presence_.after_fork_in_child();
         mapping_->after_fork_in_child();
         for (const auto& lane : lanes_) lane->after_fork_in_child();
@@ -151,8 +164,16 @@ class OpenSegment {
     // runs. The next operation, if there is one, attaches it again.
     void leave() {
         if (!is_open() || operations_ > 0) return;
-        presence_.leave(mapping_->file().state());
-        attached_ = false;
+        presence_.leave(mapping_->file().state(), failed_);
+        attached_ = failed_ = false;
+    }
+    // The last handle that was closed determines how the process leaves. reason: why it has failed; "" if that was
+    // said before; none: it has not.
+    void fail(const std::optional<std::string>& reason) {
+        failed_ = reason.has_value();
+        if (!reason || reason->empty() || !presence_.claimed()) return;
+        departures_.fail(*reason);
+        events_.add_failure(presence_.own(), round_.snapshot().step, *reason);
     }
 
     // Whether the process has a presence, and has made the second check since (opening.hpp).
@@ -188,7 +209,36 @@ class OpenSegment {
     Events& events() { return events_; }
     Presence& presence() { return presence_; }
     WaitQueue& wait_queue() { return wait_queue_; }
-    LoopRound& loop_round() { return loop_round_; }
+    Departures& departures() { return departures_; }
+    OwnRound& own_round() { return own_round_; }
+    // Whether nothing is accepted or taken any more. finish: one store, of a number that is greater than that of all
+    // restores so far; so a restore, which is one commit, starts it again, and a finish that is slow ends nothing that was
+    // restored meanwhile. It needs no lock, since a stopped process may have one. An operation under a lock that has
+    // just missed the store comes before it.
+    bool finished(const RoundState& round) const { return load(header_.finished) > round.restores; }
+    void finish() {
+        const RoundState round = round_.snapshot();
+        for (uint64_t seen = load(header_.finished); seen <= round.restores;) {
+            if (!__atomic_compare_exchange_n(&header_.finished, &seen, round.restores + 1, false,
+                                             __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+                continue;
+            if (presence_.claimed()) events_.add(kFinished, presence_.own(), round.step);
+            break;
+        }
+        wait_queue_.wake_all();
+        wait_queue_.announce_progress();
+    }
+    // Of a round that this process has open: the step is open again as it was. One store, which needs no lock and
+    // cannot fail; serials only grow.
+    void give_up_round(uint64_t serial) {
+        if (!presence_.claimed()) return;
+        uint64_t& given_up = presence_.own().given_up;
+        for (uint64_t seen = load(given_up); seen < serial;)
+            if (__atomic_compare_exchange_n(&given_up, &seen, serial, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+                break;
+        wait_queue_.announce_progress();
+        wait_queue_.wake_head();
+    }
     // With the lane's lock: its current state, without what an operation left that did not commit. A process that
     // dies before it has written the event leaves its count in LaneState::recoveries.
     LaneState recovered(uint32_t lane) {
@@ -216,7 +266,7 @@ class OpenSegment {
 
     // The kernel drops the remaining record locks with the descriptor.
     void close() {
-        presence_.leave(mapping_->file().state());
+        presence_.leave(mapping_->file().state(), failed_);
         lanes_.clear();
         mapping_.reset();
     }
@@ -229,16 +279,19 @@ class OpenSegment {
     Committed<RoundState> round_;
     Events events_;
     Presence presence_;
+    Departures departures_;
     WaitQueue wait_queue_;
-    LoopRound loop_round_;
+    OwnRound own_round_;
     std::vector<WaitQueue::Known> known_heads_;
     NamedSemaphore semaphores_;
     std::vector<std::unique_ptr<Lane>> lanes_;
     uint32_t last_lane_ = kNoLane;
     uint64_t of_generation_ = fork_generation;
     bool attached_ = false;
+    bool failed_ = false;
     uint32_t handles_ = 0;
     uint32_t operations_ = 0;
+    uint32_t users_ = 0;  // of both, those that are this process's
 };
 
 }  // namespace shmacc

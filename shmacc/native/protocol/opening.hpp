@@ -162,6 +162,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     write(kStatesRegion, states.data(), states.size());
     reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
     reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
+    reserve_in_file(fd, region_offset(kDepartedRegion), kPage);
     if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
     fill(*file, config);
 

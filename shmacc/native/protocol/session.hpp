@@ -76,6 +76,14 @@ class HeldLocks {
     uint32_t first_ = 0, end_ = 0;
 };
 
+// Whether a living process has the round open, and has not given it up.
+inline bool round_is_open(Presence& presence, const RoundState& round) {
+    const RoundHolder& holder = round.holder;
+    const auto at = static_cast<uint32_t>(holder.participant);
+    return holder.serial != 0 && presence.alive(at, holder.token) &&
+           load(presence.table()[at].given_up) < holder.serial;
+}
+
 // What a lane has of this round.
 inline int64_t count_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.count : 0;

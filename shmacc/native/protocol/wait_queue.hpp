@@ -54,8 +54,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 
-#include "protocol/events.hpp"
-#include "segment/presence.hpp"
+#include "protocol/departures.hpp"
 
 namespace shmacc {
 
@@ -79,9 +78,10 @@ class WaitQueue {
   public:
     static constexpr uint32_t kNobody = UINT32_MAX;
 
-    WaitQueue(Mapping& mapping, Header& header, Presence& presence, Events& events)
-        : head_(header.wait_queue), presence_(presence), events_(events),
-          table_(mapping, kWaitersRegion, kMaxWaiters, header.wait_queue.top) {}
+    WaitQueue(Mapping& mapping, Header& header, const Committed<RoundState>& round, Presence& presence,
+              Departures& departures, Events& events)
+        : head_(header.wait_queue), round_(round), presence_(presence), departures_(departures),
+          events_(events), table_(mapping, kWaitersRegion, kMaxWaiters, header.wait_queue.top) {}
 
     // With all lanes' locks. The entry's index.
     uint32_t join(int64_t num_required) {
@@ -145,12 +145,15 @@ class WaitQueue {
     }
     // With a lane's lock: frees what the dead hold, here and among the participants.
     void sweep() {
-        presence_.sweep([this](uint32_t participant, uint64_t token) {
-            events_.died(presence_.table()[participant]);
+        const auto judge = [this](uint32_t participant, uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
                 if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
                     load(table_[i].participant_token) == token)
                     leave(i);
+            return departures_.record(participant, token);
+        };
+        presence_.sweep(judge, [this](const Participant& process) {
+            events_.add(kDeath, process, round_.snapshot().step);
         });
     }
 
@@ -190,6 +193,9 @@ class WaitQueue {
         }
         return waiting;
     }
+    bool anybody_waits() {
+        return waiting([this](uint32_t i, uint64_t token) { return presence_.alive(i, token); }) > 0;
+    }
 
   private:
     static constexpr uint32_t kNear = 8;
@@ -225,7 +231,9 @@ class WaitQueue {
     bool is_cancelled(uint64_t ticket) const { return ticket <= load(head_.cancelled_through); }
 
     QueueHead& head_;
+    const Committed<RoundState>& round_;
     Presence& presence_;
+    Departures& departures_;
     Events& events_;
     Table<Waiter> table_;
 };

@@ -114,6 +114,7 @@ inline nb::dict describe(const Participant& entry) {
     out["applied"] = entry.applied;
     out["dropped"] = entry.dropped;
     out["taken"] = entry.taken;
+    out["took"] = has_taken(entry);
     return out;
 }
 
@@ -154,26 +155,6 @@ inline std::vector<bool> living(OpenSegment& segment) {
     return living;
 }
 
-// (the pids of some living processes that are attached, how many more there are at most): asks the kernel
-// about kAsked of them, since the cost of a question grows with their number.
-inline nb::tuple some_attached(Presence& presence) {
-    constexpr uint32_t kAsked = 16;
-    std::vector<uint32_t> pids;
-    if (presence.claimed()) pids.push_back(presence.own().pid);
-    uint32_t more = 0;
-    for (uint32_t i = 0, asked = 0, top = presence.table().size(); i < top; ++i) {
-        const uint64_t token = load(presence.table()[i].token);
-        if (token == 0 || i == presence.index()) continue;
-        if (asked == kAsked) {
-            ++more;
-            continue;
-        }
-        ++asked;
-        if (presence.alive(i, token)) pids.push_back(load_relaxed(presence.table()[i].pid));
-    }
-    return nb::make_tuple(pids, more);
-}
-
 inline nb::dict describe_config(OpenSegment& segment) {
     const Config config = segment.config();
     const std::shared_ptr<const MemberSpecs> specs = segment.specs();
@@ -185,14 +166,14 @@ inline nb::dict describe_state(OpenSegment& segment) {
     const RoundHolder& holder = now.round.holder;
     const std::vector<bool> alive = living(segment);
     const auto at = static_cast<uint32_t>(std::min<uint64_t>(holder.participant, kMaxParticipants));
-    const bool held = holder.serial != 0 && at < alive.size() && alive[at] &&
-                      load(segment.presence().table()[at].token) == holder.token;
+    const bool held = at < alive.size() && round_is_open(segment.presence(), now.round);
     const uint32_t pid = held ? load_relaxed(segment.presence().table()[at].pid) : 0;
     const uint32_t waiting = segment.wait_queue().waiting([&](uint32_t i, uint64_t token) {
         return i < alive.size() && alive[i] && load(segment.presence().table()[i].token) == token;
     });
     nb::dict out = describe(now);
     out["round_pid"] = pid;
+    out["finished"] = segment.finished(now.round);
     out["waiting"] = waiting;
     out["attached"] = std::count(alive.begin(), alive.end(), true);
     return out;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "python/description.hpp"
+#include "python/failure.hpp"
 #include "python/incoming.hpp"
 #include "python/name_lock.hpp"
 #include "python/taken_round.hpp"
@@ -53,7 +54,8 @@ class Handle {
     // own_names: segment and semaphore, if they are removed with this handle (private, or unlink_on_close).
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
-        : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)) {}
+        : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)),
+          owns_(own_names_.has_value()) {}
     ~Handle() {
         try {
             close();
@@ -61,41 +63,39 @@ class Handle {
         }
     }
 
-    // In C++ from beginning to end: no signal handler can interrupt it.
-    void close() {
+    // error: the exception for which the process leaves, or None. In C++ from beginning to end: no signal handler can
+    // interrupt it.
+    void close(nb::handle error = nb::none()) {
         if (!segment_) return;
-        unlink_own_names();
+        const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
+        end_own();
         if (!segment_) return;  // another thread was faster
         closed_ = true;
         const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
         if (!segment->file().state().intact) return;
+        segment->fail(failure);
         // Waits of this handle look at closed_ when woken.
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
         give_rounds_up(*segment);
     }
     // The same at the end of the process, which may have other handles: a forked child those of its parent.
-    void leave() {
+    void leave(nb::handle error) {
         if (!segment_) return;
         const std::shared_ptr<OpenSegment> segment = segment_->shared();
-        close();
+        close(error);
         segment->leave();
     }
-    // The names of its own are removed with the creator's handle, not when a forked child of it ends.
-    void unlink_own_names() {
-        if (!own_names_ || !segment_ || !maker_.is_here()) return;
-        const auto [path, semaphore_path] = *own_names_;
-        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
-        if (segment->file().state().open) {
-            unlink_names(segment->file(), path, semaphore_path, false, false);
-        } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
-            const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
-            if (reopened && reopened->id() == segment->file().id())
-                unlink_names(*reopened, path, semaphore_path, false, false);
-        }
-        own_names_.reset();  // not before: after an error it can be tried again
+    // The same of a process that ends with threads of it still at work: it has left as far as others are concerned.
+    void end(nb::handle error) {
+        end_own();
+        if (!segment_ || !(*segment_)->file().state().intact) return;
+        (*segment_)->after_fork();
+        const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
+        (*segment_)->fail(failure);
+        (*segment_)->presence().end(failure.has_value());
     }
     bool closed() const { return closed_; }
 
@@ -112,6 +112,7 @@ class Handle {
     // For an operation: keeps the segment open while another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
+        segment_->adopt();
         OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         if (!use->attached()) attach_child(*use);
         return use;
@@ -165,19 +166,22 @@ class Handle {
     // What was taken is in `taken`. For what a function returns is lost if a signal handler raises right after the
     // call: handlers run between bytecodes. The caller gives it to `keep` if its content does not get
     // to the caller.
-    void take(TakenRound& taken, int64_t num_required, std::optional<double> timeout, bool raise_deaths) {
+    void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
+              bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
-        if (kept_.pass_on(taken)) return;
-        take(*segment, taken, num_required, timeout, false, raise_deaths, nullptr);
+        if (take_kept(taken)) return;
+        take(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
     }
+    // Whether there was something that had been taken, and did not get to its caller.
+    bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
     // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
     // anything was.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
-    // The round as `take` would hand it out; it stays, and its step is sealed, until `close_round`. It is this
+    // The round as `take` would hand it out; it stays, and its step is sealed, until `consume_round`. It is this
     // thread's, or offered to the caller's.
-    void open_round(TakenRound& taken, int64_t num_required, std::optional<double> timeout, bool raise_deaths,
-                    const Caller* caller) {
+    void open_round(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
+                    bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
         const auto note = [&] {
@@ -187,7 +191,7 @@ class Handle {
             if (closed_) give_rounds_up(*segment);
         };
         try {
-            take(*segment, taken, num_required, timeout, true, raise_deaths, caller);
+            take(*segment, taken, num_required, at_least, timeout, true, raise_departures, caller);
         } catch (...) {
             note();
             throw;
@@ -195,7 +199,7 @@ class Handle {
         note();
     }
     // The caller takes over what it was offered. False: the round was given up meanwhile.
-    bool hold_round(uint64_t serial) { return segment().loop_round().hold(serial); }
+    bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
     // What a take would give now.
     void look(TakenRound& taken) {
         const OpenSegment::Use segment = attached();
@@ -214,16 +218,22 @@ class Handle {
         taken.to_fill(segment->specs()) = reduced.of(arrivals.gradients());
     }
     // For a caller that waits for gradients without a take.
-    void check_deaths() {
-        run<Take>([&](Take& act) { act.check_deaths(); });
+    void check_departures() {
+        run<Take>([&](Take& act) { act.check_departures(); });
     }
     // Whether the round was still open. An error leaves it so: it can be tried again.
-    bool close_round(uint64_t serial, bool consume) {
+    bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;
-        const bool ended = run<Take>([&](Take& act) { return act.close_round(serial, consume); });
+        const bool consumed = run<Take>([&](Take& act) { return act.consume_round(serial); });
         rounds_.remove(serial);
-        return ended;
+        return consumed;
+    }
+    // A round that has ended is none of this handle's any more, which is no error here.
+    void give_up_round(uint64_t serial) {
+        if (!segment_ || !rounds_.has(serial)) return;
+        rounds_.remove(serial);
+        if ((*segment_)->file().state().intact) (*segment_)->give_up_round(serial);
     }
 
     int64_t set_step(int64_t step) {
@@ -238,10 +248,19 @@ class Handle {
             return true;
         });
     }
-    int64_t wait_step(int64_t after, std::optional<double> timeout, const Caller* caller) {
-        int64_t deadline = deadline_after(timeout);
-        return run<Step>([&](Step& act) { return act.wait_step(after, deadline); }, caller);
+    int64_t wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
+                      const Caller* caller) {
+        const int64_t deadline = deadline_after(timeout);
+        const OnDeath on_death = raise_departures ? OnDeath::kRaise : OnDeath::kWait;
+        return run<Step>([&](Step& act) { return act.wait_step(after, deadline, on_death); }, caller);
     }
+    std::optional<Step::At> next_step(const std::optional<Step::At>& last, std::optional<double> timeout,
+                                      bool raise_departures, const Caller* caller) {
+        const int64_t deadline = deadline_after(timeout);
+        const OnDeath on_death = raise_departures ? OnDeath::kRaise : OnDeath::kWait;
+        return run<Step>([&](Step& act) { return act.next_step(last, deadline, on_death); }, caller);
+    }
+    void finish() { attached()->finish(); }
     // The call that waits for this caller ends with an error, unless it has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();
@@ -265,12 +284,15 @@ class Handle {
     }
     bool holds_round(uint64_t serial) const { return !closed_ && rounds_.has(serial); }
 
-    nb::tuple some_attached() const { return shmacc::some_attached(intact().presence()); }
-
     int64_t step() const {
         OpenSegment& segment = this->segment();
         segment.check_file();
         return segment.round().snapshot().step;
+    }
+    bool finished() const {
+        OpenSegment& segment = this->segment();
+        segment.check_file();
+        return segment.finished(segment.round().snapshot());
     }
     int64_t count() const {
         OpenSegment& segment = this->segment();
@@ -314,6 +336,27 @@ class Handle {
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
 
   private:
+    // What is its own goes with the creator's handle, not when a forked child of it ends: the name, and then, as nobody can
+    // ever take again, the run. Not before: a name that a dead process leaves must not lead to what is finished.
+    void end_own() {
+        if (!segment_ || !maker_.is_here()) return;
+        unlink_own_names();
+        if (owns_ && segment_ && (*segment_)->config().kind != kArrays && (*segment_)->file().state().intact)
+            (*segment_)->finish();
+    }
+    void unlink_own_names() {
+        if (!own_names_) return;
+        const auto [path, semaphore_path] = *own_names_;
+        const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        if (segment->file().state().open) {
+            unlink_names(segment->file(), path, semaphore_path, false, false);
+        } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
+            const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
+            if (reopened && reopened->id() == segment->file().id())
+                unlink_names(*reopened, path, semaphore_path, false, false);
+        }
+        own_names_.reset();  // not before: after an error it can be tried again
+    }
     static const MemberSpec& only(const OpenSegment& segment, Kind kind) {
         if (segment.config().kind != kind)
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
@@ -350,27 +393,23 @@ class Handle {
                             std::to_string(segment->config().capacity) + ": it would never be reached");
         return segment;
     }
-    void take(OpenSegment& segment, TakenRound& taken, int64_t num_required, std::optional<double> timeout,
-              bool hold, bool raise_deaths, const Caller* caller) {
+    void take(OpenSegment& segment, TakenRound& taken, int64_t num_required, int64_t at_least,
+              std::optional<double> timeout, bool hold, bool raise_departures, const Caller* caller) {
         const TakeRequest request{num_required,
+                                  at_least,
                                   deadline_after(timeout),
                                   !taken.advances(),
                                   taken.shards(),
                                   taken.advances(),
                                   taken.seals(),
                                   hold,
-                                  raise_deaths ? OnDeath::kRaise : OnDeath::kWait,
+                                  raise_departures ? OnDeath::kRaise : OnDeath::kWait,
                                   caller ? caller->thread() : pthread_t{}};
         run<Take>([&](Take& act) { act.take(request, taken.to_fill(segment.specs())); }, caller);
     }
 
-    // If a stopped process keeps the lock for so long, the rounds stay open until this process ends.
     void give_rounds_up(OpenSegment& segment) {
-        while (const uint64_t serial = rounds_.pop()) {
-            WithoutGil released;
-            Uninterrupted uninterrupted;
-            Take(segment, uninterrupted).close_round(serial, false, monotonic_ns() + kSweepPatience);
-        }
+        while (const uint64_t serial = rounds_.pop()) segment.give_up_round(serial);
     }
     // A forked child's first operation; see opening.hpp.
     void attach_child(OpenSegment& segment) {
@@ -409,6 +448,7 @@ class Handle {
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> own_names_;
+    const bool owns_;
     const Origin maker_;
 };
 

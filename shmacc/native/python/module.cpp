@@ -1,5 +1,6 @@
 // The extension module: shmacc._core.
 #include "python/arrays.hpp"
+#include "python/blocks.hpp"
 #include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
@@ -157,13 +158,16 @@ void export_layout(nb::module_& m) {
 constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",    "DeadlineExceededError",  "CancelledError",        "NotFoundError",
     "FailedPreconditionError", "ResourceExhaustedError", "PermissionDeniedError", "OutOfRangeError",
-    "DataLossError",           "AlreadyExistsError",     "WorkerDiedError",
+    "DataLossError",           "AlreadyExistsError",     "WorkerDiedError",       "FinishedError",
+    "ChiefDiedError",
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
 void set_error(const Error& error) {
     PyObject* type = error_classes[static_cast<int>(error.failure())];
-    nb::object made = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+    const nb::object message = nb::steal(in_python(error.what()));
+    if (!message) return;
+    nb::object made = nb::steal(PyObject_CallFunctionObjArgs(type, message.ptr(), nullptr));
     if (!made) return;
     for (const auto& [name, value] : error.fields()) {
         const nb::object number = nb::steal(PyLong_FromLongLong(value));
@@ -176,6 +180,16 @@ void set_error(const Error& error) {
             PyObject* const number = PyLong_FromLongLong(values[i]);
             if (!number) return;
             PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
+        }
+        if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
+    }
+    for (const auto& [name, values] : error.texts()) {
+        const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+        if (!list) return;
+        for (size_t i = 0; i < values.size(); ++i) {
+            PyObject* const text = in_python(values[i]);
+            if (!text) return;
+            PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), text);
         }
         if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
     }
@@ -229,9 +243,12 @@ NB_MODULE(_core, m) {
 
     nb::class_<Caller>(m, "Caller").def(nb::init<>());
 
+    bind_blocks(m);
+
     nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
-        .def("close", &Handle::close)
-        .def("leave", &Handle::leave)
+        .def("close", &Handle::close, nb::arg("error").none() = nb::none())
+        .def("leave", &Handle::leave, nb::arg("error").none())
+        .def("end", &Handle::end, nb::arg("error").none())
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
              nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
@@ -241,30 +258,35 @@ NB_MODULE(_core, m) {
              nb::arg("terms").none())
         .def("restore", &Handle::restore, nb::arg("members"), nb::arg("step"), nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
-        .def("take", nb::overload_cast<TakenRound&, int64_t, std::optional<double>, bool>(&Handle::take),
-             nb::arg("taken"), nb::arg("num_required"), nb::arg("timeout").none(), nb::arg("raise_deaths"))
+        .def("take",
+             nb::overload_cast<TakenRound&, int64_t, int64_t, std::optional<double>, bool>(&Handle::take),
+             nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"), nb::arg("timeout").none(),
+             nb::arg("raise_departures"))
         .def("look", &Handle::look, nb::arg("taken"))
         .def("reduce", &Handle::reduce, nb::arg("taken"), nb::arg("members"), nb::arg("count"),
              nb::arg("weight"), nb::arg("step"))
-        .def("check_deaths", &Handle::check_deaths)
+        .def("check_departures", &Handle::check_departures)
         .def("keep", &Handle::keep, nb::arg("taken"))
-        .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"),
-             nb::arg("timeout").none(), nb::arg("raise_deaths"), nb::arg("caller").none())
+        .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),
+             nb::arg("timeout").none(), nb::arg("raise_departures"), nb::arg("caller").none())
         .def("hold_round", &Handle::hold_round, nb::arg("serial"))
-        .def("close_round", &Handle::close_round, nb::arg("serial"), nb::arg("consume"))
-        .def("some_attached", &Handle::some_attached)
+        .def("consume_round", &Handle::consume_round, nb::arg("serial"))
+        .def("give_up_round", &Handle::give_up_round, nb::arg("serial"))
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))
         .def("unseal", &Handle::unseal)
         .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none(),
-             nb::arg("caller").none())
+             nb::arg("raise_departures"), nb::arg("caller").none())
+        .def("next_step", &Handle::next_step, nb::arg("last").none(), nb::arg("timeout").none(),
+             nb::arg("raise_departures"), nb::arg("caller").none())
+        .def("finish", &Handle::finish)
+        .def_prop_ro("finished", &Handle::finished)
         .def("end_wait", &Handle::end_wait, nb::arg("caller"))
         .def("cancel", &Handle::cancel)
         .def_prop_ro("step", &Handle::step)
         .def_prop_ro("count", &Handle::count)
         .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
         .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
-        .def("unlink_own_names", &Handle::unlink_own_names)
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)
         .def("config", &Handle::config)
@@ -283,6 +305,7 @@ NB_MODULE(_core, m) {
         .def("config", &SegmentView::config)
         .def("state", &SegmentView::state)
         .def("participants", &SegmentView::participants)
+        .def("departures", &SegmentView::departures)
         .def("last_used_ns", &SegmentView::last_used_ns)
         .def("waiters", &SegmentView::waiters)
         .def("events", &SegmentView::events)

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -95,6 +96,11 @@ class WithoutGil {
     PyThreadState* state_;
     bool alone_ = false;  // not known yet
 };
+
+// Not all that comes from a segment need be UTF-8. Null, with Python's error, if there is no memory.
+inline PyObject* in_python(const std::string& text) {
+    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
 
 inline int64_t deadline_after(std::optional<double> seconds) {
     if (!seconds) return kForever;

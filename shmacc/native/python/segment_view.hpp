@@ -33,8 +33,8 @@ class SegmentView {
 
     // Of the segment, and of the table's member.
     nb::dict config() const {
-        nb::dict out = describe(config_, specs_);
-        const nb::dict member = describe(specs_[member_]);
+        nb::dict out = shmacc::describe(config_, specs_);
+        const nb::dict member = shmacc::describe(specs_[member_]);
         for (const char* key : {"dtype", "sum", "components", "reduction", "declared"})
             out[key] = member[key];
         out["member_kind"] = member["kind"];
@@ -45,7 +45,9 @@ class SegmentView {
     nb::dict state() const {
         const Snapshot seen = snapshot();
         const SeenLane& lane = seen.lanes[lane_];
-        nb::dict out = describe(seen.totals);
+        nb::dict out = shmacc::describe(seen.totals);
+        out["finished"] = seen.finished > seen.totals.round.restores;
+        if (given_up(seen.totals.round.holder)) out["round"] = nb::none();
         describe_table(out, seen, lane_, member_);
         // Grows with every commit, of the round and of the table's lane.
         out["generation"] = seen.totals.round.generation + lane.state.generation;
@@ -78,21 +80,56 @@ class SegmentView {
     nb::list events() const {
         const auto header = read_header();
         nb::list out = new_list();
-        for (const Event& event : header->events)
-            if (event.serial != 0) out.append(describe(event));
+        for (const Event& event : header->events) {
+            if (event.serial == 0) continue;
+            nb::dict item = shmacc::describe(event);
+            if (event.kind == kFailure) item["reason"] = reason(reason_of_event(event.serial), event.serial);
+            out.append(item);
+        }
         return out;
     }
     nb::list participants() const {
         nb::list out = new_list();
         const std::vector<Participant> table = participants_table();
         for (uint32_t i = 0; i < table.size(); ++i) {
-            if (table[i].token == 0) continue;
-            nb::dict item = describe(table[i]);
+            if (!is_here(table[i].token)) continue;
+            nb::dict item = shmacc::describe(table[i]);
             item["entry"] = i;
             int pid = 0;
             item["alive"] = alive(i, table[i].token, &pid);
             // The pid of a living process in this process's pid namespace, as the kernel has it; 0: it has none.
             item["pid_here"] = pid;
+            out.append(item);
+        }
+        return out;
+    }
+    // Processes that had applied or taken, and are gone, dead or failed; and those that are attached and have failed.
+    nb::list departures() const {
+        nb::list out = new_list();
+        const std::vector<Participant> attached = participants_table();
+        for (uint32_t i = 0; i < attached.size(); ++i) {
+            const Participant& entry = attached[i];
+            if (entry.token == 0 || entry.failures == 0) continue;
+            nb::dict item = new_dict();
+            describe(item, entry.token, entry.pid, entry.pid_namespace, entry.applied, entry.took);
+            item["attached"] = is_here(entry.token);
+            item["news"] = has_failed(entry, entry.token);
+            item["reason"] = reason(i, identity_of(entry.token));
+            item["at_ns"] = nb::none();
+            out.append(item);
+        }
+        const uint32_t top = header<uint32_t>(offsetof(Header, departed_top));
+        const std::vector<Departed> departed = entries_of<Departed>(kDepartedRegion,
+                                                                    std::min(top, kMaxDeparted));
+        for (uint32_t i = 0; i < departed.size(); ++i) {
+            const Departed& entry = departed[i];
+            if ((entry.token & kFateBits) == 0) continue;
+            nb::dict item = new_dict();
+            describe(item, entry.token, entry.pid, entry.pid_namespace, entry.applied, entry.took);
+            item["attached"] = false;
+            item["news"] = (entry.token & kTold) == 0;
+            item["reason"] = reason(reason_of_departed(i), identity_of(entry.token));
+            item["at_ns"] = entry.at_ns;
             out.append(item);
         }
         return out;
@@ -123,7 +160,7 @@ class SegmentView {
         const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
         for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
             if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
-            nb::dict item = describe(entry);
+            nb::dict item = shmacc::describe(entry);
             item["alive"] = alive(entry.participant, entry.participant_token);
             out.append(item);
         }
@@ -174,6 +211,7 @@ class SegmentView {
     };
     struct Snapshot {
         Totals totals;
+        uint64_t finished;
         uint64_t reserved;  // by all lanes and members
         std::vector<SeenLane> lanes;
         Shape shape;  // of the viewed table's round, if it is not the declared one
@@ -195,6 +233,26 @@ class SegmentView {
         out["reserved"] = nb::cast(reserved);
     }
 
+    static void describe(nb::dict& out, uint64_t token, uint32_t pid, uint64_t pid_namespace,
+                         uint64_t applied, uint32_t took) {
+        out["died"] = (token & kFateBits & ~uint64_t{kTold}) == kDead;
+        out["pid"] = pid;
+        out["pid_namespace"] = pid_namespace;
+        out["applied"] = applied;
+        out["took"] = took != 0;
+    }
+    nb::object reason(uint32_t number, uint64_t of) const {
+        nb::object text = nb::steal(in_python(read_reason(file(), number, of)));
+        if (!text) throw nb::python_error();
+        return text;
+    }
+    bool given_up(const RoundHolder& holder) const {
+        if (holder.serial == 0 || holder.participant >= kMaxParticipants) return false;
+        Participant entry{};
+        read_exactly(region_offset(kParticipantsRegion) + holder.participant * sizeof entry, &entry,
+                     sizeof entry);
+        return entry.token == holder.token && entry.given_up >= holder.serial;
+    }
     nb::tuple held_by(int64_t byte) const {
         int pid = 0;
         const bool held = others_hold(file().fd(), byte, 1, &pid);
@@ -244,6 +302,7 @@ class SegmentView {
     Snapshot interpret(const Header& header, const std::vector<uint64_t>& generations,
                        const std::vector<unsigned char>& states) const {
         Snapshot out{};
+        out.finished = header.finished;
         Totals& sum = out.totals;
         sum.round = header.state[generations[0] & 1];
         if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)

@@ -36,8 +36,9 @@ class TakenRound {
     int64_t count() const { return taken().count; }
     int64_t weight() const { return taken().weight; }
     int64_t step() const { return taken().step; }
-    // Of the round that it opened; 0: none.
+    // Of the round that it opened; 0: none, or it was consumed.
     uint64_t serial() const { return taken_ ? taken_->serial : 0; }
+    void end() { taken_->serial = 0; }
     const nb::object& contributors() {
         taken();
         if (!contributors_.is_valid())
@@ -172,7 +173,7 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        // for_loop: it is no thread's; see LoopRound.
+        // for_loop: it is no thread's; see OwnRound.
         void add(uint64_t serial, bool for_loop) {
             held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin()});
         }

@@ -4,11 +4,12 @@
 // Caller: `leave`, then a wake-up of this process's waits (Handle::end_wait). A wait looks at `has_left` after it has
 // joined the queue or loaded its futex word, and before it sleeps: so it sees the store, or is woken.
 //
-// LoopRound: such a call opens a round, and the loop's thread takes it over when it comes to its coroutine. Until then
+// OwnRound: such a call opens a round, and the loop's thread takes it over when it comes to its coroutine. Until then
 // the round is only offered: the loop's thread does not know of it. If it called something meanwhile that waits for the
 // round's end, it would wait for itself. So it gives the round up instead (Operation::give_up_offered), as if the
 // gradients had not come yet, and the coroutine's wait begins again. Once the loop has the round, such a call is an
-// error. Other threads just wait.
+// error. Other threads just wait. A thread that opens a round for itself has it at once; an apply of it that would wait
+// for the round's end is an error, too. (A take of another handle waits in the queue: it may have a timeout.)
 #pragma once
 
 #include <pthread.h>
@@ -30,16 +31,17 @@ class Caller {
     std::atomic<bool> left_{false};
 };
 
-// The last round of a segment that a call of this process has opened for an event loop. A segment has one round open
-// at a time; an older one has ended, and `hold` returns false.
-class LoopRound {
+// The last round of a segment that a call of this process has opened. A segment has one round open at a time; an older
+// one has ended, and `hold` returns false.
+class OwnRound {
   public:
-    enum class State { kOthers, kOffered, kHeld };
+    enum class State { kOthers, kOffered, kHeld, kThreads };
 
-    // With all lanes' locks. thread: the loop's.
-    void offer(const RoundHolder& holder, pthread_t thread) {
+    // With all lanes' locks. loop: the thread of the event loop that it is offered to; none: it is this thread's.
+    void opened(const RoundHolder& holder, pthread_t loop) {
         token_ = holder.token;
-        thread_ = thread;
+        thread_ = loop == pthread_t{} ? pthread_self() : loop;
+        offered_ = loop != pthread_t{};
         serial_ = holder.serial;
     }
     // By the loop's thread. False: it was given up, or has ended otherwise, before another one was opened.
@@ -52,6 +54,7 @@ class LoopRound {
     State to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != pthread_self())
             return State::kOthers;
+        if (!offered_) return State::kThreads;
         return held_ == holder.serial ? State::kHeld : State::kOffered;
     }
     void give_up() { serial_ = 0; }
@@ -60,6 +63,7 @@ class LoopRound {
     std::atomic<uint64_t> serial_{0};
     std::atomic<uint64_t> token_{0};  // a forked child has another one
     std::atomic<pthread_t> thread_{};
+    std::atomic<bool> offered_{false};
     std::atomic<uint64_t> held_{0};  // a serial, too: another round may be offered while one is taken over
 };
 

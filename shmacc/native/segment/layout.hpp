@@ -15,6 +15,8 @@
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
 //   States        for each lane its LaneHeader (two LaneStates, the journal), then two MemberStates a member
+//   Departed      processes that are gone, and of which others are still to be told (departures.hpp)
+//   Reasons       why processes failed: of each participant, each of the departed, and each event (Reason)
 //
 // For each lane:
 //   UndoLog       which rows the apply that runs now changes in place, and their contributions before it
@@ -55,6 +57,8 @@ enum Region : uint32_t {
     kParticipantsRegion,
     kWaitersRegion,
     kStatesRegion,
+    kDepartedRegion,
+    kReasonsRegion,
     kFixedRegions
 };
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
@@ -83,6 +87,8 @@ constexpr Named kRegionNames[] = {
     {kParticipantsRegion, "participants"},
     {kWaitersRegion, "waiters"},
     {kStatesRegion, "states"},
+    {kDepartedRegion, "departed"},
+    {kReasonsRegion, "reasons"},
     {kFixedRegions + kUndoLog, "undo log"},
     {kFixedRegions + kUndoRows, "undo rows"},
     {kFixedRegions + kShapes, "shapes"},
@@ -216,7 +222,8 @@ static_assert(kRegionSpan * (kFixedRegions + kMaxLanes * (kLaneRegions + (kMaxMe
                   static_cast<uint64_t>(kNameByte),
               "the locks' bytes lie past the end of every file");
 
-// The process that has the round open (Take::open_round).
+// The process that has the round open (Take::open_round). The round is over if that process is dead, or has given it
+// up (Participant::given_up): then the step is open again as it was, and the record stays until the next commit.
 struct RoundHolder {
     uint64_t serial;  // 0: no round is open
     uint64_t participant;
@@ -246,6 +253,8 @@ struct RoundState {
     uint64_t opened;  // rounds that were opened, ever
     uint64_t spread;  // in this round contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
+    uint64_t dropped;  // by all lanes, up to the last take
+    uint64_t restores;  // how often everything was replaced, ever; see Header::finished
     RoundHolder holder;
     FinalRound final;
     uint64_t checksum;
@@ -318,10 +327,20 @@ struct Fairness {
 };
 
 // What happened that somebody may ask about later. The last kEvents are kept.
-enum EventKind : uint32_t { kNoEvent, kDied, kCancelled, kSealed, kRecovered, kEventKinds };
+enum EventKind : uint32_t {
+    kNoEvent,
+    kDeath,
+    kCancelled,
+    kSealed,
+    kRecovered,
+    kFailure,
+    kFinished,
+    kEventKinds
+};
 constexpr Named kEventNames[] = {
-    {kNoEvent, ""},      {kDied, "died"},           {kCancelled, "cancelled"},
-    {kSealed, "sealed"}, {kRecovered, "recovered"},
+    {kNoEvent, ""},          {kDeath, "died"},          {kCancelled, "cancelled"},
+    {kSealed, "sealed"},     {kRecovered, "recovered"}, {kFailure, "failed"},
+    {kFinished, "finished"},
 };
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
 struct Event {
@@ -329,11 +348,9 @@ struct Event {
     uint64_t token;  // of the process
     int64_t at_ns;  // CLOCK_REALTIME
     int64_t step;
-    int64_t contributor;  // of the dead process's last gradient; -1: none
-    uint64_t takes;  // RoundState::takes when a death was found
+    int64_t contributor;  // of the process's last gradient; -1: none
     uint32_t kind;
     uint32_t pid;
-    uint32_t concerns;  // kDied, and it had applied: 1 until a wait has ended with it
     uint32_t pid_namespace;  // that of the pid; the kernel's numbers of these have 32 bits
 };
 constexpr uint32_t kEvents = 64;
@@ -342,9 +359,11 @@ struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
     alignas(64) uint64_t generation;
+    uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free
+    uint32_t departed_top;  // likewise
     alignas(64) uint64_t next_event;  // serial of the last one
     Event events[kEvents];
 };
@@ -394,14 +413,25 @@ constexpr Named kActivityNames[] = {
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
-// Written by its process alone; read by others for display, and `token` as proof of identity.
+// The lowest bits of a token: what became of the process. The others identify it, in this stay: no two have the same.
+// kTold: it is no more news.
+enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits = 7 };
+constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
+constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
+constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
+// What a contributor's slot has instead of contributions: who applied with it. Greater than kNobodys.
+constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
+constexpr int64_t kNobodys = 1;  // `restore` put it there
+
+// Written by its process alone, but for `token` and `told`; read by others for display, and to learn what became of
+// the process.
 struct Participant {
-    alignas(64) uint64_t token;  // 0: free, or the process has left
+    alignas(64) uint64_t token;  // 0: free
     uint64_t pid_namespace;  // inode of /proc/self/ns/pid
     uint64_t start_ticks;  // field 22 of /proc/self/stat
     int64_t attached_ns;  // CLOCK_REALTIME, like all times here
     int64_t seen_ns;
-    int64_t applied_ns;  // last accepted apply
+    int64_t applied_ns;  // last accepted apply; 0: none
     int64_t applied_step;  // global step that it was accepted at
     int64_t contributor;  // of it; -1: none
     uint32_t pid;
@@ -409,8 +439,44 @@ struct Participant {
     uint64_t applied;
     uint64_t dropped;
     uint64_t taken;
+    uint64_t told;  // how many of its failures: see Presence
+    uint64_t given_up;  // the serial of its last round that it gave up; see RoundHolder
+    uint32_t failures;
+    uint32_t took;  // 1: it has taken, or opened a round
+    uint32_t ending;  // Ending
 };
 static_assert(sizeof(Participant) == 128, "entries must not share a cache line");
+
+// Of a process that ends, while threads of it may go on until it has.
+enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
+
+// A process that is gone; see departures.hpp.
+struct Departed {
+    alignas(64) uint64_t token;  // 0: free; kDead or kFailed, and kTold; none of these: it is being written
+    uint64_t pid_namespace;
+    int64_t at_ns;  // when it was found to be gone
+    int64_t applied_step;  // as the participant had it
+    uint64_t applied;
+    uint32_t pid;
+    uint32_t took;
+};
+static_assert(sizeof(Departed) == 64, "entries must not share a cache line");
+constexpr uint32_t kMaxDeparted = 1024;
+
+// Why a process failed. Written and read through the descriptor: no page is reserved for it before.
+struct Reason {
+    uint64_t of;  // the participant's identity, or the event's serial; of others: the reason is not known
+    uint64_t length;
+    char text[1008];  // UTF-8
+};
+static_assert(sizeof(Reason) == 1024);
+constexpr uint64_t reason_offset(uint32_t number) {
+    return region_offset(kReasonsRegion) + number * sizeof(Reason);
+}
+constexpr uint32_t reason_of_departed(uint32_t i) { return kMaxParticipants + i; }
+constexpr uint32_t reason_of_event(uint64_t serial) {
+    return kMaxParticipants + kMaxDeparted + static_cast<uint32_t>(serial % kEvents);
+}
 
 struct Waiter {
     alignas(64) uint64_t ticket;  // 0: free

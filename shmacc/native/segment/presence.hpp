@@ -1,4 +1,4 @@
-// The processes that are attached, and the proof which of them live.
+// The processes that are attached, the proof which of them live, and what became of those that are gone.
 //
 // A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends.
 // The first free presence_byte(i) that it finds *is* the allocation of entry i. If the entry contains no
@@ -23,6 +23,26 @@
 //
 // Record locks do not distinguish threads, and a sweep runs without the GIL. Another thread may claim the
 // process's entry meanwhile: hence the order in which `claim` publishes it, and `placed` in `sweep`.
+//
+// What becomes of a process. It leaves in order, or failed, or it dies. In order, its entry is free; an entry of the
+// others, in which the token says kFailed, or kHere of a process that does not live, is freed by a sweep, which makes a
+// record of it elsewhere if others are still to be told (departures.hpp). So the table has no entries but those of the
+// attached, and of the gone that nobody has met yet.
+//
+// A process that has failed may go on: it has another handle, or a thread in an operation. Then its entry stays kHere,
+// and `failures` counts. Another process that has told somebody writes into `told` how many are no news any more, together
+// with half of the token: for if the process leaves at that moment, the entry may be another one's, to which that number
+// means nothing.
+//
+// `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is told of as
+// one that had applied, which it was about to have. Each instant of death:
+//   in claim, before the token      the entry is free.
+//   in fail, before `failures`      it dies as one that has not failed.
+//   in leave, before the token      likewise; or it dies, and the reason is that of its failure.
+//   in leave, after it              it has left; the kernel drops the bytes.
+//   in sweep, before the token      the next sweep finds what this one did. Takes in the queue may be removed already, and
+//                                   the record be there, which is then written once more.
+//   in sweep, after it              done; only the event may be missing, which is for people.
 #pragma once
 
 #include <unistd.h>
@@ -60,6 +80,16 @@ class Table {
         }
         return entries_[i];
     }
+    // The same; false: the table is full, or there is no memory for another page.
+    bool try_first_use(uint32_t i) {
+        if (i >= capacity_) return false;
+        try {
+            first_use(i);
+            return true;
+        } catch (const Error&) {
+            return false;
+        }
+    }
     // Entry i, the last one, is free, and is not scanned until it is used again.
     void last_use(uint32_t i) {
         uint32_t top = i + 1;
@@ -82,6 +112,18 @@ class Table {
     Entry* entries_;
     uint64_t reserved_ = 0;
 };
+
+// How many failures of the process with this token are no news any more.
+inline uint32_t failures_told(const Participant& entry, uint64_t token) {
+    const uint64_t told = load(entry.told);
+    return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;
+}
+inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
+inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
+// Whether it has failed, after it had applied, and nobody was told of that.
+inline bool has_failed(const Participant& entry, uint64_t token) {
+    return has_applied(entry) && load(entry.failures) != failures_told(entry, token);
+}
 
 class Presence {
   public:
@@ -112,7 +154,9 @@ class Presence {
             entry.pid = static_cast<uint32_t>(getpid());
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
-            token_ = fresh_token();
+            entry.told = entry.given_up = 0;
+            entry.failures = entry.took = entry.ending = 0;
+            token_ = with_fate(fresh_bits() | 16, kHere);  // so that applier_of is not kNobodys
             index_ = i;  // before the token is there to be judged
             store(entry.token, token_);
             claimed_ = true;
@@ -121,12 +165,24 @@ class Presence {
         return Claim::kFull;
     }
 
-    void leave(const SegmentFile::State& file) {
+    // The process has failed, and does not leave for that. Whether it had applied or taken.
+    bool fail() {
+        if (!claimed()) return false;
+        Participant& entry = own();
+        if (!has_applied(entry) && !has_taken(entry)) return false;
+        store(entry.failures, entry.failures + 1);
+        return true;
+    }
+    // The process ends, while threads of it may go on until it has.
+    void end(bool failed) {
+        if (claimed()) store(own().ending, uint32_t{failed ? kEndsFailed : kEndsInOrder});
+    }
+    void leave(const SegmentFile::State& file, bool failed) {
         if (!claimed()) return;
         const uint32_t i = index_;
         claimed_ = false;
         index_ = kNobody;
-        if (file.intact) store(table_[i].token, uint64_t{0});
+        if (file.intact) store(table_[i].token, after_leaving(table_[i], token_, failed));
         if (!file.open) return;  // other code has closed the descriptor, and so dropped the locks
         set_record_lock(fd_, life_byte(i), F_UNLCK);
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
@@ -147,32 +203,39 @@ class Presence {
     // Whether the process that had entry i under this token lives. (A process's own locks do not show.) The
     // token was stored with release after the lock was taken: a reader that sees the token finds the lock.
     bool alive(uint32_t i, uint64_t token) {
+        if (!is_here(token)) return false;
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token && others_hold(fd_, life_byte(i), 1);
     }
-    // Whether a dead process, for which `matters`, has left its entry to be swept.
-    template <class Matters>
-    bool any_dead(Matters matters) {
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
-            const uint64_t token = load(table_[i].token);
-            if (token != 0 && i != index_ && matters(table_[i]) && !alive(i, token)) return true;
-        }
-        return false;
+    // Calls each(i, token) for each entry that is in use, until it returns false.
+    template <class Each>
+    void for_each(Each each) {
+        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+            if (const uint64_t token = load(table_[i].token); token != 0 && !each(i, token)) return;
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // Under a lane's lock: frees the entries of the dead; `each` is first called with entry and token. In two lanes
-    // two may do so at a time: each frees the tokens that it has judged.
-    template <class Each>
-    void sweep(Each each) {
+    // With all lanes' locks: that this process has failed is no news any more.
+    void tell(uint32_t i, uint64_t token) {
+        store(table_[i].told, token >> 32 << 32 | load(table_[i].failures));
+    }
+
+    // Under a lane's lock: frees the entries of those that are gone. Of each, first judge(entry, token), and if that was
+    // true and this call has freed it, died(what the entry was). In two lanes two may do so at a time: each frees the
+    // tokens that it has judged.
+    template <class Judge, class Died>
+    void sweep(Judge judge, Died died) {
         const bool placed = claimed();
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
-            uint64_t token = load(table_[i].token);
-            if (token == 0 || alive(i, token)) continue;
-            each(i, token);
-            __atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_RELAXED);
-        }
+        for_each([&](uint32_t i, uint64_t token) {
+            if (alive(i, token)) return true;
+            const Participant entry = load_words(table_[i]);
+            const bool has_died = judge(i, token);
+            if (__atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
+                                            __ATOMIC_RELAXED) &&
+                has_died)
+                died(entry);
+            return true;
+        });
         // A process that has an entry claims no other one: so none of its threads tries for the same byte.
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
@@ -185,6 +248,10 @@ class Presence {
     }
 
   private:
+    static uint64_t after_leaving(const Participant& entry, uint64_t token, bool failed) {
+        return has_failed(entry, token) || (failed && has_taken(entry)) ? with_fate(token, kFailed) : 0;
+    }
+
     int fd_;
     Table<Participant> table_;
     std::atomic<uint32_t> index_{kNobody};  // while it claims, and from then on

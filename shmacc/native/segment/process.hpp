@@ -70,12 +70,12 @@ inline ProcessIdentity identify() {
 
 }  // namespace detail
 
-// A token that no other process has, in any pid namespace; never 0.
-inline uint64_t fresh_token() {
-    uint64_t token = 0;
-    if (getrandom(&token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
+// Random bits that no other process has, in any pid namespace.
+inline uint64_t fresh_bits() {
+    uint64_t bits = 0;
+    if (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
         abort();  // cannot happen: so few bytes are always available once the system has started
-    return token | 1;
+    return bits;
 }
 
 // With the GIL.

@@ -27,24 +27,28 @@ enum class Failure {
     kDataLoss,
     kAlreadyExists,
     kWorkerDied,
+    kFinished,
+    kChiefDied,
 };
 
 class Error : public std::exception {
   public:
-    // Attributes of the class in shmacc.errors: numbers, and tuples of numbers.
+    // Attributes of the class in shmacc.errors: numbers, tuples of numbers, and tuples of texts.
     using Fields = std::vector<std::pair<const char*, int64_t>>;
     using Lists = std::vector<std::pair<const char*, std::vector<int64_t>>>;
+    using Texts = std::vector<std::pair<const char*, std::vector<std::string>>>;
 
-    Error(Failure failure, std::string message, Fields fields = {}, Lists lists = {})
+    Error(Failure failure, std::string message, Fields fields = {}, Lists lists = {}, Texts texts = {})
         : failure_(failure), message_(std::move(message)), fields_(std::move(fields)),
-          lists_(std::move(lists)) {}
+          lists_(std::move(lists)), texts_(std::move(texts)) {}
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
     const Fields& fields() const { return fields_; }
     const Lists& lists() const { return lists_; }
+    const Texts& texts() const { return texts_; }
     // The same error, of a member of a group.
     Error of_member(const std::string& name) const {
-        return Error(failure_, "Member '" + name + "': " + message_, fields_, lists_);
+        return Error(failure_, "Member '" + name + "': " + message_, fields_, lists_, texts_);
     }
 
   private:
@@ -52,6 +56,7 @@ class Error : public std::exception {
     std::string message_;
     Fields fields_;
     Lists lists_;
+    Texts texts_;
 };
 
 [[noreturn]] inline void data_loss(const std::string& what) {

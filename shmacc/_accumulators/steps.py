@@ -1,0 +1,47 @@
+"""The steps of a run, as a worker follows them."""
+
+from typing import Self
+
+from shmacc import _core
+from shmacc._gradients import arguments
+
+
+class Steps:
+    """The steps of a run, for a worker's ``for`` loop; made by ``steps()``.
+
+    The step at once, then the newest whenever it has moved on; until the accumulator is finished.
+    A worker that is slow misses steps in between. A step that is set back, and everything that was
+    restored, is a new beginning: it is returned as well. After an error of a wait (a timeout, an
+    exception of a signal handler) the same object waits on.
+    """
+
+    __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
+
+    def __init__(self, handle: _core.Handle, timeout: object, on_death: object) -> None:
+        self._handle = handle
+        self._timeout = arguments.timeout(timeout)
+        self._raises = arguments.on_death(on_death)
+        self._ended = False
+        self._last: tuple[int, int] | None = None  # the step, and of which restore it is
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        """Wait until the step is another one, and return it.
+
+        Raises:
+            StopIteration: The accumulator is finished.
+            DeadlineExceededError: The timeout passed, in this wait.
+            ChiefDiedError: As for ``wait_step``.
+            CancelledError: The handle was closed.
+        """
+        if self._ended:
+            raise StopIteration
+        # A signal handler that raises does so before the call, in it, or when `_last` is the new
+        # one and so about to be returned.
+        self._last = new = self._handle.next_step(self._last, self._timeout, self._raises, None)
+        if new is None:
+            self._ended = True
+            raise StopIteration
+        return new[0]

@@ -1,0 +1,107 @@
+// The classes of round_block.hpp, as Python has them.
+#pragma once
+
+#include "python/round_block.hpp"
+
+namespace shmacc {
+
+inline int traverse_block(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    return nb::inst_ptr<RoundBlock>(self)->visit([=](PyObject* held) { return visit(held, arg); });
+}
+inline int clear_block(PyObject* self) {
+    if (nb::inst_ready(self)) nb::inst_ptr<RoundBlock>(self)->clear();
+    return 0;
+}
+
+inline void bind_blocks(nb::module_& m) {
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
+                                  {0, nullptr}};
+    const auto with_init = [](auto& bound) {
+        bound.def(nb::init<nb::object, nb::object, int64_t, int64_t, std::optional<double>, bool>(),
+                  nb::arg("handle"), nb::arg("make"), nb::arg("num_required"), nb::arg("at_least"),
+                  nb::arg("timeout").none(), nb::arg("raise_departures"));
+    };
+    nb::class_<RoundBlock> block(m, "RoundBlock", nb::type_slots(slots), nb::is_weak_referenceable());
+    with_init(block);
+    block.def_prop_ro("timeout", &RoundBlock::timeout)
+        .def_prop_ro("handle", &RoundBlock::handle_object)
+        .def_prop_ro("taken", &RoundBlock::taken)
+        .def_prop_ro("given", &RoundBlock::given)
+        .def("open", &RoundBlock::open, nb::arg("timeout").none(), nb::arg("caller").none())
+        .def("take_kept", &RoundBlock::take_kept)
+        .def("hold", &RoundBlock::hold)
+        .def_prop_ro("is_open", &RoundBlock::is_open)
+        .def("is_of", &RoundBlock::is_of, nb::arg("handle"))
+        .def("consume", &RoundBlock::consume)
+        .def("give_back", &RoundBlock::give_back);
+
+    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots));
+    with_init(round);
+    round
+        .def("__enter__", &Round::enter,
+             R"(Wait for the gradients and open the round.
+
+Raises:
+    DeadlineExceededError: The timeout passed.
+    CancelledError: ``cancel()``, or the handle was closed.
+    FailedPreconditionError: This thread has a round of this accumulator open already.
+    FinishedError: The accumulator is finished.
+    WorkerDiedError: A process that had applied died or failed, and ``on_death`` is "raise".
+    OutOfRangeError: An integer result does not fit the dtype, or the step cannot move on.
+)")
+        .def(
+            "__exit__", [](Round& self, nb::handle kind, nb::handle, nb::handle) { self.exit(kind); },
+            nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none(),
+            R"(Consume the gradients and move the step on; after an exception, neither.
+
+An exception of a signal handler comes before that, or after it, but not in between.
+
+Raises:
+    FailedPreconditionError: The round has ended before its block: by a new step (``advance_step``,
+        ``set_global_step``), or since the handle was closed.
+)");
+
+    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots));
+    with_init(async_block);
+    async_block.def(
+        "__aexit__",
+        [](AsyncBlock& self, nb::handle kind, nb::handle, nb::handle) {
+            self.exit(kind);
+            return Ended{};
+        },
+        nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none(),
+        R"(Consume the gradients and move the step on; after an exception, neither.
+
+This does not wait: it takes the lock in the event loop's thread, as an apply does there.
+
+Raises:
+    FailedPreconditionError: As for ``Round.__exit__``.
+)");
+
+    m.def(
+        "find_round",
+        [](nb::handle given) {
+            RoundBlock* const found = RoundBlock::of(given);
+            return found ? nb::find(found) : nb::object(nb::none());
+        },
+        nb::arg("given").none());
+
+    const auto itself = [](nb::handle self) { return nb::borrow(self); };
+    nb::class_<Guarded>(m, "Guarded")
+        .def(nb::init<nb::object, nb::object>(), nb::arg("coroutine"), nb::arg("block"))
+        .def("__await__", itself)
+        .def("__iter__", itself)
+        .def("__next__", [](Guarded& self) { return self.send(nb::none()); })
+        .def("send", &Guarded::send, nb::arg("value").none())
+        .def("throw", &Guarded::raise)
+        .def("close", &Guarded::close);
+    nb::class_<Ended>(m, "Ended")
+        .def("__await__", itself)
+        .def("__iter__", itself)
+        .def("__next__", [](Ended&) -> nb::object { throw nb::stop_iteration(); });
+}
+
+}  // namespace shmacc

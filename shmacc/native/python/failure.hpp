@@ -1,0 +1,61 @@
+// How a process has failed: the exception that has left a block of its, or ends it, as text.
+#pragma once
+
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// SystemExit of 0 or None ends a process in order.
+inline bool is_in_order(nb::handle error) {
+    if (error.is_none()) return true;
+    if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_SystemExit)) return false;
+    const nb::object code = nb::getattr(error, "code", nb::none());
+    return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
+}
+
+// The type's name and 200 characters of the text. An exception that cannot be described has no text.
+inline std::string describe_exception(nb::handle error) {
+    constexpr Py_ssize_t kMostOfName = 100, kMostOfText = 200;
+    std::string text;
+    const auto append = [&text](PyObject* whole, Py_ssize_t most, const char* before) {
+        const nb::object given = nb::steal(whole);
+        const nb::object part = nb::steal(given ? PyUnicode_Substring(given.ptr(), 0, most) : nullptr);
+        const nb::object bytes = nb::steal(part ? PyUnicode_AsEncodedString(part.ptr(), "utf-8", "replace")
+                                                : nullptr);
+        if (!bytes) PyErr_Clear();
+        if (!bytes || PyBytes_GET_SIZE(bytes.ptr()) == 0) return;
+        text += before;
+        text.append(PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+    };
+    append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
+           "");
+    append(PyObject_Str(error.ptr()), kMostOfText, ": ");
+    return text;
+}
+
+// Whether the process has failed with this very exception there before; from now on it has. The exception itself
+// remembers: it may leave one block after the other, and then end the process.
+inline bool is_known(nb::handle error, uint64_t segment) {
+    constexpr const char* kFailedIn = "_shmacc_failed_in";
+    const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
+    const nb::int_ here(segment);
+    if (PySequence_Contains(before.ptr(), here.ptr()) == 1) return true;
+    PyErr_Clear();  // something else has that name
+    const nb::object after = nb::steal(PySequence_Concat(before.ptr(), nb::make_tuple(here).ptr()));
+    if (!after || PyObject_SetAttrString(error.ptr(), kFailedIn, after.ptr()) != 0) PyErr_Clear();
+    return false;
+}
+
+// Why a process fails that leaves a segment with this exception, or None: as OpenSegment::fail has it. Without memory it
+// has failed all the same.
+inline std::optional<std::string> reason_of(nb::handle error, uint64_t segment) {
+    if (is_in_order(error)) return std::nullopt;
+    try {
+        return is_known(error, segment) ? "" : describe_exception(error);
+    } catch (...) {
+        PyErr_Clear();
+        return "";
+    }
+}
+
+}  // namespace shmacc

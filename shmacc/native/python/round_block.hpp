@@ -1,0 +1,194 @@
+// The rounds that blocks have: opened when the block begins, consumed when it ends in order, given up otherwise.
+//
+// Each end is one call into the extension, in which no Python runs but the signal handlers that a wait for the lock
+// lets through: so a handler that raises finds the round open, consumed or given up, and nothing in between. Python
+// runs handlers between its instructions, also before the first one of a function that is written in Python; so these
+// methods must not be overridden, nor called by such a function for a ``with`` statement.
+//
+//   Invariant: a round that is open in this process has a RoundBlock, which nobody but the block's statement, or its
+//              caller, has. When it is destroyed, the round is given up, which takes one store, cannot fail, and
+//              runs no Python.
+//
+// Coroutines. A thread waits, and the coroutine takes the round over when the event loop comes to it (coroutines.py);
+// in between there is Python. So the coroutine runs in a Guarded: whatever exception leaves it, the round is given up,
+// or, if it has just been consumed, kept for the handle's next take.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "python/handle.hpp"
+
+namespace shmacc {
+
+class RoundBlock {
+  public:
+    // make: makes the result of a TakenRound.
+    RoundBlock(nb::object handle, nb::object make, int64_t num_required, int64_t at_least,
+               std::optional<double> timeout, bool raise_departures)
+        : handle_(std::move(handle)), make_(std::move(make)), num_required_(num_required),
+          at_least_(at_least), timeout_(timeout), raise_departures_(raise_departures) {
+        nb::cast<Handle&>(handle_);
+    }
+    ~RoundBlock() { give_up(); }
+
+    // The one whose block was given this very object; null: none that is open.
+    static RoundBlock* of(nb::handle given) {
+        for (RoundBlock* block : open_)
+            if (block->given_.is(given)) return block;
+        return nullptr;
+    }
+    const nb::object& handle_object() const { return handle_; }
+    const nb::object& taken() const { return taken_; }
+    const nb::object& given() const { return given_; }
+
+    RoundBlock(const RoundBlock&) = delete;
+    RoundBlock& operator=(const RoundBlock&) = delete;
+
+    nb::object enter() {
+        if (taken_.is_valid())
+            throw Error(Failure::kFailedPrecondition,
+                        "This round has been entered already; make another one");
+        return open(timeout_, nullptr);
+    }
+    // kind: of the exception that leaves the block, or None.
+    void exit(nb::handle kind) {
+        if (!kind.is_none())
+            give_up();
+        else if (!consume())
+            throw Error(Failure::kFailedPrecondition,
+                        "The round was ended before its block: by advance_step or set_global_step, which do "
+                        "not wait for it, or by a fork (it is the parent's)");
+    }
+
+    // For coroutines.
+    std::optional<double> timeout() const { return timeout_; }
+    // Waits for the gradients, and makes the result.
+    nb::object open(std::optional<double> timeout, const Caller* caller) {
+        start();
+        try {
+            handle().open_round(round(), num_required_, at_least_, timeout, raise_departures_, caller);
+            given_ = make_(taken_);
+            open_.push_back(this);
+            return given_;
+        } catch (...) {
+            give_up();
+            throw;
+        }
+    }
+    // The result of gradients that were taken and did not get to their caller; None: there are none.
+    nb::object take_kept() {
+        start();
+        consumed_ = handle().take_kept(round());
+        return consumed_ ? make_(taken_) : nb::none();
+    }
+    // Whether the coroutine has the round from now on, which a thread has opened for it.
+    bool hold() { return serial() != 0 && handle().hold_round(serial()); }
+    bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
+    bool is_of(nb::handle handle) const { return handle_.is(handle); }
+    // Whether the round was still open. After an error it is not.
+    bool consume() {
+        try {
+            consumed_ = serial() != 0 && handle().consume_round(serial());
+            if (consumed_) round().end();
+            close();
+            return consumed_;
+        } catch (...) {
+            give_up();
+            throw;
+        }
+    }
+    // What was taken stays this handle's, if nobody gets it.
+    void give_back() {
+        if (consumed_)
+            handle().keep(taken_);
+        else
+            give_up();
+    }
+
+    // For Python's garbage collector.
+    template <class Visit>
+    int visit(Visit visit) {
+        for (const nb::object* held : {&handle_, &make_, &taken_, &given_})
+            if (held->is_valid())
+                if (const int result = visit(held->ptr())) return result;
+        return 0;
+    }
+    void clear() {
+        give_up();
+        for (nb::object* held : {&handle_, &make_, &taken_}) held->reset();
+    }
+
+  private:
+    Handle& handle() { return *nb::inst_ptr<Handle>(handle_); }
+    TakenRound& round() { return *nb::inst_ptr<TakenRound>(taken_); }
+    uint64_t serial() { return taken_.is_valid() ? round().serial() : 0; }
+    void start() {
+        give_up();
+        consumed_ = false;
+        taken_ = nb::cast(new TakenRound(true, false, 1), nb::rv_policy::take_ownership);
+    }
+    void give_up() {
+        if (serial() != 0) handle().give_up_round(serial());
+        close();
+    }
+    void close() {
+        open_.erase(std::remove(open_.begin(), open_.end(), this), open_.end());
+        given_.reset();
+    }
+
+    nb::object handle_, make_;
+    const int64_t num_required_, at_least_;
+    const std::optional<double> timeout_;
+    const bool raise_departures_;
+    nb::object taken_;
+    nb::object given_;  // what it was made into
+    bool consumed_ = false;
+
+    static inline std::vector<RoundBlock*> open_;  // the GIL guards it
+};
+// For a with statement, and for one of a coroutine; and without a block.
+class Round : public RoundBlock {
+  public:
+    using RoundBlock::RoundBlock;
+};
+class AsyncBlock : public RoundBlock {
+  public:
+    using RoundBlock::RoundBlock;
+};
+
+// A coroutine of Python's, to be awaited in its place, that works with a RoundBlock.
+class Guarded {
+  public:
+    Guarded(nb::object coroutine, nb::object block)
+        : coroutine_(std::move(coroutine)), block_(std::move(block)) {
+        nb::cast<RoundBlock&>(block_);
+    }
+    nb::object send(nb::handle value) {
+        return guarded([&] { return coroutine_.attr("send")(value); });
+    }
+    nb::object raise(const nb::args& error) {
+        return guarded([&] { return coroutine_.attr("throw")(*error); });
+    }
+    void close() {
+        guarded([&] { return coroutine_.attr("close")(); });
+    }
+
+  private:
+    template <class Call>
+    nb::object guarded(Call call) {
+        try {
+            return call();
+        } catch (nb::python_error& error) {
+            if (!error.matches(PyExc_StopIteration)) nb::inst_ptr<RoundBlock>(block_)->give_back();
+            throw;
+        }
+    }
+
+    nb::object coroutine_, block_;
+};
+
+// What the end of a coroutine's block returns, which has done its work: to await it ends at once.
+struct Ended {};
+
+}  // namespace shmacc

@@ -1,0 +1,362 @@
+"""The end of a run is told to everybody who waits for it, and to all who come later."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Pipe, forks
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = forks
+
+NAME: Final = "ending"
+
+
+@pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
+def acc(request: pytest.FixtureRequest) -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM", lanes=request.param) as made:
+        yield made
+        made.unlink()
+
+
+def test_from_then_on_nothing_is_accepted_or_taken(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    assert acc.running
+    assert not acc.stats().finished
+    acc.finish()
+    acc.finish()
+    assert not acc.running
+    assert acc.stats().finished
+    assert acc.apply_grad(2.0) is False
+    assert acc.apply_grad(2.0, NEVER_STALE, contributor=1) is False
+    with ConditionalAccumulator("f8", (), reduction_type="SUM") as other:
+        other.apply_grad(1.0)
+        assert acc.apply_partial(other.take_partial(1), NEVER_STALE) is False
+    assert acc.stats().dropped == 3
+    for wait in (
+        lambda: acc.take(1),
+        lambda: acc.take_grad(1),
+        lambda: acc.take(5, at_least=1, timeout=0),
+        lambda: acc.round(1).__enter__(),
+        lambda: acc.wait_step(0),
+        lambda: acc.take_partial(2),
+    ):
+        with pytest.raises(errors.FinishedError) as caught:
+            wait()
+        assert isinstance(caught.value, errors.OutOfRangeError)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (again.step, again.accumulated) == (0, 1)
+        assert str(again) == str(caught.value)
+
+
+def test_what_is_pending_can_be_read(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.5, contributor=4)
+    acc.finish()
+    assert acc.snapshot().value == 1.5
+    assert acc.contributors().tolist() == [4]
+    assert acc.state()
+    assert acc.num_accumulated() == 1
+    assert acc.take_partial(1).value == 1.5
+    assert acc.take_partial(0).count == 0
+
+
+def test_another_process_hears_of_it(acc: ConditionalAccumulator) -> None:
+    def look(*, pipe: Pipe) -> tuple[bool, bool]:
+        with ConditionalAccumulator.attach(NAME) as own:
+            pipe.say(own.running)
+            pipe.hear()
+            return own.running, own.apply_grad(1.0, NEVER_STALE)
+
+    with Apart(look) as process:
+        assert process.hear() is True
+        acc.finish()
+        process.say()
+        assert process.result() == (False, False)
+
+
+async def _enter(acc: Any) -> None:
+    async with acc.round_async(3):
+        raise AssertionError
+
+
+WAITS: Final[dict[str, Callable[[Any], object]]] = {
+    "take": lambda acc: acc.take(3),
+    "round": lambda acc: acc.round(3).__enter__(),
+    "take_partial": lambda acc: acc.take_partial(3),
+    "wait_step": lambda acc: acc.wait_step(0),
+    "take_async": lambda acc: asyncio.run(acc.take_async(3)),
+    "round_async": lambda acc: asyncio.run(_enter(acc)),
+    "wait_step_async": lambda acc: asyncio.run(acc.wait_step_async(0)),
+}
+
+
+def wait_for_it(how: str, *, pipe: Pipe) -> str:
+    """Wait in vain; say how it ended."""
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.say()
+        try:
+            WAITS[how](own)
+        except errors.ShmaccError as error:
+            return type(error).__name__
+        return "served"
+
+
+def activities() -> list[str]:
+    """What the processes do that have it attached."""
+    return [process.activity for process in shmacc.inspection.describe(NAME).processes]
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_a_wait_in_another_process_ends(acc: ConditionalAccumulator, how: str) -> None:
+    acc.apply_grad(1.0)
+    with Apart(wait_for_it, how) as process:
+        process.hear()
+        until(lambda: any("waits" in activity for activity in activities()))
+        acc.finish()
+        assert process.result() == "FinishedError"
+
+
+def test_all_that_wait_in_the_queue_end(acc: ConditionalAccumulator) -> None:
+    with ThreadPoolExecutor() as pool:
+        waits = [pool.submit(acc.take, number) for number in (2, 3, 4)]
+        until(lambda: acc.stats().waiting == 3)
+        acc.finish()
+        for waiting in waits:
+            with pytest.raises(errors.FinishedError):
+                waiting.result(LONG)
+    assert acc.stats().waiting == 0
+
+
+def apply_when_there_is_room(step: int, *, pipe: Pipe) -> bool:
+    """Apply, when that is possible."""
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.say()
+        return own.apply_grad(1.0, step)
+
+
+def test_applies_that_wait_return_false() -> None:
+    with ConditionalAccumulator("f8", (), NAME, capacity=1, unlink_on_close=True) as acc:
+        acc.apply_grad(1.0)
+        with ExitStack() as stack:
+            for_room = stack.enter_context(Apart(apply_when_there_is_room, 0))
+            for_room.hear()
+            until(lambda: "waits for room" in activities())
+            acc.finish()
+            assert for_room.result() is False
+
+
+def test_a_block_that_is_open_goes_on_to_its_end(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    with Apart(apply_when_there_is_room, NEVER_STALE) as later, acc.round(1) as taken:
+        later.hear()
+        until(lambda: "waits for the end of the round" in activities())
+        acc.finish()
+        assert not acc.running
+        assert later.result() is False  # it waits for the block no longer
+        assert taken.value == 1.0
+        assert acc.global_step == 0
+    assert (acc.global_step, acc.num_accumulated(), acc.stats().taken) == (1, 0, 1)
+    with pytest.raises(errors.FinishedError):
+        acc.take(1)
+
+
+def test_a_block_that_raises_opens_nothing_again(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+
+    def fail() -> None:
+        with acc.round(1):
+            acc.finish()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert acc.num_accumulated() == 1
+    assert acc.apply_grad(1.0) is False
+
+
+def test_a_step_that_has_moved_on_is_served_first(acc: ConditionalAccumulator) -> None:
+    acc.advance_step(5)
+    acc.finish()
+    assert acc.wait_step(4) == 5
+    assert asyncio.run(acc.wait_step_async(0)) == 5
+    with pytest.raises(errors.FinishedError):
+        acc.wait_step(5)
+
+
+def test_it_waits_for_nobody_who_is_stopped(acc: ConditionalAccumulator) -> None:
+    def hold_the_lock(*, pipe: Pipe) -> None:
+        with ConditionalAccumulator.attach(NAME) as own:
+            own.apply_grad(1.0)
+            pipe.say()
+            while True:
+                own.take_partial(0)
+
+    with Apart(hold_the_lock) as process:
+        process.hear()
+        for _ in range(20):  # sometimes it holds the lock
+            process.signal(signal.SIGSTOP)
+            acc.finish()
+            assert not acc.running
+            with pytest.raises(errors.FinishedError):
+                acc.wait_step(acc.global_step)
+            process.signal(signal.SIGCONT)
+            acc.restore(acc.state())
+
+
+def test_restoring_begins_anew(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    state = acc.state()
+    acc.finish()
+    acc.restore(state)
+    assert acc.running
+    assert acc.apply_grad(2.0)
+    assert acc.take(2).value == 3.0
+    acc.finish()
+    assert not acc.running
+    acc.restore(acc.state())
+    assert acc.running
+
+
+def test_restoring_what_is_not_finished_keeps_it_so(acc: ConditionalAccumulator) -> None:
+    for _ in range(3):
+        acc.restore(acc.state())
+        assert acc.running
+        acc.finish()
+        assert not acc.running
+
+
+def test_attaching_to_what_is_finished(acc: ConditionalAccumulator) -> None:
+    acc.finish()
+    with ConditionalAccumulator.attach(NAME) as again:
+        assert not again.running
+    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as again:
+        assert not again.running
+
+
+def test_of_a_group() -> None:
+    with AccumulatorGroup({"a": TensorSpec((2,))}) as group:
+        group.apply({"a": np.ones(2)}, 0)
+        group.finish()
+        assert not group.running
+        assert group.apply({"a": np.ones(2)}, 0) is False
+        with pytest.raises(errors.FinishedError):
+            group.take(1)
+        assert group.take_partial(1).count == 1
+
+
+def follow(*, pipe: Pipe) -> str:
+    """Wait for the step, with the accumulator of a creator that ends."""
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.say()
+        try:
+            own.wait_step(0)
+        except errors.FinishedError:
+            return "finished"
+        return "moved"
+
+
+def create_and(end: str, *, pipe: Pipe) -> None:
+    """Be the creator of one that is removed with it."""
+    acc = ConditionalAccumulator("f8", (), NAME, unlink_on_close=True)
+    pipe.say()
+    pipe.hear()
+    if end == "close":
+        acc.close()
+    elif end == "unlink":
+        acc.unlink()
+        pipe.say()
+        pipe.hear()
+        acc.close()
+    elif end == "raise":
+        with acc:
+            raise ValueError
+    else:
+        del acc
+
+
+@pytest.mark.parametrize("end", ["close", "del", "raise"])
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_who_removes_on_closing_finishes(end: str) -> None:
+    with Apart(create_and, end) as creator:
+        creator.hear()
+        with Apart(follow) as worker:
+            worker.hear()
+            until(lambda: "waits for the step" in activities())
+            creator.say()
+            assert worker.result() == "finished"
+    assert shmacc.inspection.leftovers(NAME) == ()
+
+
+def test_unlinking_alone_finishes_nothing() -> None:
+    with Apart(create_and, "unlink") as creator:
+        creator.hear()
+        with ConditionalAccumulator.attach(NAME) as acc:
+            creator.say()
+            creator.hear()
+            assert acc.running
+            assert acc.apply_grad(1.0)
+            creator.say()
+            creator.result()
+            assert not acc.running
+
+
+def test_a_childs_close_of_its_parents_finishes_nothing() -> None:
+    with ConditionalAccumulator("f8", (), NAME, unlink_on_close=True) as acc:
+
+        def close() -> None:
+            acc.apply_grad(1.0)
+            acc.close()
+
+        with Apart(close) as child:
+            child.result()
+        assert acc.running
+        assert acc.num_accumulated() == 1
+
+
+def test_unlinking_after_closing() -> None:
+    for how in ("attach", "create"):
+        acc = ConditionalAccumulator("f8", (), NAME)
+        if how == "attach":
+            acc.close()
+            acc = ConditionalAccumulator.attach(NAME)
+        acc.close()
+        acc.unlink()
+        with pytest.raises(errors.NotFoundError):
+            shmacc.attach(NAME)
+        acc.unlink()
+
+
+def test_unlinking_after_closing_leaves_another_ones_name() -> None:
+    old = ConditionalAccumulator("f8", (), NAME)
+    old.unlink()
+    old.close()
+    with ConditionalAccumulator("f8", (), NAME) as new:
+        old.unlink()
+        with ConditionalAccumulator.attach(NAME) as found:
+            found.apply_grad(1.0)
+        assert new.num_accumulated() == 1
+        new.unlink()
+
+
+def test_unlinking_arrays_after_closing() -> None:
+    arrays = shmacc.SharedArrays({"a": np.ones(3)}, NAME)
+    kept = arrays["a"]
+    arrays.close()
+    arrays.unlink()
+    with pytest.raises(errors.NotFoundError):
+        shmacc.SharedArrays.attach(NAME)
+    assert kept.sum() == 3
