@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shmacc._gradients.arguments import Shape, Terms
 from shmacc._layout.reports import (
     Config,
+    Departure,
     Event,
     Participant,
     State,
