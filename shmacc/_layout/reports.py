@@ -5,7 +5,7 @@ what a lane has of a member, or of the contributors, which are the member after 
 nanoseconds since the epoch; kinds, dtypes, reductions, activities and sorts of sums are numbers.
 """
 
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 
 class MemberConfig(TypedDict):
@@ -185,4 +185,4 @@ class Event(TypedDict):
     at_ns: int
     step: int
     contributor: int
-    reason: NotRequired[str]  # of a process that has failed
+    reason: str  # of a process that has failed; else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import types
 import typing
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import forks, run_apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -65,6 +67,7 @@ def check_view(tables: int) -> dict[str, list[Any]]:
         check(view.participants(), list[reports.Participant])
         check(view.waiters(), list[reports.Waiter])
         check(view.events(), list[reports.Event])
+        check(view.departures(), list[reports.Departure])
         return {
             "participants": view.participants(),
             "waiters": view.waiters(),
@@ -138,6 +141,34 @@ def _waiting(acc: Any) -> Iterator[None]:
     finally:
         acc.cancel()
         thread.join()
+
+
+@forks
+def test_of_processes_that_are_gone() -> None:
+    def fail() -> None:
+        with AccumulatorGroup.attach(NAME) as group, group.round(1):
+            group.apply({}, 0)
+            raise ValueError
+
+    def die() -> None:
+        group = AccumulatorGroup.attach(NAME)
+        group.apply({}, 0)
+        os._exit(0)
+
+    with AccumulatorGroup(MEMBERS, NAME, unlink_on_close=True) as group:
+        group.apply({}, 0)
+        with pytest.raises(ValueError, match="^$"):
+            run_apart(fail)
+        pid = os.fork()
+        if pid == 0:
+            die()
+        os.waitpid(pid, 0)
+        AccumulatorGroup.attach(NAME).close()
+        check_view(6)
+        with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
+            found = sorted((gone["died"], gone["reason"]) for gone in view.departures())
+            assert found == [(False, "ValueError"), (True, "")]
+            assert "ValueError" in {event["reason"] for event in view.events()}
 
 
 def test_of_shared_arrays() -> None:

@@ -83,7 +83,8 @@ class SegmentView {
         for (const Event& event : header->events) {
             if (event.serial == 0) continue;
             nb::dict item = shmacc::describe(event);
-            if (event.kind == kFailure) item["reason"] = reason(reason_of_event(event.serial), event.serial);
+            const bool failed = event.kind == kFailure;
+            item["reason"] = failed ? reason(reason_of_event(event.serial), event.serial) : nb::str("");
             out.append(item);
         }
         return out;
