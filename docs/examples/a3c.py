@@ -4,7 +4,7 @@ Actors walk through a maze, each at its own pace, and apply a gradient after eac
 the step is by then (`NEVER_STALE`). The chief's round takes what has come, and updates the
 parameters in place. An actor may read them while they are updated: asynchronous training bears
 that, its gradients are a little old anyway. For synchronous training (A2C) apply with the step that
-the parameters belong to, follow it with `wait_step`, and take `round(ACTORS)`.
+the parameters belong to, follow it with `steps`, and take `round(ACTORS)`.
 """
 
 import multiprocessing
@@ -90,7 +90,7 @@ def walk(params, place, random):
 def act(rank):
     random, place, stretch = np.random.default_rng(rank), 0, 0
     with shmacc.attach("a3c") as group, shmacc.SharedArrays.attach("a3c.params") as params:
-        while group.global_step < UPDATES:
+        while group.running:
             place, gradient = walk(params, place, random)
             # Applied once, even if an actor that is started in another's place applies it again.
             group.apply(gradient, shmacc.NEVER_STALE, contributor=stretch * ACTORS + rank)
@@ -129,6 +129,7 @@ if __name__ == "__main__":
         for _ in range(UPDATES):
             with group.round(1, timeout=60) as taken:
                 update(params, squares, taken)
+        group.finish()
         actors.get(timeout=60)
         stats = group.stats()
         print(f"{stats.applied} gradients of {len(members)} tensors, {stats.takes} updates")

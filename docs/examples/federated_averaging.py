@@ -27,10 +27,9 @@ def train(weights, client):
 
 def be_client(region, client):
     with shmacc.attach(region) as group, shmacc.SharedArrays.attach("model") as model:
-        for step in range(ROUNDS):
+        for step in group.steps(timeout=60):
             mine = {"weights": train(model["weights"], client)}
             group.apply(mine, step, contributor=client, weight=SAMPLES[client])
-            group.wait_step(step, timeout=60)
 
 
 def lead(model, regions, root):
@@ -46,6 +45,8 @@ def lead(model, regions, root):
         yield model["weights"].copy()
         for region in regions.values():
             region.advance_step(root.global_step)  # only now clients read the model
+    for region in regions.values():
+        region.finish()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ WORKERS, STEPS, TRUTH = 4, 200, np.array([3.0, -1.0, 0.5])
 def work(rank):
     inputs = np.random.default_rng(rank).normal(size=(100, 3))  # this worker's data
     with shmacc.attach("line") as group, shmacc.SharedArrays.attach("line.params") as params:
-        while (step := group.global_step) < STEPS:
+        for step in group.steps(timeout=60):
             error = inputs @ params["weights"] - inputs @ TRUTH
             group.apply({"weights": inputs.T @ error / 100}, step, contributor=rank)
-            group.wait_step(step, timeout=60)
 
 
 if __name__ == "__main__":
@@ -26,5 +25,6 @@ if __name__ == "__main__":
             for _ in range(STEPS):
                 with group.round(WORKERS, timeout=60) as taken:
                     params["weights"] -= 0.1 * taken["weights"].value
+            group.finish()
             workers.get(timeout=60)
         np.testing.assert_allclose(params["weights"], TRUTH, atol=1e-6)

@@ -45,12 +45,10 @@ def data(rank=None):  # all of it, or a worker's part
 def work(rank, group, shared):
     spec = shmacc.jax.TreeSpec(jax.eval_shape(initial_params))
     images, labels = data(rank)
-    step = group.global_step
-    while step < STEPS:
+    for step in group.steps(timeout=100):
         params = spec.unflatten(shared)  # read when the step is known
         grads = spec.flatten(gradient(params, images, labels))
         group.apply(grads, step, contributor=rank, weight=len(labels))
-        step = group.wait_step(step, timeout=100)
 
 
 def train():
@@ -69,6 +67,7 @@ def train():
                 updates, state = optimizer.update(spec.unflatten(taken), state, params)
                 params = optax.apply_updates(params, updates)
                 spec.store(params, shared)  # in the block: the step moves on when it ends
+        group.finish()
         for process in crew:
             process.join()
     return params

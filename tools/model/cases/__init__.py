@@ -1,6 +1,6 @@
 """What is checked: the cases of each model."""
 
-from cases import commit, line, lock, opening, presence, rounds, updates
+from cases import commit, departures, line, lock, opening, presence, rounds, updates
 from cases.case import Case
 
 __all__ = ["CASES", "Case"]
@@ -11,6 +11,7 @@ CASES = (
     *rounds.CASES,
     *opening.CASES,
     *presence.CASES,
+    *departures.CASES,
     *line.CASES,
     *updates.CASES,
 )

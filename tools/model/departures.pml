@@ -1,0 +1,227 @@
+/* What becomes of processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them, a wait
+ * for gradients is told.
+ *
+ * Modelled: VICTIMS processes that have applied, and that leave in order, leave failed, or stay until they die; SWEEPERS
+ * processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once, take all locks, sweep, and
+ * are told the news. Each store to an entry or a record is a step, so is each look for a record, and anybody may die between
+ * any two.
+ *
+ * Abstracted: a lock is one word with its owner (lock.pml). That an entry may be another process's by the time that it is
+ * freed: presence.pml. A process that has failed and goes on, and former chiefs: one word each, which only the tellers, with all
+ * locks, or their own process change. What else is in a record is written before its fate. The table has room for all: which one
+ * gives way when it is full is no matter of order.
+ *
+ * Checked: of each death and failure at most one wait is told, and in one error once; nothing is told of a process that left in
+ * order, or lives. At the end of a run one more wait is told all that is left; then each was told once (to a process that may have
+ * died of it), and no record is left over.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_FREE_FIRST   the entry is freed before the record has its fate: a sweep that dies in between forgets the death
+ *   BROKEN_NO_LOOK      a sweep does not look for a record that a dead one has left: that stays for ever
+ *   BROKEN_ONE_LOCK     a wait is told with the lock of one lane: a sweep in the other one records the same death again
+ *   BROKEN_EACH_RECORD  a wait is told of each record: two sweeps may have made one each
+ *   BROKEN_HALF_READ    a record without a fate is read: it may be of a process that is told of later
+ *   BROKEN_TELL_FIRST   the entries are not swept before: a death that nobody has met is told to a later wait only
+ */
+#ifndef VICTIMS
+#define VICTIMS 1
+#endif
+#ifndef SWEEPERS
+#define SWEEPERS 1
+#endif
+#ifndef TELLERS
+#define TELLERS 1
+#endif
+#define PROCESSES (VICTIMS + SWEEPERS + TELLERS)
+#define OBSERVER PROCESSES
+#define LANES 2
+#define RECORDS (2 * VICTIMS)
+#define FATE_MAY_HOLD_BACK
+
+#include "processes.pml"
+
+#define FREE 0
+#define HERE 1
+#define FAILED 2                     /* it has left so */
+#define WRITING 1                    /* a record's: it has an identity, and no fate yet */
+#define NEWS 2
+
+/* ---- the segment ---- */
+byte token[VICTIMS] = HERE;
+byte whose[RECORDS] = NOBODY;        /* a record's identity; NOBODY: it is free */
+byte fate_of[RECORDS];
+
+/* ---- the kernel's ---- */
+byte lock[LANES] = NOBODY;
+
+/* ---- the books ---- */
+bool ended[PROCESSES + 1];
+bool left[VICTIMS];                  /* in order */
+bool failed[VICTIMS];
+byte told[VICTIMS];
+bool due[VICTIMS];                   /* it was gone before the teller began */
+
+#define finished(p) ended[p]
+#define dropped_by(p, x) if :: lock[x] == p -> lock[x] = NOBODY :: else fi
+inline kernel_drops_locks(p) {
+  dropped_by(p, 0);
+  dropped_by(p, LANES - 1)
+}
+
+#include "fate.pml"
+
+#define step(action) atomic { runs(me) -> action }
+#define is_gone(v) (token[v] == FAILED || (token[v] == HERE && dead[v]))
+
+/* ---- a process that had applied ---- */
+proctype victim(byte me) {
+  if
+  :: atomic { runs(me) -> token[me] = FREE; left[me] = true; ended[me] = true }
+  :: atomic { runs(me) -> token[me] = FAILED; failed[me] = true; ended[me] = true }
+  :: atomic { runs(me) -> skip }                              /* it stays, and may die */
+  fi
+}
+
+/* ---- departures.hpp: entry_for, record; presence.hpp: sweep ---- */
+inline entry_for() {
+  step(i = 0; at = RECORDS);
+  do
+#ifndef BROKEN_NO_LOOK
+  :: atomic { runs(me) && i < RECORDS && whose[i] == v -> at = i; i = 0 }; break
+#endif
+#ifdef BROKEN_NO_LOOK
+  :: atomic { runs(me) && i < RECORDS -> at = (whose[i] == NOBODY && at == RECORDS -> i : at); i++ }
+#else
+  :: atomic { runs(me) && i < RECORDS && whose[i] != v -> at = (whose[i] == NOBODY && at == RECORDS -> i : at); i++ }
+#endif
+  :: atomic { runs(me) && i == RECORDS && at == RECORDS -> i = 0 }; break
+  :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] == NOBODY -> whose[at] = v; fate_of[at] = WRITING; i = 0 };
+     break
+  :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] != NOBODY -> i = 0; at = RECORDS }     /* another was faster */
+  od
+}
+
+inline record() {
+  entry_for();
+  if
+  :: atomic { runs(me) && at < RECORDS -> fate_of[at] = NEWS; at = 0 }
+  :: atomic { runs(me) && at == RECORDS -> at = 0 }
+  fi
+}
+
+inline free_entry() {
+  step(token[v] = (token[v] == seen -> FREE : token[v]); seen = 0)
+}
+
+inline sweep() {
+  step(v = 0);
+  do
+  :: atomic { runs(me) && v < VICTIMS && !is_gone(v) -> v++ }
+  :: atomic { runs(me) && v < VICTIMS && is_gone(v) -> seen = token[v] };
+#ifdef BROKEN_FREE_FIRST
+     free_entry();
+     record();
+#else
+     record();
+     free_entry();
+#endif
+     step(v++)
+  :: atomic { runs(me) && v == VICTIMS -> v = 0 }; break
+  od
+}
+
+proctype sweeper(byte me; byte lane) {
+  byte v, i, at, seen;
+  atomic { runs(me) && lock[lane] == NOBODY -> lock[lane] = me };
+  sweep();
+  step(lock[lane] = NOBODY; ended[me] = true)
+}
+
+/* ---- departures.hpp: news, tell ---- */
+#ifdef BROKEN_HALF_READ
+#define is_news(x) (whose[x] != NOBODY)
+#else
+#define is_news(x) (whose[x] != NOBODY && fate_of[x] == NEWS)
+#endif
+
+inline tell() {
+  step(v = 0);
+  do
+  :: v < VICTIMS ->
+     step(i = 0; once = false);
+     do
+     :: atomic { runs(me) && i < RECORDS && whose[i] == v && is_news(i) ->
+          if
+#ifndef BROKEN_EACH_RECORD
+          :: once -> skip
+#endif
+          :: else ->
+             assert(!left[v] && (dead[v] || failed[v]));
+             told[v]++;
+             assert(told[v] == 1);
+             once = true
+          fi;
+          whose[i] = NOBODY; fate_of[i] = FREE; i++
+        }
+     :: atomic { runs(me) && i < RECORDS && !(whose[i] == v && is_news(i)) -> i++ }
+     :: atomic { runs(me) && i == RECORDS -> i = 0; once = false }; break
+     od;
+     step(v++)
+  :: v == VICTIMS -> step(v = 0); break
+  od
+}
+
+inline acquire_all() {
+#ifdef BROKEN_ONE_LOCK
+  atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me }
+#else
+  atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me };
+  atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me }
+#endif
+}
+inline release() {
+  step(if :: lock[1] == me -> lock[1] = NOBODY :: else fi);
+  step(lock[0] = NOBODY)
+}
+
+proctype teller(byte me) {
+  byte v, i, at, seen;
+  bool once;
+  acquire_all();
+  atomic { runs(me) -> due[0] = (dead[0] || failed[0]); due[VICTIMS - 1] = (dead[VICTIMS - 1] || failed[VICTIMS - 1]) };
+#ifndef BROKEN_TELL_FIRST
+  sweep();
+#endif
+  tell();
+  /* What was gone when it had the locks is no news to a later wait. */
+  step(assert(!due[0] || told[0] == 1); assert(!due[VICTIMS - 1] || told[VICTIMS - 1] == 1));
+  release();
+  step(ended[me] = true)
+}
+
+/* ---- where a run ends: one more wait, of a process that fate spares ---- */
+active proctype observer() {
+  byte me = OBSERVER, v, i, at, seen;
+  bool once;
+  atomic { timeout -> skip };
+  acquire_all();
+  sweep();
+  tell();
+  atomic {
+    for (v : 0 .. VICTIMS - 1) {
+      assert(told[v] == (!left[v] && (dead[v] || failed[v]) -> 1 : 0));
+      assert(token[v] == (left[v] || dead[v] || failed[v] -> FREE : HERE))
+    };
+    for (i : 0 .. RECORDS - 1) { assert(whose[i] == NOBODY) }
+  }
+}
+
+init {
+  byte p;
+  atomic {
+    for (p : 0 .. VICTIMS - 1) { run victim(p) }
+    for (p : VICTIMS .. VICTIMS + SWEEPERS - 1) { run sweeper(p, (p - VICTIMS) % LANES) }
+    for (p : VICTIMS + SWEEPERS .. PROCESSES - 1) { run teller(p) }
+    p = 0
+  }
+}
