@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
     {
         "shmacc._accumulators.accumulator": ("NEVER_STALE",),
         "shmacc._accumulators.checkpoints": ("load", "save"),
-        "shmacc._accumulators.coroutines": ("AsyncRound",),
+        "shmacc._accumulators.coroutines": ("AsyncRound", "AsyncSteps"),
         "shmacc._accumulators.dense": ("ConditionalAccumulator",),
         "shmacc._accumulators.group": ("AccumulatorGroup",),
         "shmacc._accumulators.any_kind": ("attach",),
@@ -36,6 +36,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._records.stats": ("Stats",),
         "shmacc._accumulators.rounds": ("Round",),
+        "shmacc._accumulators.steps": ("Steps",),
         "shmacc._version": ("__version__",),
     },
 )

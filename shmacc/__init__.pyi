@@ -2,13 +2,14 @@ from shmacc import errors, inspection, optim, raw_ops, sparse, testing
 from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._accumulators.any_kind import attach
 from shmacc._accumulators.checkpoints import load, save
-from shmacc._accumulators.coroutines import AsyncRound
+from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
+from shmacc._accumulators.steps import Steps
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.stats import Stats
 from shmacc._records.taken import (
@@ -26,6 +27,7 @@ __all__ = [
     "NEVER_STALE",
     "AccumulatorGroup",
     "AsyncRound",
+    "AsyncSteps",
     "ConditionalAccumulator",
     "DensePartial",
     "DenseTaken",
@@ -41,6 +43,7 @@ __all__ = [
     "SparsePartial",
     "SparseTaken",
     "Stats",
+    "Steps",
     "TensorSpec",
     "__version__",
     "attach",

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.arrays import as_array, converted
@@ -75,6 +76,7 @@ class TreeSpec:
             try:
                 self._members[name] = _spec(leaf, reduction_type, sparse=rows)
             except ShmaccError as error:
+                pass_on(error)
                 raise error.of_member(name) from error.__cause__
         if len(self._members) != len(leaves):
             raise InvalidArgumentError(f"Two leaves of the tree have one name: {self._treedef}")
@@ -103,6 +105,7 @@ class TreeSpec:
         try:
             leaves = self._treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
+            pass_on(error)
             raise InvalidArgumentError(
                 f"The tree does not have the structure of this spec: {error}"
             ) from error
@@ -177,6 +180,7 @@ def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
     try:
         shaped = jax.eval_shape(lambda array: array, leaf)
     except (TypeError, OverflowError) as error:
+        pass_on(error)
         raise InvalidArgumentError(f"This is no array: {leaf!r}") from error
     if jax.dtypes.issubdtype(shaped.dtype, jax.dtypes.prng_key):
         raise InvalidArgumentError(
@@ -211,6 +215,7 @@ def _converted(name: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     try:
         return converted(value, dtypes.resolve(dtype), "values")
     except ShmaccError as error:
+        pass_on(error)
         raise error.of_member(name) from error.__cause__
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import optim
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
@@ -64,6 +65,7 @@ class Array:
         try:
             return np.empty(self.shape_of(region), self.dtype)
         except MemoryError as error:
+            pass_on(error)
             raise ResourceExhaustedError(
                 f"This process has no memory for a copy of array {self.name!r}"
             ) from error
@@ -203,6 +205,7 @@ def _owned(given: Any, array: Array, what: str) -> ValueArray:
     try:
         return values.astype(array.dtype, order="C", copy=not values.flags.owndata)
     except MemoryError as error:
+        pass_on(error)
         raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
 
 

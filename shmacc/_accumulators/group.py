@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._accumulators import results
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._core import TakenRound
@@ -145,6 +146,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             try:
                 members.append(member.gradient(value, times))
             except ShmaccError as error:
+                pass_on(error)
                 raise error.of_member(name) from error.__cause__
         return self._handle.apply_group(members, step, terms)
 
@@ -185,6 +187,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             try:
                 members.append(member.partial(sums, count, weight))
             except ShmaccError as error:
+                pass_on(error)
                 raise error.of_member(name) from error.__cause__
         return members, count, weight
 

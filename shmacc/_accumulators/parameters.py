@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import _core, optim
 from shmacc._accumulators import changes
 from shmacc._accumulators.changes import Change
@@ -392,6 +393,7 @@ def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:
     try:
         return optim.of_config(spec.optimizer)
     except InvalidArgumentError as error:
+        pass_on(error)
         raise DataLossError(f"array {spec.name!r} has an optimizer out of range: {error}") from None
 
 

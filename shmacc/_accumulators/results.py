@@ -6,6 +6,7 @@ out while they are made.
 
 import numpy as np
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._core import TakenRound
 from shmacc._gradients import arrays
 from shmacc._gradients.dtypes import DType
@@ -33,6 +34,7 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
     try:
         return dtype.narrow(results)
     except MemoryError as error:
+        pass_on(error)
         raise ResourceExhaustedError(
             f"This process has no memory for the result as {dtype.name}; "
             "this object's next take hands it out"

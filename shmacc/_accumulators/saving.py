@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, arrays, gradients
 from shmacc._gradients.arguments import describe_shape
@@ -78,6 +79,7 @@ def from_arrays(
                 partial = _partial(state, saved, spec)
                 members.append(Member(number, spec).partial(partial, count, weight))
             except ShmaccError as error:
+                pass_on(error)
                 raise (error.of_member(name) if name else error) from error.__cause__
     if weight < count or (count == 0 and weight > 0):
         raise InvalidArgumentError(

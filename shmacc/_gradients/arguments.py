@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
@@ -42,7 +43,8 @@ def int64(value: object, what: str) -> int:
             raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}")
         try:
             value = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+        except TypeError as error:
+            pass_on(error)
             raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
     if not _INT64_MIN <= value <= INT64_MAX:
         raise InvalidArgumentError(f"{what} must fit 64 bits, but was {value}")
@@ -63,7 +65,8 @@ def timeout(value: object) -> float | None:
         seconds = float(value)  # type: ignore[arg-type]
     except OverflowError:
         seconds = math.inf
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        pass_on(error)
         raise InvalidArgumentError(
             f"timeout must be a number of seconds or None, but was {value!r}"
         ) from None
@@ -100,7 +103,8 @@ def declared_shape(shape: Any, kind: str) -> Shape:
         shape = [shape]
     try:
         entries = list(itertools.islice(iter(shape), layout.MAX_RANK + 1))
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         raise InvalidArgumentError(
             f"shape must be a sequence of integers and None, but was {shape!r}"
         ) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import _core
 from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
@@ -40,6 +41,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
     try:
         return dtype.widen(array)
     except (MemoryError, ValueError) as error:  # NumPy's ValueError: larger than any memory
+        pass_on(error)
         raise _too_large(array, what) from error
 
 
@@ -55,6 +57,7 @@ def converted(value: Any, dtype: DType, what: str) -> ValueArray:
     except InvalidArgumentError:
         raise
     except (MemoryError, ValueError) as error:
+        pass_on(error)
         raise _too_large(array, what) from error
 
 
@@ -86,6 +89,7 @@ def weighted(values: ValueArray, weight: int, dtype: DType, what: str) -> ValueA
     try:
         products = np.empty(values.shape, values.dtype)
     except MemoryError as error:
+        pass_on(error)
         raise _too_large(values, what) from error
     if not _core.weigh(values, dtype.sum_code, dtype.components, weight, products):
         raise OutOfRangeError(
@@ -103,6 +107,7 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
     try:
         return np.zeros(shape, dtype)
     except (MemoryError, ValueError) as error:
+        pass_on(error)
         raise ResourceExhaustedError(
             f"This process has no memory for an array of shape {describe_shape(tuple(shape))}"
         ) from error
@@ -149,6 +154,7 @@ def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np
     try:
         return np.require(array, dtype, ["C", "A"])
     except (MemoryError, ValueError) as error:
+        pass_on(error)
         raise _too_large(array, what) from error
 
 
@@ -179,10 +185,12 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     except InvalidArgumentError:
         raise
     except MemoryError as error:
+        pass_on(error)
         raise ResourceExhaustedError(
             f"This process has no memory to view {what} as an array; nothing was changed"
         ) from error
     except Exception as error:
+        pass_on(error)
         raise InvalidArgumentError(
             f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
         ) from error

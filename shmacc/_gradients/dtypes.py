@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import _core
 from shmacc._layout import layout
 from shmacc._records.dtype_names import NAMES, NUMBERS
@@ -173,7 +174,8 @@ def _lookup(dtype: object) -> DType | None:
             return found
     try:
         return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        pass_on(error)
         return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
@@ -44,11 +45,13 @@ def slices(value: Any) -> Any:
     except InvalidArgumentError:
         raise
     except MemoryError as error:
+        pass_on(error)
         raise ResourceExhaustedError(
             f"This process has no memory for the rows of a {type(value).__name__} of shape "
             f"{tuple(value.shape)}: {error}"
         ) from error
     except Exception as error:
+        pass_on(error)
         raise InvalidArgumentError(
             f"A sparse gradient of type {type(value).__name__} has no rows that can be read "
             f"({type(error).__name__}: {error})"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import _core
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName, semaphore_path
@@ -139,6 +140,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         try:
             found, version, handle = _core.open(name.path, _uids(owners))
         except ShmaccError as error:
+            pass_on(error)
             raise error.about(name.system_name) from None
         if found == "nothing":
             return None
@@ -157,6 +159,7 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
             name.path, semaphore_path(name.system_name, handle.config()["token"])
         )
     except ShmaccError as error:
+        pass_on(error)
         handle.close()
         raise error.about(name.system_name) from None
     except BaseException:

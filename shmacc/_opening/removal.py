@@ -9,6 +9,7 @@ import errno
 import os
 import time
 
+from shmacc._gradients.handlers import pass_on
 from shmacc import _core
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName, semaphore_path
@@ -47,6 +48,7 @@ def view(name: SegmentName) -> _core.SegmentView:
     try:
         found, version, made = _core.view(name.path)
     except ShmaccError as error:
+        pass_on(error)
         raise error.about(name.system_name) from None
     if made is None:
         raise refusal(name, found, version)
@@ -72,6 +74,7 @@ def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
     try:
         handle.unlink(name.path, semaphore_path(name.system_name, token))
     except ShmaccError as error:
+        pass_on(error)
         raise error.about(name.system_name) from None
 
 
@@ -107,6 +110,7 @@ def unlink_viewed(name: SegmentName, viewed: _core.SegmentView, *, if_unused: bo
     try:
         return viewed.unlink(name.path, semaphore, if_unused)
     except ShmaccError as error:
+        pass_on(error)
         raise error.about(name.system_name) from None
 
 

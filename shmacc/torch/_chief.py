@@ -152,14 +152,16 @@ class Chief:
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
-            on_death: "raise": WorkerDiedError if a replica's process dies during the wait.
+            on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
+                ``with`` block; each ends one wait.
 
         Returns:
             A context manager whose value is the `Update`.
 
         Raises:
             DeadlineExceededError: The timeout passed; nothing was consumed.
-            WorkerDiedError: A replica has died, and ``on_death`` is "raise"; nothing was consumed.
+            WorkerDiedError: A replica died or failed (``reasons``), and ``on_death`` is "raise";
+                nothing was consumed.
             CancelledError: This object was closed by another thread, or another chief has ended the
                 training.
             FailedPreconditionError: All replicas have left, or the training was ended; the

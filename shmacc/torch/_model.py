@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import dtypes
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
@@ -70,6 +71,7 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
             try:
                 members[name] = kind(tuple(parameter.shape), parameter.dtype)
             except InvalidArgumentError as error:
+                pass_on(error)
                 raise error.of_member(name) from error.__cause__
     if not members:
         raise InvalidArgumentError("The model has no parameter that requires grad")

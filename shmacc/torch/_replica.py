@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -14,7 +15,7 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
 from shmacc._opening.options import Owners
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import FinishedError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 
@@ -28,7 +29,8 @@ class Replica:
 
     A replica that is killed and started again computes the batch of `global_step` again: its
     gradient is in the round once. At the end of a ``with`` block without an exception it leaves:
-    the chief no longer waits for it. After an exception it does not, as another one may be started.
+    the chief no longer waits for it. After an exception it does not, as another one may be started;
+    a chief that asks is told of the exception.
     """
 
     def __init__(
@@ -126,9 +128,15 @@ class Replica:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.leave()
+        self._group.__exit__(kind, error, traceback)  # says with what this replica has failed
         self.close()
 
     def __repr__(self) -> str:
@@ -211,7 +219,8 @@ class Replica:
             DeadlineExceededError: The timeout passed.
         """
         if self.running and not self._left[self._rank]:
-            self._step_without(self._rank)
+            with suppress(FinishedError):  # the chief has ended the training meanwhile
+                self._step_without(self._rank)
             self._group.apply(
                 {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=self._timeout
             )

@@ -2,11 +2,12 @@
  * set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
  *
  * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a round:
- * open, a block, and its end, in order or by an exception; WORKERS processes that each apply GRADIENTS times, of the
+ * open, a block, and its end, in order or by an exception, and with CLOSER a thread of the first one that gives its round up at any
+ * time, as close() does; WORKERS processes that each apply GRADIENTS times, of the
  * step that was there when they read the parameters, or never stale, in any of LANES lanes, each with its lock; with
  * CONTRIBUTORS they are all the same contributor, as a worker is that was killed, or only stopped, and started again;
  * with PARTIAL one more process applies a partial that has this contributor too, with all lanes' locks; with ADVANCER
- * or SETTER one more process that does advance_step or set_step at any time.
+ * or SETTER one more process that does advance_step or set_step at any time, with FINISHER one that finishes.
  *
  * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is what is read
  * under the locks before it (commit.pml). The queue of takes is a list of two (line.pml; it also has timeouts, cancels, and
@@ -19,13 +20,16 @@
  * was handed out; what was handed out and not consumed is in the next take, unless advance_step dropped it; no
  * gradient is in two takes, and none is lost; nothing joins, and nobody takes, a round that a living process has
  * open, be it stopped; a gradient of a step that was consumed in order was computed before its block began; a
- * contributor is in a round at most once, and is in it when its apply says so. Every run is finite, and where it ends
+ * contributor is in a round at most once, and is in it when its apply says so; no gradient is accepted, and nothing taken, by a call
+ * that began after finish. Every run is finite, and where it ends
  * everybody living is through, but takes whose number is not reached, and who waits for a stopped process that has
  * that lane's lock, or the round, or keeps its holder from ending it. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
  *
  * Broken on purpose (each must be found):
  *   BROKEN_CONSUMES_EARLY  a round is consumed when it is opened: lost if the block is not left in order
  *   BROKEN_BLIND_CLOSE     the end of a block does not ask whether the round is still that one
+ *   BROKEN_GIVEN_UP        it does not ask whether the round was given up
+ *   BROKEN_GIVEN_UP_SEEN   others do not ask that: a round that was given up stays open
  *   BROKEN_ADVANCE_KEEPS   advance_step leaves the holder: the end of the block consumes the next round
  *   BROKEN_DEAD_HOLDER     nobody asks whether the holder lives
  *   BROKEN_STOP_IS_DEATH   a stopped holder counts as dead
@@ -33,6 +37,9 @@
  *   BROKEN_ROBS            a take does not ask whether a round is open
  *   BROKEN_SILENT_END      the end of a block wakes nobody
  *   BROKEN_SILENT_APPLIES  the end of a block wakes the next take alone: applies that wait for it sleep on
+ *   BROKEN_SILENT_FINISH   finish wakes nobody
+ *   BROKEN_FINISH_UNSEEN   an apply does not ask whether it is finished
+ *   BROKEN_FINISH_BEFORE   a take asks that before it joins the queue, and not again
  *   BROKEN_ANY_LANE        a contributor's gradient goes to any lane: it is looked for in that one
  *   BROKEN_LOOK_FREE       the contributor is looked for before the lane's lock is there
  *   BROKEN_SPREAD_UNSEEN   an apply does not ask whether a partial has put contributors in other lanes than their own
@@ -67,7 +74,7 @@
 #else
 #define APPLYING WORKERS
 #endif
-#if defined(ADVANCER) || defined(SETTER)
+#if defined(ADVANCER) || defined(SETTER) || defined(FINISHER)
 #define PROCESSES (CHIEFS + APPLYING + 1)
 #define CHANGER (CHIEFS + APPLYING)
 #else
@@ -84,6 +91,8 @@ byte step_now = 1;
 byte holder = NOBODY;
 byte holder_serial;                 /* 0: no round is open */
 byte opened;
+byte gave_up[CHIEFS];               /* Participant::given_up */
+bool is_finished;                   /* Header::finished */
 byte spread;
 byte lane_round[LANES];             /* LaneState; the next three are of this round */
 byte lane_count[LANES];
@@ -209,11 +218,13 @@ inline wake_head() {
 #if defined(BROKEN_DEAD_HOLDER)
 #define round_is_open (holder_serial != 0)
 #elif defined(BROKEN_STOP_IS_DEATH)
-#define round_is_open (holder_serial != 0 && !dead[holder] && stopped != holder)
-#else
+#define round_is_open (really_open && stopped != holder)
+#elif defined(BROKEN_GIVEN_UP_SEEN)
 #define round_is_open (holder_serial != 0 && !dead[holder])
+#else
+#define round_is_open really_open
 #endif
-#define really_open (holder_serial != 0 && !dead[holder])
+#define really_open (holder_serial != 0 && !dead[holder] && gave_up[holder] < holder_serial)
 
 /* All lanes are empty, from the commit on. */
 inline next_round() {
@@ -250,7 +261,12 @@ inline check_taken() {
 #else
 #define is_free_to_take (!round_is_open && (first == NOBODY || first == me))
 #endif
-#define may_take (is_free_to_take && total >= required[me])
+#ifdef BROKEN_FINISH_BEFORE
+#define is_ended (is_finished && !joined)
+#else
+#define is_ended is_finished
+#endif
+#define may_take (is_free_to_take && total >= required[me] && !is_ended)
 
 inline open_round() {
   atomic {
@@ -260,6 +276,7 @@ inline open_round() {
     blocks++;
     opened++; serial = opened; holder_serial = serial; holder = me;
     handed = pending; owed = handed;
+    assert(!after_finish);
 #ifdef BROKEN_CONSUMES_EARLY
     round_now++; step_now++; in_round = 0;
 #endif
@@ -273,49 +290,66 @@ inline consume() {
     check_taken();
     if :: holder_serial != 0 && holder != me -> disorder = true :: else fi;
     consumed = consumed | pending;
+    assert(!after_finish);
     next_round();
     leave(me)
   }
 }
 
-#ifdef BROKEN_BLIND_CLOSE
+#if defined(BROKEN_BLIND_CLOSE)
 #define is_its_own true
-#else
+#elif defined(BROKEN_GIVEN_UP)
 #define is_its_own (holder_serial == serial)
+#else
+#define is_its_own (holder_serial == serial && gave_up[me] < serial)
 #endif
-inline close_round(in_order) {
+inline consume_round() {
   acquire_all();
   if
-  :: atomic { runs(me) && !is_its_own -> assert(holder != me); serial = 0; handed = 0 };
+  :: atomic { runs(me) && !is_its_own -> assert(holder != me || gave_up[me] >= serial); serial = 0; handed = 0 };
      release(ALL)
   :: atomic {
        runs(me) && is_its_own ->
-       if
-       :: in_order ->
 #ifdef BROKEN_CONSUMES_EARLY
-          consumed = consumed | handed; holder_serial = 0; holder = NOBODY; owed = 0;
+       consumed = consumed | handed; holder_serial = 0; holder = NOBODY; owed = 0;
 #else
-          assert(holder == me);
-          assert(pending == handed);                          /* nothing joined, nothing went */
-          consumed = consumed | pending;
-          next_round();
+       assert(holder == me);
+       assert(pending == handed);                             /* nothing joined, nothing went */
+       consumed = consumed | pending;
+       next_round();
 #endif
-       :: else -> holder_serial = 0; holder = NOBODY; disorder = true
-       fi;
        serial = 0; handed = 0
      };
      commit_of_round(ALL)
   fi
 }
+/* One store, without a lock. The record stays until the next commit. */
+inline give_up_round(of) {
+  step(gave_up[me] = (gave_up[me] < of -> of : gave_up[me]); disorder = true);
+  announce_progress();
+  wake_head()
+}
+
+#ifdef CLOSER
+proctype closer(byte me) {            /* a thread of the first chief, which may have a round open */
+  byte of;
+  if
+  :: atomic { runs(me) && holder_serial != 0 && holder == me -> of = holder_serial }; give_up_round(of)
+  :: atomic { runs(me) -> skip }
+  fi
+}
+#endif
 
 proctype chief(byte me) {
   byte turns, serial, handed;
+  bool after_finish, joined;
 
   do
   :: turns < TURNS ->
      atomic {
        runs(me) ->
        turns++;
+       after_finish = is_finished; joined = false;
        wants[me] = ALL;
        if :: required[me] = 1 :: required[me] = MOST_REQUIRED fi
      };
@@ -323,23 +357,25 @@ proctype chief(byte me) {
      :: acquire_all();
         see_and_sweep(changed[me]);
         if
-        :: open_round(); break
-        :: consume(); break
-        :: atomic { runs(me) && !may_take -> join() };
+        :: open_round(); commit_of_round(ALL); break
+        :: consume(); commit_of_round(ALL); break
+        :: atomic { runs(me) && !may_take && is_ended -> leave(me) };     /* an error */
+           release(NOBODY);
+           wake_head(); break
+        :: atomic { runs(me) && !may_take && !is_ended -> join(); joined = true };
            release(NOBODY);
            if
            :: atomic { runs(me) && changed[me] -> wants[me] = ALL }
 #ifndef NO_SLICES
-           :: atomic { runs(me) && !round_is_open && total >= required[me] &&
-                       (first == me || first == NOBODY || dead_in_front) -> wants[me] = ALL }
+           :: atomic { runs(me) && (is_finished || !round_is_open && total >= required[me] &&
+                       (first == me || first == NOBODY || dead_in_front)) -> wants[me] = ALL }
 #endif
            fi
         fi
      od;
-     commit_of_round(ALL);
      if
-     :: serial != 0 -> close_round(true)      /* after the block */
-     :: serial != 0 -> close_round(false)
+     :: serial != 0 -> consume_round()       /* after the block */
+     :: serial != 0 -> give_up_round(serial); step(serial = 0; handed = 0)
      :: else
      fi;
      step(ended[me] = (turns == TURNS))
@@ -355,12 +391,17 @@ proctype chief(byte me) {
 #define OWN_LANE (LANES - 1)        /* the contributor's */
 #define is_partial (me == CHIEFS + WORKERS)
 
+#ifdef BROKEN_FINISH_UNSEEN
+#define is_over false
+#else
+#define is_over is_finished
+#endif
 #ifdef BROKEN_JOINS
-#define is_stale (computed_for < step_now)
+#define is_refused (computed_for < step_now || is_over)
 #define must_wait false
 #else
-#define is_stale (computed_for < step_now || (round_is_open && computed_for == step_now))
-#define must_wait (round_is_open && !is_stale)
+#define is_refused (computed_for < step_now || (round_is_open && computed_for == step_now) || is_over)
+#define must_wait (round_is_open && !is_refused)
 #endif
 #ifdef BROKEN_SPREAD_UNSEEN
 #define must_look_everywhere false
@@ -407,6 +448,7 @@ inline put_in() {
   atomic {
     runs(me) ->
     assert(!really_open);
+    assert(!began_after);
     assert(computed_for == NEVER_STALE || disorder || holder_serial != 0 || blocks_before == blocks);
     if
     :: lane_round[l] != round_now ->
@@ -448,7 +490,7 @@ inline wake_head_if_reached() {
 
 proctype applier(byte me) {
   byte gradients, l, gradient, computed_for, blocks_before, head;
-  bool everywhere, reached;
+  bool everywhere, reached, began_after;
 #ifdef BROKEN_LOOK_FREE
   bool had;
 #endif
@@ -462,6 +504,7 @@ proctype applier(byte me) {
        :: computed_for = NEVER_STALE
        fi;
        blocks_before = blocks;
+       began_after = is_finished;
        gradient = 1 << ((me - CHIEFS) * GRADIENTS + gradients);
        gradients++;
        everywhere = is_partial
@@ -482,26 +525,26 @@ proctype applier(byte me) {
         fi;
         see_and_sweep(progressed[me]);
         if
-        :: atomic { runs(me) && is_stale -> skip };           /* False */
+        :: atomic { runs(me) && is_refused -> skip };         /* False */
            release(NOBODY); break
         :: atomic { runs(me) && must_wait -> skip };
            release(NOBODY);
            if
            :: atomic { runs(me) && progressed[me] -> skip }
 #ifndef NO_SLICES
-           :: atomic { runs(me) && !round_is_open -> skip }
+           :: atomic { runs(me) && (is_finished || !round_is_open) -> skip }
 #endif
            fi
-        :: atomic { runs(me) && !is_stale && !must_wait && must_look_everywhere -> everywhere = true };
+        :: atomic { runs(me) && !is_refused && !must_wait && must_look_everywhere -> everywhere = true };
            release(NOBODY)
-        :: atomic { runs(me) && !is_stale && !must_wait && !must_look_everywhere && has_contributor ->
+        :: atomic { runs(me) && !is_refused && !must_wait && !must_look_everywhere && has_contributor ->
              assert(in_round == 1) };                         /* True; for a partial: an error */
            release(NOBODY); break
-        :: atomic { runs(me) && !is_stale && !must_wait && !must_look_everywhere && !has_contributor -> skip };
+        :: atomic { runs(me) && !is_refused && !must_wait && !must_look_everywhere && !has_contributor -> skip };
            put_in(); break
         fi
      od;
-     step(l = 0; gradient = 0; computed_for = 0; blocks_before = 0; everywhere = false;
+     step(l = 0; gradient = 0; computed_for = 0; blocks_before = 0; everywhere = false; began_after = false;
           ended[me] = (gradients == GRADIENTS))
   :: else -> break
   od
@@ -529,13 +572,30 @@ inline set_step() {
 }
 #define change_step set_step
 #endif
+#ifdef FINISHER
+inline finish() {                     /* one store, then everybody who waits */
+  step(is_finished = true);
+#ifndef BROKEN_SILENT_FINISH
+  atomic {
+    runs(me) ->
+    if :: first != NOBODY -> changed[first] = true :: else fi;
+    if :: second != NOBODY -> changed[second] = true :: else fi
+  };
+  announce_progress()
+#endif
+}
+#endif
 #ifdef CHANGER
 proctype changer(byte me) {
+#ifdef FINISHER
+  finish();
+#else
   step(wants[me] = ALL);
   acquire_all();
   change_step();
   commit_of_round(NOBODY);
-  step(ended[me] = true)
+#endif
+  step(wants[me] = NOBODY; ended[me] = true)
 }
 #endif
 
@@ -547,7 +607,7 @@ proctype changer(byte me) {
    || (wants[p] < ALL && stopped_has(wants[p])))
 /* By the stopped process, or by one that cannot end it. */
 #define round_is_kept (really_open && (stopped == holder || is_kept_out(holder)))
-#define has_nothing_to_take(p) (wants[p] == NOBODY && (total < required[p] || first != p))
+#define has_nothing_to_take(p) (wants[p] == NOBODY && !is_finished && (total < required[p] || first != p))
 
 active proctype quiescence() {
   byte p;
@@ -569,6 +629,9 @@ init {
     for (p : CHIEFS .. CHIEFS + APPLYING - 1) { run applier(p) }
 #ifdef CHANGER
     run changer(CHANGER);
+#endif
+#ifdef CLOSER
+    run closer(0);
 #endif
     p = 0
   }

@@ -28,6 +28,9 @@ class Toll:
         in_applies: so many in an apply,
         in_blocks: so many in the block of a round,
         risked: so many takers that had not noted what they might have got.
+        surely_gone: so many workers that had applied,
+        perhaps_gone: so many that may have,
+        unheard: so many takers that might have been told who is gone.
         stops: Processes stopped for a while.
         failed: Processes that ended with an error, or did not end.
     """
@@ -36,6 +39,9 @@ class Toll:
     in_applies: int = 0
     in_blocks: int = 0
     risked: int = 0
+    surely_gone: int = 0
+    perhaps_gone: int = 0
+    unheard: int = 0
     stops: int = 0
     failed: int = 0
 
@@ -58,6 +64,9 @@ class Findings:
         given_up: Rounds whose block raised.
         snapshots: Snapshots that were looked at.
         restores: States that were restored.
+        told_dead: Deaths of workers that a take was told of.
+        told_failed: Failures likewise.
+        mistold: Campaigns in which more were told of than there were, or fewer.
         torn: Gradients in some of their members only, and members that are not their sum.
         lost: Accepted gradients that are nowhere.
         doubled: Gradients that were taken more than once.
@@ -83,6 +92,9 @@ class Findings:
     given_up: int = 0
     snapshots: int = 0
     restores: int = 0
+    told_dead: int = 0
+    told_failed: int = 0
+    mistold: int = 0
     torn: int = 0
     lost: int = 0
     doubled: int = 0
@@ -98,7 +110,7 @@ class Findings:
     def faults(self) -> int:
         """All that must be 0."""
         wrong = self.torn + self.lost + self.doubled + self.repeated + self.misplaced
-        return wrong + self.miscounted + self.failed
+        return wrong + self.miscounted + self.mistold + self.failed
 
     @property
     def longest(self) -> float:
@@ -179,6 +191,14 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
     ]
     tally = {what: int(books.tally[what].sum()) for what in Tally}
     longest = {doing: float(books.longest[doing].max()) for doing in Doing}
+    # What was told to a taker that was killed before it could note it, nobody knows.
+    dead, failures = toll.surely_gone, tally[Tally.FAILED]
+    told_all = tally[Tally.TOLD_DEAD] >= dead and tally[Tally.TOLD_FAILED] >= failures
+    told_right = (
+        tally[Tally.TOLD_DEAD] <= dead + toll.perhaps_gone
+        and tally[Tally.TOLD_FAILED] <= failures
+        and (told_all or toll.unheard > 0)
+    )
     return Findings(
         kills=toll.kills,
         in_applies=toll.in_applies,
@@ -193,6 +213,9 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
         given_up=tally[Tally.GIVEN_UP],
         snapshots=tally[Tally.SNAPSHOTS],
         restores=tally[Tally.RESTORES],
+        told_dead=tally[Tally.TOLD_DEAD],
+        told_failed=tally[Tally.TOLD_FAILED],
+        mistold=tally[Tally.MISTOLD] + (not told_right),
         torn=tally[Tally.TORN],
         lost=lost,
         doubled=tally[Tally.DOUBLED],

@@ -64,6 +64,10 @@ class Tally(IntEnum):
     SNAPSHOTS = 4
     RESTORES = 5
     GIVEN_UP = 6  # rounds
+    FAILED = 7  # times that it left by an exception, after it had applied
+    TOLD_DEAD = 8  # processes that a take was told of, killed
+    TOLD_FAILED = 9  # and failed
+    MISTOLD = 10  # reasons that are no such thing
 
 
 def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
@@ -86,6 +90,8 @@ class Books:
         self.turn = _shared(processes, np.int64)  # a worker's next gradient
         self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted what it gets
         self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
+        self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
+        self.applied = _shared(processes, np.uint8)  # 1: perhaps, since it attached; 2: yes
         self.stopped = _shared(processes, np.float64)  # seconds that it was stopped by us
         self.tally = {what: _shared(processes, np.int64) for what in Tally}
         self.longest = {doing: _shared(processes, np.float64) for doing in Doing}
@@ -118,6 +124,14 @@ class Books:
         self.tally[Tally.REPEATED if contribute else Tally.DOUBLED][process] += contents.repeated
         self.tally[Tally.MISREPORTED][process] += contents.misreported
 
+    def tell(self, process: int, reasons: tuple[str, ...]) -> None:
+        """Record what a take was told of processes that are gone."""
+        dead = reasons.count("killed")
+        failed = sum(reason.startswith("FailedError: ") for reason in reasons)
+        self.tally[Tally.TOLD_DEAD][process] += dead
+        self.tally[Tally.TOLD_FAILED][process] += failed
+        self.tally[Tally.MISTOLD][process] += len(reasons) - dead - failed
+
     @contextmanager
     def timed(self, process: int, doing: Doing) -> Iterator[None]:
         """Measure how long the process waits for this to be done, even if it is killed in it."""
@@ -138,6 +152,7 @@ class Books:
             self._waited(process, doing, 0.0)
         self._doing[process] = Doing.NOTHING
         self.at_risk[process] = self.in_block[process] = 0
+        self.asking[process] = self.applied[process] = 0
         return doing
 
     def _waited(self, process: int, doing: Doing, stopped: float) -> None:

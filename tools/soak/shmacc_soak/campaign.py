@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ _NAME: Final = "soak"
 _STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
 _SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # around the lock's slice of 20 ms
 _PATIENCE: Final = 30.0  # for all processes to end when they are asked to
+_FINISHED: Final = 0.5  # they are not asked: the run is finished
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Campaign:
         self._pids = [0] * self._size
         self._stopped: dict[int, tuple[float, float]] = {}  # when, and until when
         self._toll = Toll()
+        self._finishes = random.random() < _FINISHED
         plan.create(_NAME).close()
 
     def run(self, seconds: float) -> Findings:
@@ -97,6 +100,9 @@ class Campaign:
         toll.failed += os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
         toll.risked += int(books.at_risk[slot])
         toll.in_blocks += int(books.in_block[slot])
+        toll.unheard += int(books.asking[slot])
+        toll.surely_gone += int(books.applied[slot]) == 2  # noqa: PLR2004  as the crew has it
+        toll.perhaps_gone += int(books.applied[slot]) == 1
         toll.in_applies += books.killed(slot) is Doing.APPLY
 
     def _stop_for_a_while(self, slot: int) -> None:
@@ -115,7 +121,11 @@ class Campaign:
 
     def _end_in_order(self) -> None:
         """Let all processes end; one that does not is stuck, which is a failure."""
-        self._books.stop()
+        if self._finishes:
+            with shmacc.attach(_NAME) as acc:
+                acc.finish()
+        else:
+            self._books.stop()
         deadline = time.monotonic() + _PATIENCE
         for slot, pid in enumerate(self._pids):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -129,10 +139,18 @@ class Campaign:
     def _take_the_rest(self) -> shmacc.Stats:
         plan, acc = self._plan, shmacc.attach(_NAME)
         with acc:
+            if self._finishes:
+                self._toll.failed += acc.running
+                acc.restore(acc.state())
             if acc.num_accumulated():
                 taken = acc.take(1, timeout=1.0)
                 contents, contribute = plan.contents(taken), plan.gradients.contribute
                 self._books.note(self._size, taken, contents, contribute=contribute)
+            with suppress(shmacc.errors.DeadlineExceededError):
+                try:
+                    acc.take(1, timeout=0, on_death="raise")
+                except shmacc.errors.WorkerDiedError as error:
+                    self._books.tell(self._size, error.reasons or ())
             stats = acc.stats()
             acc.unlink()
         return stats

@@ -26,6 +26,7 @@ _LONGEST_BLOCK: Final = 0.005  # seconds, of what a chief does in it when it has
 _TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _ON_DEATH: Final = ("wait", "raise")
+_PERHAPS, _SURELY = 1, 2  # it has applied
 _NEVER: Final = np.iinfo(np.int32).max  # no step gets there
 # So often:
 _OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be refused
@@ -34,17 +35,32 @@ _IN_A_ROUND: Final = 0.5  # a take is a round
 _LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
 _GIVEN_UP: Final = 0.1  # a block raises
 _RESTORED: Final = 0.3  # a chief restores the round that it holds
+_FAILS: Final = 0.01  # a worker fails after an apply
 
 
 class _GivenUpError(Exception):
     """In a round's block."""
 
 
+class FailedError(Exception):
+    """Of a worker, which leaves by it, and comes again."""
+
+
 def work(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Apply gradient after gradient, and keep accounts."""
+    """Apply gradient after gradient, and keep accounts; fail now and then."""
+    failed = True
+    while failed:
+        try:
+            _work(books, plan, name, slot)
+            failed = False
+        except FailedError:
+            books.applied[slot] = 0
+
+
+def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
     acc = _attach(books, name, slot)
     with acc:
-        while not books.stopping:
+        while not books.stopping and acc.running:
             if acc.num_accumulated() > MOST_WAITING:
                 time.sleep(_PAUSE)
                 continue
@@ -54,6 +70,9 @@ def work(books: Books, plan: Plan, name: str, slot: int) -> None:
                 return
             apply(books, plan, acc, slot, number)
             books.turn[slot] = turn + 1
+            if books.applied[slot] == _SURELY and random.random() < _FAILS:
+                books.tally[Tally.FAILED][slot] += 1
+                raise FailedError(slot)
 
 
 def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
@@ -74,6 +93,7 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
     books.attempts[number] += 1
     books.fate[number] = Fate.BEGUN
     step = since if of_this_step else NEVER_STALE
+    books.applied[slot] = max(int(books.applied[slot]), _PERHAPS)
     try:
         with books.timed(slot, Doing.APPLY):
             accepted = plan.apply(acc, number, step, _TIMEOUT if plan.capacity else None)
@@ -83,13 +103,14 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
     if accepted:
         books.until[number] = min(acc.global_step, int(books.until[number]))
         books.fate[number] = Fate.ACCEPTED
+        books.applied[slot] = _SURELY
         if contribute and random.random() < _ONCE_MORE:
             books.attempts[number] += 1
             plan.apply(acc, number, step, None)
         return
     books.fate[number] = Fate.IN_DOUBT if again else Fate.REFUSED
     if contribute:
-        with suppress(errors.DeadlineExceededError):
+        with suppress(errors.DeadlineExceededError, errors.FinishedError):
             acc.wait_step(since, timeout=_TIMEOUT)
 
 
@@ -97,17 +118,23 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
     """Take round after round, and keep accounts."""
     acc = _attach(books, name, slot)
     with acc:
-        while not books.stopping:
+        while not books.stopping and acc.running:
             if random.random() < _LOOKED_AT:
                 snapshot = plan.contents(acc.snapshot())
                 books.check(slot, snapshot, contribute=plan.gradients.contribute)
                 books.tally[Tally.SNAPSHOTS][slot] += 1
             terms = {"timeout": _TIMEOUT, "on_death": random.choice(_ON_DEATH)}
-            with suppress(errors.DeadlineExceededError, errors.WorkerDiedError):
+            books.asking[slot] = terms["on_death"] == "raise"
+            try:
                 if plan.chief:
                     _have_round(books, plan, acc, slot, terms)
                 else:
                     _take(books, plan, acc, slot, terms)
+            except (errors.DeadlineExceededError, errors.FinishedError):
+                pass
+            except errors.WorkerDiedError as error:
+                books.tell(slot, error.reasons or ())
+            books.asking[slot] = 0
 
 
 def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:

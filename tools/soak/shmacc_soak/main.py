@@ -16,9 +16,10 @@ from shmacc_soak.plans import plans
 def main(arguments: list[str] | None = None) -> int:
     """Kill workers and takers at random, replace them, and keep the books.
 
-    Campaign follows upon campaign, each with another kind of accumulator. Ends with status 1 if a
-    gradient was torn, lost or doubled, if the library's counters disagree with the books, or if a
-    living process waited for longer than --patience.
+    Campaign follows upon campaign, each with another kind of accumulator. Workers fail, too, and
+    half of the runs are finished. Ends with status 1 if a gradient was torn, lost or doubled, if
+    the library's counters disagree with the books, if a death or a failure was told twice, or not
+    at all, or if a living process waited for longer than --patience.
     """
     asked = _asked(arguments)
     random.seed(asked.seed)
@@ -90,6 +91,9 @@ def _table(found: Findings) -> str:
         ("rounds given up", found.given_up),
         ("snapshots looked at", found.snapshots),
         ("states restored", found.restores),
+        ("deaths of workers that were told", found.told_dead),
+        ("failures of workers that were told", found.told_failed),
+        ("told wrongly", found.mistold),
         ("torn", found.torn),
         ("lost", found.lost),
         ("doubled", found.doubled),

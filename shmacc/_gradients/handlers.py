@@ -1,0 +1,30 @@
+"""Exceptions of signal handlers: they pass through a call as they are.
+
+Python runs a handler in whatever function is running, ours or one that a conversion calls; so its
+exception looks like one of that function, which would be worded as an error of the argument.
+"""
+
+from collections.abc import Iterator
+from types import FrameType
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise the exception again if it is a signal handler's; call this in an ``except`` clause.
+
+    It is if a function that it went through was given the frame of the function that it
+    interrupted, as Python calls handlers.
+    """
+    traceback, interrupted = error.__traceback__, None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if interrupted is not None and any(each is interrupted for each in _arguments(frame)):
+            raise error
+        traceback, interrupted = traceback.tb_next, frame
+
+
+def _arguments(frame: FrameType) -> Iterator[object]:
+    for value in frame.f_locals.values():
+        if isinstance(value, tuple):
+            yield from value
+        else:
+            yield value
