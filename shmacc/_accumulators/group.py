@@ -171,13 +171,13 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 "A partial was expected, but this GroupTaken is the result of a take, which is "
                 "reduced already; take_partial hands out sums"
             )
-        members, count, weight = self._parts(partial)
+        members, count, weight = self._members_of(partial)
         who = gradients.partial_contributors(partial)
         if count == 0:
             return not self._handle.drop_if_stale(step, 0)
         return self._handle.apply_group(members, step, (count, weight, who, seconds))
 
-    def _parts(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
+    def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
         """Return what a partial has of each of its members, its count and its weight."""
         gradients.check_has(partial, "A partial of a group", "items", "count")
         count, weight = gradients.count_and_weight(partial)

@@ -10,9 +10,7 @@ What is said of the segment here is without these.
 
 import numpy as np
 
-from shmacc._accumulators import rounds
-from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._core import TakenRound
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Sealed
 from shmacc._records.taken import GroupPartial
 from shmacc.errors import WorkerDiedError
@@ -26,10 +24,10 @@ class LocalSegment:
         shards: How many shards the sealed rows are for.
     """
 
-    def __init__(self, group: AccumulatorGroup, shards: int = 1) -> None:
+    def __init__(self, group: HostGroup, shards: int = 1) -> None:
         self.group = group
         self._shards = shards
-        self._handle = group._handle  # noqa: SLF001  what rounds are made of
+        self._handle = group.handle
         self._round = 0
 
     @property
@@ -60,8 +58,7 @@ class LocalSegment:
 
     def copy(self, listed: frozenset[int]) -> GroupPartial:
         """Return a copy of what it has; neither seals nor consumes."""
-        look: GroupPartial = rounds.look(self._handle, self.group._partial, partial=True)  # noqa: SLF001
-        return _without(look, listed)
+        return _without(self.group.look(), listed)
 
     def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing.
@@ -72,20 +69,12 @@ class LocalSegment:
 
     def _sealed(self) -> GroupPartial:
         if self._round:
-            copy: GroupPartial = rounds.look(
-                self._handle,
-                self.group._partial,  # noqa: SLF001
-                partial=True,
-                shards=self._shards,
-            )
-            return copy
+            return self.group.look(self._shards)
         if self.group.stats().round_pid is not None:
             # An earlier forwarder that was stopped, and is alive: a new step ends its round.
             self._handle.set_step(self.group.global_step)
-        place = TakenRound(advance=False, seal=False, shards=self._shards)
-        self._handle.open_round(place, 0, 0, None, raise_departures=False, caller=None)
-        self._round = place.serial
-        return self.group._partial(place)  # noqa: SLF001
+        self._round, copy = self.group.open_round(self._shards)
+        return copy
 
     def release(self) -> None:
         """Give the round up."""

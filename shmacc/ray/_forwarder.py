@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan, bytes_of
 from shmacc._multihost.segment import LocalSegment, describe
@@ -70,7 +70,7 @@ class ForwarderActor:
         options = dict(config.options)
         if was_restarted():
             options["if_exists"] = "attach"  # its own
-        self._group = AccumulatorGroup(
+        self._group = HostGroup(
             config.members, config.name, reduction_type=config.reduction, **options
         )
         self._plan = Plan(self._group.members, config.shards)
@@ -139,7 +139,7 @@ class _Loop:
         self,
         config: Config,
         host: str,
-        group: AccumulatorGroup,
+        group: HostGroup,
         plan: Plan,
         counters: SharedArrays,
         asked: queue.SimpleQueue[_Asked],
@@ -152,7 +152,7 @@ class _Loop:
         self._owner = find(config, "owner")
         self._shards = [find(config, f"shard {number}") for number in range(config.shards)]
         self._incarnation: int = ray.get(self._owner.enrol.remote(host))
-        token: int = group._handle.config()["token"]  # noqa: SLF001  a number of the segment's own
+        token = group.handle.config()["token"]  # a number of the segment's own
         self._core = ForwarderCore(host, self._incarnation, config.timing, token)
         self._segment = LocalSegment(group, config.shards)
         self._fence = Fence(0, 0)

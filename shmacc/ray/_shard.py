@@ -8,11 +8,11 @@ from typing import Any
 import numpy.typing as npt
 import ray
 
-from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._multihost.pieces import Plan, ShardRows, rows_of, values_of
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.sums import Part, reduced
+from shmacc._multihost.share import Share
 from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
@@ -35,10 +35,10 @@ class ShardActor:
         plan = Plan(config.members, config.shards)
         self._number = number
         self._core: ShardCore[GroupPartial] = ShardCore()
-        self._group = AccumulatorGroup(plan.at_shard(number), reduction_type=config.reduction)
+        self._group = HostGroup(plan.at_shard(number), reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
         self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
-        self._reduced: tuple[Part, GroupTaken] | None = None
+        self._reduced: tuple[Share, GroupTaken] | None = None
         self._myself = ray.get_runtime_context().current_actor
 
     def pid(self) -> int:
@@ -59,26 +59,26 @@ class ShardActor:
             with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
                 self._reduce(self._all_of(keys))
 
-    def _all_of(self, keys: tuple[BatchKey, ...]) -> Part:
-        """Return the part of a round that has nothing but these pieces."""
+    def _all_of(self, keys: tuple[BatchKey, ...]) -> Share:
+        """Return the share of a round that has nothing but these pieces."""
         pieces = self._core.pieces(keys)
         count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
-        return Part(self._core.fence, keys, count, weight, pieces[0].step)
+        return Share(self._core.fence, keys, count, weight, pieces[0].step)
 
-    def _reduce(self, part: Part) -> GroupTaken:
-        if self._reduced is None or self._reduced[0] != part:
+    def _reduce(self, share: Share) -> GroupTaken:
+        if self._reduced is None or self._reduced[0] != share:
             self._reduced = None  # two at a time might not fit
-            self._reduced = part, reduced(self._group, self._core.pieces(part.keys), part)
+            self._reduced = share, self._group.reduce(self._core.pieces(share.keys), share)
         return self._reduced[1]
 
     def reduced(self, opened: Opened) -> GroupTaken | Missing:
-        """Return the reduction of this shard's part of a round."""
-        part = Part.of(opened, self._number)
-        if missing := self._core.missing(opened.fence, part.keys):
+        """Return the reduction of this shard's share of a round."""
+        share = Share.of(opened, self._number)
+        if missing := self._core.missing(opened.fence, share.keys):
             return Missing(missing)
-        is_all = part.keys and part == self._all_of(part.keys)
-        self._hosts = tuple(dict.fromkeys(key.host for key in part.keys)) if is_all else ()
-        return self._reduce(part)
+        is_all = share.keys and share == self._all_of(share.keys)
+        self._hosts = tuple(dict.fromkeys(key.host for key in share.keys)) if is_all else ()
+        return self._reduce(share)
 
     def rows(self, opened: Opened) -> dict[str, ShardRows] | Missing:
         """Return which rows this shard has in a round.
@@ -97,7 +97,7 @@ class ShardActor:
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
-        """Return what a function makes of this shard's part of a round."""
+        """Return what a function makes of this shard's share of a round."""
         taken = self.reduced(opened)
         return taken if isinstance(taken, Missing) else function(taken, *args)
 

@@ -9,9 +9,10 @@ import pytest
 
 import shmacc
 from shmacc import _core
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Fence
 from shmacc._multihost.segment import LocalSegment
-from shmacc._multihost.sums import Part, reduced
+from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches
@@ -76,8 +77,8 @@ def pieces_of(*arrays: Any) -> list[shmacc.GroupPartial]:
     return [shmacc.GroupPartial({"m": part}, 1, 0, 1) for part in parts]
 
 
-def part_of(count: int) -> Part:
-    return Part(Fence(1, 0), (), count, count, 0)
+def share_of(count: int) -> Share:
+    return Share(Fence(1, 0), (), count, count, 0)
 
 
 def test_rows_of_several_hosts_are_added_up() -> None:
@@ -89,9 +90,9 @@ def test_rows_of_several_hosts_are_added_up() -> None:
         expected[own] += part
         counts[own] += 1
     members = {"m": shmacc.IndexedSlicesSpec((None, 64), "float32", reduction_type="SUM")}
-    with shmacc.AccumulatorGroup(members) as group:
+    with HostGroup(members) as group:
         pieces = pieces_of(*zip(rows, values, strict=True))
-        taken = reduced(group, pieces, part_of(3))["m"]
+        taken = group.reduce(pieces, share_of(3))["m"]
     assert np.array_equal(taken.indices, np.arange(count))
     assert np.array_equal(taken.row_counts, counts)
     assert np.array_equal(taken.values, expected)
@@ -100,12 +101,12 @@ def test_rows_of_several_hosts_are_added_up() -> None:
 def test_arrays_of_several_hosts_are_added_up() -> None:
     size = LARGE // 8 + 5
     arrays = [np.arange(size) % (7 * host + 11) for host in range(3)]
-    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((size,), "int64")}) as group:
-        taken = reduced(group, pieces_of(*arrays), part_of(3))["m"]
+    with HostGroup({"m": shmacc.TensorSpec((size,), "int64")}) as group:
+        taken = group.reduce(pieces_of(*arrays), share_of(3))["m"]
         assert np.array_equal(taken.value, sum(arrays) // 3)
         arrays[1][-2] = 2**63 - 1
         with pytest.raises(OutOfRangeError):
-            reduced(group, pieces_of(*arrays), part_of(3))
+            group.reduce(pieces_of(*arrays), share_of(3))
 
 
 def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
@@ -124,7 +125,7 @@ def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
 def test_rows_of_a_sealed_segment_are_in_order_of_shard() -> None:
     indices, values = table("float32", 64)
     members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), 64), "float32")}
-    with shmacc.AccumulatorGroup(members) as group:
+    with HostGroup(members) as group:
         assert group.apply({"m": (indices, values)}, 0)
         sealed = LocalSegment(group, 5).seal()["m"]
     where = np.argsort(sealed.indices)

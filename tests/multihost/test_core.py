@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import shmacc
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import (
     Batch,
     BatchKey,
@@ -35,7 +36,7 @@ from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.sums import Part, reduced
+from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 pytestmark = pytest.mark.threads
@@ -912,9 +913,9 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
     """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
-    hosts = [shmacc.AccumulatorGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
+    hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
     plan = Plan(flat.members, shards)
-    at_shards = [shmacc.AccumulatorGroup(plan.at_shard(shard)) for shard in range(shards)]
+    at_shards = [HostGroup(plan.at_shard(shard)) for shard in range(shards)]
     for group in flat, *hosts, *at_shards:
         request.addfinalizer(group.close)
     for step in range(2):
@@ -945,7 +946,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
         parts = [
-            reduced(group, staged[n].values(), Part.of(opened, n))
+            group.reduce(staged[n].values(), Share.of(opened, n))
             for n, group in enumerate(at_shards)
         ]
         got, expected = join(plan, parts, opened), flat.take(1)
@@ -968,7 +969,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
         "whole": shmacc.TensorSpec((100_000,), "float32"),
     }
     rows = np.random.default_rng(0).choice(10**6, 20_000, replace=False)
-    with shmacc.AccumulatorGroup(specs) as group:
+    with HostGroup(specs) as group:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
         partial = LocalSegment(group, 8).seal()
@@ -998,14 +999,14 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     )
     parts = []
     for shard in range(2):
-        with shmacc.AccumulatorGroup(plan.at_shard(shard)) as group:
+        with HostGroup(plan.at_shard(shard)) as group:
             pieces = {
                 BatchKey(str(row), 1, 1): plan_of(plan, row)[shard]
                 for row in rows
                 if shard in plan_of(plan, row)
             }
             assert len(pieces) == 1
-            parts.append(reduced(group, pieces.values(), Part.of(opened, shard)))
+            parts.append(group.reduce(pieces.values(), Share.of(opened, shard)))
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
@@ -1023,10 +1024,10 @@ def piece_of(rows: object, values: object, counts: object, count: int = 2) -> sh
     return shmacc.GroupPartial({"m": sums}, count, 0, count)
 
 
-def part_of(pieces: int) -> Part:
+def share_of(pieces: int) -> Share:
     """What a shard has of a round of so many hosts, of two gradients each."""
     keys = tuple(BatchKey(str(host), 1, 1) for host in range(pieces))
-    return Part(Fence(1, 0), keys, 2 * pieces, 2 * pieces, 0)
+    return Share(Fence(1, 0), keys, 2 * pieces, 2 * pieces, 0)
 
 
 def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
@@ -1044,12 +1045,12 @@ def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
         (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
         (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "count"),
     ]
-    with shmacc.AccumulatorGroup(members) as group:
+    with HostGroup(members) as group:
         for piece, kind, said in wrong:
             for pieces in ([good, piece], [piece, good]):
                 with pytest.raises(kind, match=said):
-                    reduced(group, pieces, part_of(2))
-        taken = reduced(group, [good, piece_of([5, 8], [1, -1], [1, 1]), good], part_of(3))
+                    group.reduce(pieces, share_of(2))
+        taken = group.reduce([good, piece_of([5, 8], [1, -1], [1, 1]), good], share_of(3))
         assert taken["m"].indices.tolist() == [1, 5, 8]
         assert taken["m"].values.tolist() == [20, 41, -1]
         assert taken["m"].row_counts.tolist() == [2, 5, 1]
@@ -1058,7 +1059,7 @@ def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
 
 def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
     """The pieces of a gradient that has 6.0 in one row."""
-    with shmacc.AccumulatorGroup(plan.members) as group:
+    with HostGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
         return dict(plan.split(LocalSegment(group, plan.shards).seal()))
 
@@ -1073,7 +1074,7 @@ def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.G
 
 
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
-    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
+    with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = LocalSegment(group)
         assert segment.seal().count == 0
         assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
@@ -1099,8 +1100,8 @@ def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
 
 def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
     with (
-        shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
-        shmacc.AccumulatorGroup.attach("shared") as other,
+        HostGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
+        HostGroup.attach("shared") as other,
     ):
         assert group.apply({"m": 1.0}, 0)
         stopped, new = LocalSegment(other), LocalSegment(group)
@@ -1113,7 +1114,7 @@ def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
 
 def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
     """Two threads apply while a third seals, releases and consumes."""
-    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((), "int64")}) as group:
+    with HostGroup({"m": shmacc.TensorSpec((), "int64")}) as group:
         accepted = [0, 0]
 
         def work(number: int) -> None:

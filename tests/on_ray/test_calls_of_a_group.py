@@ -19,6 +19,7 @@ from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
@@ -252,7 +253,7 @@ class _Shard:
     def stage(self, number: int, host: str, seq: int, weight: int, row: int | None) -> Member:
         """Have a host ship a gradient that has 1.0 in a row; None: in no row."""
         fence, key = Fence(1, number), BatchKey(host, 1, seq)
-        with shmacc.AccumulatorGroup(self.plan.members) as group:
+        with HostGroup(self.plan.members) as group:
             rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
             assert group.apply({"m": rows}, 0, weight=weight)
             sealed = LocalSegment(group, 1).seal()

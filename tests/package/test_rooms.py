@@ -118,3 +118,37 @@ def test_the_lists_of_files_are_what_the_files_say() -> None:
         [sys.executable, str(TOOL), "--check"], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, f"{ran.stderr}run {TOOL.relative_to(ROOT)}"
+
+
+# The protocol of many hosts is driven by engines, and so by what measures and simulates it.
+INTERNAL: Final = {
+    "multihost/shmacc_simulate": {"shmacc._multihost"},
+    "multihost/ray_bench.py": {"shmacc._multihost", "shmacc.ray._link"},
+}
+
+
+def private_imports(source: str) -> set[str]:
+    """Private modules of the library that a program imports, up to the first private name."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            match = re.match(r"shmacc\.(\w+\.)*?_\w+", name)
+            found |= {match[0]} if match else set()
+    return found
+
+
+def test_tools_use_what_is_public() -> None:
+    used: dict[str, set[str]] = {}
+    for path in (ROOT / "tools").rglob("*.py"):
+        if private := private_imports(path.read_text(encoding="utf-8")):
+            tool = str(Path(*path.relative_to(ROOT / "tools").parts[:2]))
+            used.setdefault(tool, set()).update(private)
+    assert used == INTERNAL
+
+
+def test_a_private_import_is_seen() -> None:
+    source = "import shmacc\nfrom shmacc import errors, _core\nfrom shmacc.ray._link import Link\n"
+    assert private_imports(source) == {"shmacc._core", "shmacc.ray._link"}

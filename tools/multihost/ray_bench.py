@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import shmacc
 import shmacc.ray
 from shmacc._multihost.messages import Report
+from shmacc.ray._link import find_owner
 
 ROWS, WIDTH, GRADIENTS, HOSTS = 50_000, 64, 4, 2
 
@@ -207,7 +208,7 @@ def announces() -> None:
     """Print how many reports one owner takes in a second."""
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "announces", shards=1, unlink_on_close=True) as group:
-        owner = group._link.owner  # noqa: SLF001
+        owner: Any = find_owner(group.shared_name)
         reports = [Report(f"host {i}", 1, i, None, 0, 0) for i in range(2000)]
         start = time.perf_counter()
         ray.get([owner.report.remote(report, -1) for report in reports])

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import shmacc
-from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
 from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc._multihost.sums import Part, reduced
+from shmacc._multihost.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._records.taken import GroupTaken
+    from shmacc import GroupTaken
 
 _TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
 
@@ -42,7 +42,7 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
     members = {"table": spec}
     plan = Plan(members, _SHARDS)
     watch = _Watch()
-    with AccumulatorGroup(members) as group, AccumulatorGroup(plan.at_shard(0)) as shard:
+    with HostGroup(members) as group, HostGroup(plan.at_shard(0)) as shard:
         segment = LocalSegment(group, _SHARDS)
         for _ in range(_REPEATS):
             for gradient in gradients:
@@ -54,20 +54,20 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             batch = Batch(1, describe(sums), frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
             opened = Opened(Fence(1, 0), sums.step, hosts)
-            of_it = Part.of(opened, 0)
-            part = watch.time("reduce", partial(reduced, shard, [pieces[0]] * 2, of_it))
+            share = Share.of(opened, 0)
+            taken = watch.time("reduce", partial(shard.reduce, [pieces[0]] * 2, share))
             watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
-            watch.time("join", partial(_join, plan, opened, part))
-            watch.bytes("join", _SHARDS * _size(part["table"]))
+            watch.time("join", partial(_join, plan, opened, taken))
+            watch.bytes("join", _SHARDS * _size(taken["table"]))
             segment.consume()
     return watch.rates()
 
 
-def _join(plan: Plan, opened: Opened, part: GroupTaken) -> GroupTaken:
-    """Put a round together of as many shards that all have the same part."""
-    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows_of(part)))
+def _join(plan: Plan, opened: Opened, taken: GroupTaken) -> GroupTaken:
+    """Put a round together of as many shards that all have taken the same."""
+    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows_of(taken)))
     for shard in range(_SHARDS):
-        joining.add(shard, values_of(part))
+        joining.add(shard, values_of(taken))
     return joining.taken()
 
 
