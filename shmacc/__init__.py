@@ -1,12 +1,19 @@
 """Conditional accumulators for separate processes on one machine, without a server.
 
-Layout, from the ground up; a folder imports only from those before it, and from `errors`:
-`_layout`, what a segment is called and what stands in it; `_records`, what the API hands out and
-takes in; ``_core`` (C++, shmacc/native), everything under the lock; `_gradients`, a caller's data,
-checked and converted before any lock; `_opening`, how a process gets a segment and leaves it;
-`_accumulators`, the objects that users hold. `raw_ops`, `inspection`, `testing` and the modules for
-other packages are built on these.
+`SparseConditionalAccumulator` and `ConditionalAccumulator` are TensorFlow's; `AccumulatorGroup` is
+for the gradients of a model, `Parameters` for what is computed from them. `attach` opens by name.
+
+Modules: `errors`; `optim`, the optimizers of parameters; `raw_ops` and `sparse`, TensorFlow's other
+names; `inspection`, to look from outside; `testing`, for tests of programs that use this; `torch`,
+`jax` and `ray`, for other packages.
 """
+
+# Layout, from the ground up; a folder imports only from those before it, and from `errors`:
+# `_layout`, what a segment is called and what stands in it; `_records`, what the API hands out and
+# takes in; ``_core`` (C++, shmacc/native), everything under the lock; `_gradients`, a caller's
+# data, checked and converted before any lock; `_opening`, how a process gets a segment and leaves
+# it; `_accumulators`, the objects that users hold. `raw_ops`, `inspection`, `testing` and the
+# modules for other packages are built on these.
 
 from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here
 

@@ -2,7 +2,8 @@
 
 A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. The
 names of a package are in one table at run time, and with types in its ``__init__.pyi``; a test
-compares the two. This follows scientific Python's SPEC 1, without a dependency.
+compares the two. In which private module a class is defined may change, so to `help`, tracebacks
+and pickles it is the package's. This follows scientific Python's SPEC 1, without a dependency.
 """
 
 import importlib
@@ -30,6 +31,9 @@ def attach(
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home_of[name]), name)
+        for shown in getattr(value, "__mro__", (value,)):
+            if getattr(shown, "__module__", "").startswith(f"{package}._"):
+                shown.__module__ = package
         setattr(sys.modules[package], name, value)
         return value
 

@@ -24,7 +24,7 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.stats import Stats
-from shmacc.errors import DataLossError, InvalidArgumentError
+from shmacc.errors import DataLossError
 
 if TYPE_CHECKING:
     from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
@@ -36,6 +36,10 @@ NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that no accumulator's step is past."""
 
 _logger = logging.getLogger("shmacc")
+_IS_PRIVATE = (
+    "name=%r is a label, by which no process can attach: without a shared_name this %s is private, "
+    "and removed with its creator. With shared_name=%r other processes find it"
+)
 
 
 class AccumulatorRef:
@@ -62,20 +66,19 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         self._label = self._DEFAULT_NAME if own is None else own
-        if config["kind"] == layout.KINDS["arrays"]:
-            what = f"{self._shared_name!r} is the name of shared arrays (shmacc.SharedArrays)"
-            raise handles.disagreement(self._segment_name, what, "kind", "arrays", self._KIND)
+        kind = layout.KIND_NAMES[config["kind"]]
+        if (asked is None and kind != self._KIND) or kind in {"arrays", "parameters"}:
+            constructed = asked is not None
+            raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
         spec = Spec.of_config(config, self._handle.mode)
         if spec is None:
             raise DataLossError("unknown dtype or reduction").about(self._segment_name.system_name)
-        if asked is None and spec.kind != self._KIND:
-            raise InvalidArgumentError(
-                f"The accumulator {self._shared_name!r} is {spec.kind}, not {self._KIND}"
-            )
         if asked is not None:
             exists = f"The accumulator {self._shared_name!r} exists"
             for what, existing, wanted in spec.disagreements(asked):
                 raise handles.disagreement(self._segment_name, exists, what, existing, wanted)
+            if asked.private and self._label != self._DEFAULT_NAME:
+                _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
         self._spec = spec
 
     def _own(self) -> str:

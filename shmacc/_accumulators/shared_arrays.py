@@ -15,10 +15,7 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc.errors import DataLossError, FailedPreconditionError
 
-_WHAT_KIND = {
-    "arrays": "shared arrays (shmacc.SharedArrays)",
-    "parameters": "parameters (shmacc.Parameters), which only updates change",
-}
+_MOST_SHOWN = 8  # arrays, by repr
 
 
 class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
@@ -42,7 +39,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     arrays, with the same right to write.
     """
 
-    __slots__ = ("_mapped", "_numbers", "_writable")
+    __slots__ = ("_mapped", "_numbers", "_specs", "_writable")
 
     _KIND = "arrays"
     _NOUN: ClassVar[str] = "shared arrays"
@@ -140,6 +137,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             )
         except DataLossError as error:
             raise error.about(self._segment_name.system_name) from None
+        self._specs = existing
         self._numbers = {member.name: number for number, member in enumerate(existing)}
         self._keep(existing)
         if asked is not None:
@@ -149,8 +147,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """Parameters may be read as shared arrays, too."""
         if kind == self._KIND or (kind == "parameters" and not constructed and not self._writable):
             return
-        what = f"{self._shared_name!r} is the name of {_WHAT_KIND.get(kind, 'an accumulator')}"
-        raise handles.disagreement(self._segment_name, what, "kind", kind, self._KIND)
+        raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
 
     def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
         """Keep what a subclass needs of the arrays' specs; DataLossError if they are damaged."""
@@ -184,11 +181,14 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         return super().__reduce__()
 
     def __repr__(self) -> str:
-        count = len(self._numbers)
+        count = len(self._specs)
+        shown = [f"{spec.name}: {spec.dtype.name} {spec.shape}" for spec in self._specs]
+        if count > _MOST_SHOWN:
+            shown[_MOST_SHOWN:] = [f"and {count - _MOST_SHOWN} more"]
         return (
             f"<{type(self).__name__} {self._shared_name!r} of {count} "
             f"array{'' if count == 1 else 's'}{'' if self._writable else ' read-only'}"
-            f"{' closed' if self._handle.closed else ''}>"
+            f"{' closed' if self._handle.closed else ''}: {', '.join(shown)}>"
         )
 
     # Two objects with the same arrays are two objects: to compare contents is the caller's.

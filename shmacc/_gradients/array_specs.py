@@ -77,6 +77,11 @@ def _one_asked(name: str, value: object) -> Asked:
                 f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
             )
         dtype, shape = value.dtype, value.shape
+    elif isinstance(value, tuple):  # mostly meant as a shape, and numbers of an array to NumPy
+        raise InvalidArgumentError(
+            f"Array {name!r} must be an array or a TensorSpec, but was a tuple: "
+            f"TensorSpec({value!r}) is of that shape, np.array({value!r}) has that contents"
+        )
     else:
         given = arrays.as_array(value, f"array {name!r}")
         dtype, shape = given.dtype, given.shape

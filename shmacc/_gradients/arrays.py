@@ -16,6 +16,7 @@ from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
 from shmacc._gradients.dtypes import DType, kind_of, largest
 from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import DensePartial
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num
@@ -171,6 +172,10 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         raise InvalidArgumentError(
             f"{what} must not be a masked array, whose mask would be ignored: pass the numbers to "
             "add, `masked.filled(0)` for instance"
+        )
+    if isinstance(value, DensePartial):
+        raise InvalidArgumentError(
+            f"{what} must not be a partial, whose counts would be ignored: apply_partial adds one"
         )
     try:
         if not isinstance(value, np.ndarray | list | tuple):

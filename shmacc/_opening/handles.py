@@ -30,6 +30,13 @@ Contents = Callable[[], list[list[tuple[int, Any]]]]
 """Returns new shared arrays as the extension takes them: for each its bytes and contents (None:
 zeros; fewer bytes: repeated), then those of its optimizer's slots."""
 
+_NOUNS = {
+    "sparse": "an accumulator (shmacc.SparseConditionalAccumulator)",
+    "dense": "an accumulator (shmacc.ConditionalAccumulator)",
+    "group": "an accumulator (shmacc.AccumulatorGroup)",
+    "arrays": "shared arrays (shmacc.SharedArrays)",
+    "parameters": "parameters (shmacc.Parameters), which only updates change",
+}
 _SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
 _LONGEST_PAUSE = 0.010
 
@@ -121,6 +128,25 @@ def disagreement(
         f"from an earlier run, `shmacc-inspect remove {name.system_name}` removes it, and so does "
         'if_exists="replace"; or use another shared_name'
     ).with_fields(segment=name.system_name, what=what, existing=existing, asked=asked)
+
+
+def wrong_kind(
+    name: SegmentName, existing: str, asked: str, *, constructed: bool
+) -> InvalidArgumentError:
+    """Return the error for a segment of another kind than the class that opens it.
+
+    Args:
+        name: The segment.
+        existing: Its kind.
+        asked: That of the class.
+        constructed: Whether by its constructor, which can replace it; `attach` cannot.
+    """
+    what = f"{name.shared_name!r} is the name of {_NOUNS[existing]}"
+    if constructed:
+        return disagreement(name, what, "kind", existing, asked)
+    return InvalidArgumentError(
+        f"{what}, not of {_NOUNS[asked]}; shmacc.attach returns whatever has a name"
+    ).with_fields(segment=name.system_name, what="kind", existing=existing, asked=asked)
 
 
 def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError:

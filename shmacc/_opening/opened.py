@@ -5,6 +5,8 @@ object may have something of its own beside the segment, which pickles with it: 
 label, shared arrays the right to write.
 """
 
+import logging
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -18,6 +20,7 @@ from shmacc._opening import exits, handles, removal
 from shmacc._opening.handles import Contents
 from shmacc._opening.options import Options, Owners, checked_owners
 
+_logger = logging.getLogger("shmacc")
 _Opened = TypeVar("_Opened", bound="Opened")
 
 
@@ -85,9 +88,26 @@ class Opened(exits.Owner):
             self._shared_name: str = config["name"]
             self._token: int = config["token"]
             self._examine(config, own, asked)
+            self._log_what_is_there(config)
         except BaseException:
             self._close()
             raise
+
+    def _log_what_is_there(self, config: Config) -> None:
+        """Tell of a segment that is no fresh one: an earlier run may have left it."""
+        if not _logger.isEnabledFor(logging.INFO):
+            return
+        step, gradients = self._handle.step, self._handle.count
+        if step > 0 or gradients > 0:
+            made = datetime.fromtimestamp(config["created_ns"] / 1e9, UTC)
+            _logger.info(
+                "Attached to %r, made by uid %d at %s: its step is %d, gradients pending: %d",
+                self._shared_name,
+                self._handle.owner,
+                made.isoformat(" ", "seconds"),
+                step,
+                gradients,
+            )
 
     def _examine(self, config: Config, own: Any, asked: Spec | None) -> None:
         """Check what the segment is, and keep it.

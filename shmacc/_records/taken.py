@@ -81,6 +81,13 @@ class SparseTaken:
     def __post_init__(self) -> None:
         _complete(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
+        """Refuse to be an array: these are some rows of one."""
+        raise TypeError(
+            f"{type(self).__name__} has rows of a tensor: its rows are .values, their numbers "
+            ".indices; to_scipy().toarray() and to_torch().to_dense() make all of the tensor"
+        )
+
     def to_torch(self) -> "torch.Tensor":
         """Return a coalesced sparse COO tensor on the same memory, as optimizers take it.
 
@@ -139,6 +146,10 @@ class DenseTaken:
 
     def __post_init__(self) -> None:
         _complete(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
+        """Return the value, for ``np.asarray``."""
+        return np.array(self.value, dtype=dtype, copy=copy)
 
     def to_torch(self) -> "torch.Tensor":
         """Return a tensor on the same memory."""

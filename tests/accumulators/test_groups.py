@@ -23,6 +23,7 @@ from shmacc import (
     IndexedSlicesSpec,
     TensorSpec,
     errors,
+    inspection,
 )
 
 if TYPE_CHECKING:
@@ -161,6 +162,19 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
         with refused():
             group.apply(gradient, 0)
     assert group.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 32])
+def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes: int) -> None:
+    """With up to three lanes that is 1 KiB."""
+    members, page = 1000, 4096
+    with make_group(
+        {f"m{i}": TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes
+    ) as acc:
+        (summary,) = inspection.list_segments("sized")
+        directory = members * 64
+        assert summary.bytes_reserved <= 320 * lanes * members + directory + (lanes + 8) * page
+        acc.unlink()
 
 
 class Repeating(Mapping[str, Any]):

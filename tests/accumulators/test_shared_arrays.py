@@ -13,6 +13,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
@@ -28,6 +29,7 @@ from shmacc import (
     AccumulatorGroup,
     ConditionalAccumulator,
     IndexedSlicesSpec,
+    Parameters,
     SharedArrays,
     SparseConditionalAccumulator,
     TensorSpec,
@@ -177,13 +179,16 @@ def test_it_is_a_mapping() -> None:
         assert [value.shape for value in params.values()] == [(4, 3), (3,)]
         assert params.name == params.shared_name == NAME
         assert params.writable
-        assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays>"
+        shown = "emb: float32 (4, 3), bias: float32 (3,)"
+        assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays: {shown}>"
         with SharedArrays.attach(NAME) as same:
             assert same != params
             assert len({same, params}) == 2
-            assert repr(same) == f"<SharedArrays {NAME!r} of 2 arrays read-only>"
+            assert repr(same) == f"<SharedArrays {NAME!r} of 2 arrays read-only: {shown}>"
         params.unlink()
-    assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays closed>"
+    assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays closed: {shown}>"
+    with SharedArrays({str(i): np.zeros(i) for i in range(20)}) as many:
+        assert repr(many).endswith("6: float64 (6,), 7: float64 (7,), and 12 more>")
 
 
 def test_assigning_writes_into_the_array() -> None:
@@ -240,6 +245,7 @@ def test_what_it_refuses(namespace: str) -> None:
         "Array 'a' has dtype <U1": {"a": np.array(["x"])},
         "Array 'a' has dtype datetime64": {"a": np.zeros(2, "M8[s]")},
         "Array 'a' has dtype float128": {"a": np.zeros(2, np.longdouble)},
+        r"an array or a TensorSpec, but was a tuple: TensorSpec\(\(100, 3\)\)": {"a": (100, 3)},
         "masked": {"a": np.ma.masked_equal(TABLE, 3)},
         "at most 2\\*\\*40 bytes, but array 'a'": {"a": too_large},
     }
@@ -362,6 +368,32 @@ def test_accumulators_and_arrays_are_told_apart() -> None:
                     opener()
                 assert (e.value.what, e.value.asked) == ("kind", "arrays")
             acc.unlink()
+
+
+def test_attaching_what_is_another_kind_advises_what_attach_takes() -> None:
+    wrong: list[tuple[Any, list[Callable[[str], Any]]]] = [
+        (make, [ConditionalAccumulator.attach, AccumulatorGroup.attach, Parameters.attach]),
+        (
+            lambda: Parameters({"a": TABLE}, NAME),
+            [SparseConditionalAccumulator.attach, partial(SharedArrays.attach, writable=True)],
+        ),
+        (
+            lambda: ConditionalAccumulator("f4", None, NAME),
+            [SparseConditionalAccumulator.attach, SharedArrays.attach, Parameters.attach],
+        ),
+    ]
+    for make_one, openers in wrong:
+        with make_one() as one:
+            for opener in openers:
+                with pytest.raises(errors.InvalidArgumentError, match="is the name of") as caught:
+                    opener(NAME)
+                message = str(caught.value)
+                assert "if_exists" not in message
+                assert "remove" not in message
+                assert "shmacc.attach returns whatever has a name" in message
+            with shmacc.attach(NAME) as found:
+                assert type(found) is type(one)
+            one.unlink()
 
 
 def test_if_exists() -> None:

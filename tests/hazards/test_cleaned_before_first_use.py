@@ -78,6 +78,29 @@ def test_what_was_cleaned_is_gone_for_the_child(call: Callable[[Any], Any]) -> N
             anew.unlink()
 
 
+def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
+    pipe.say([acc.global_step, acc.num_accumulated(), acc.stats().attached])
+    pipe.hear()
+    acc.apply_grad(1.0)
+    pipe.say(acc.stats().attached)
+    pipe.hear()
+
+
+def test_to_read_numbers_is_no_use() -> None:
+    """`docs/concepts/processes.md` says so."""
+    with ConditionalAccumulator("f8", (), NAME) as acc:
+        acc.apply_grad(1.0)
+        with Apart(_read_then_use, acc) as child:
+            assert child.hear() == [0, 1, 1]
+            assert acc.stats().attached == 1
+            child.say()
+            assert child.hear() == 2
+            assert acc.stats().attached == 2
+            child.say()
+            child.result()
+        acc.unlink()
+
+
 def test_what_the_child_has_used_is_not_cleaned() -> None:
     with Apart(_use_twice) as parent:
         parent.hear()

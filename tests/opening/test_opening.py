@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -250,6 +251,55 @@ def test_private_ones(kind: Any, namespace: str) -> None:
             assert two.num_accumulated() == 0
         assert one.num_accumulated() == 1
     assert in_shared_memory(namespace) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_without_a_shared_name_warns_that_it_is_private(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorFlow's users expect other processes to find it by its name."""
+    with (
+        kind(np.float32, name="grads") as private,
+        kind(np.float32),
+        kind(np.float32, shared_name="one", name="grads") as shared,
+        kind(np.float32, shared_name="one", name="other"),
+        pickle.loads(pickle.dumps(private)),
+    ):
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("shmacc", "WARNING")
+        for part in ("name='grads'", kind.__name__, "private", "shared_name='grads'"):
+            assert part in record.getMessage()
+        shared.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_earlier_run_left_is_one_line_in_the_log(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose it is, since when, at which step."""
+    caplog.set_level("INFO", "shmacc")
+    started = datetime.now(UTC) - timedelta(seconds=1)
+    kind(np.float32, shared_name="one").close()
+    kind(np.float32, shared_name="one").close()
+    assert caplog.records == [], "nothing is left in it"
+    with kind.attach("one") as left:
+        apply(left)
+    kind(np.float32, shared_name="one").close()
+    with kind.attach("one") as again:
+        again.take(1)
+    shmacc.attach("one").close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("shmacc", "INFO")}
+    since = f"made by uid {os.geteuid()} at"
+    assert [("'one'" in line, since in line) for line in lines] == [(True, True)] * 3
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "its step is 0, gradients pending: 1",
+        "its step is 0, gradients pending: 1",
+        "its step is 1, gradients pending: 0",
+    ]
+    (made,) = {line.split(": ", 1)[0].split(" at ")[1] for line in lines}
+    assert started <= datetime.fromisoformat(made) <= datetime.now(UTC)
+    kind.attach("one").unlink()
 
 
 @pytest.mark.parametrize("kind", KINDS)

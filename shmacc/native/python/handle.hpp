@@ -334,6 +334,7 @@ class Handle {
     nb::dict config() const { return describe_config(segment()); }
     nb::dict state() const { return describe_state(intact()); }
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
+    uint32_t owner() const { return segment().file().status().st_uid; }
 
   private:
     // What is its own goes with the creator's handle, not when a forked child of it ends: the name, and then, as nobody can

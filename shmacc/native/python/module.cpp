@@ -289,6 +289,7 @@ NB_MODULE(_core, m) {
         .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)
+        .def_prop_ro("owner", &Handle::owner)
         .def("config", &Handle::config)
         .def("state", &Handle::state);
 
