@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import every_start_method
 from helpers.group_model import MEMBERS, ModelledGroup, gradients
-from helpers.support import START_METHODS, refused
+from helpers.support import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -378,7 +379,7 @@ def _apply_and_send_back(group: Any, number: int) -> bool:
     return bool(group.apply(gradient, 0, contributor=number))
 
 
-@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+@every_start_method
 def test_a_pickled_group_is_the_same_one(crew: Crew) -> None:
     with make_group(TWO) as group:
         workers = [crew.start(_apply_and_send_back, group, i) for i in (1, 2)]

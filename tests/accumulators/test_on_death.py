@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe, forks, run_apart
 from helpers.support import LONG, START_METHODS, refused, until
 
 import shmacc
@@ -160,11 +159,7 @@ def _attach_only(*, pipe: Pipe) -> None:
 
 
 def test_who_closes_is_not_dead(acc: ConditionalAccumulator) -> None:
-    process: Any = multiprocessing.get_context("spawn").Process(target=_apply_and_close)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
+    run_apart(_apply_and_close, method="spawn")
     assert acc.num_accumulated() == 1
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(2, timeout=0.05, on_death="raise")
@@ -189,12 +184,7 @@ def test_who_returns_from_its_function_is_not_dead(
     acc: ConditionalAccumulator, method: str
 ) -> None:
     """A child of multiprocessing, which ends by os._exit: no finalizer of the interpreter runs."""
-    context: Any = multiprocessing.get_context(method)
-    process = context.Process(target=_apply, args=(NAME,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
+    run_apart(_apply, NAME, method=method)
     assert acc.num_accumulated() == 1
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(2, timeout=0.05, on_death="raise")

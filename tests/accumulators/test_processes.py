@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import forks
+from helpers.apart import every_start_method, forks
 from helpers.process_work import SHARED, WIDTH, gradient
-from helpers.support import LONG, START_METHODS, until
+from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -24,17 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Crew
 
-# A test runner has threads of its own (NumPy's pool, for one); forking under them is the point.
 pytestmark = [forks, pytest.mark.threads]
-every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
-
-
-@pytest.fixture
-def dense() -> Iterator[ConditionalAccumulator]:
-    """A named dense accumulator of sums, removed at the end."""
-    with ConditionalAccumulator(np.float64, (), "dense", reduction_type="SUM") as acc:
-        yield acc
-        acc.unlink()
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, Crew, Pipe, forks, run_apart
+from helpers.apart import Apart, Crew, Pipe, every_start_method, forks, run_apart
 from helpers.inspect_tool import ask, run
-from helpers.support import START_METHODS, refused, same_bits
+from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import (
@@ -485,7 +485,7 @@ def add_one(params: SharedArrays) -> bool:
     return array.flags.writeable
 
 
-@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+@every_start_method
 @pytest.mark.parametrize("writable", [True, False])
 def test_pickles_with_the_right_to_write(crew: Crew, writable: bool) -> None:
     with make() as params, SharedArrays.attach(NAME, writable=writable) as sent:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
-from helpers.support import LONG, same_bits, until
+from helpers.apart import Apart, forks
+from helpers.process_work import say_and_take
+from helpers.support import same_bits, until
 
 import shmacc
 from shmacc import (
@@ -96,17 +97,11 @@ def test_in_an_open_round_it_shows_the_round() -> None:
         acc.unlink()
 
 
-def _take(number: int, *, pipe: Pipe) -> int:
-    with ConditionalAccumulator.attach("seen") as own:
-        pipe.say()
-        return own.take(number, timeout=LONG).count
-
-
 @forks
 def test_it_does_not_wait_in_line() -> None:
     with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
         acc.apply_grad(1.0)
-        with Apart(_take, 2) as head:
+        with Apart(say_and_take, "seen", 2) as head:
             head.hear()
             until(lambda: acc.stats().waiting == 1)
             assert acc.snapshot().value == 1.0

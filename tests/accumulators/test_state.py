@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, forks
+from helpers.process_work import say_and_take
 from helpers.support import LONG, same_bits, until
 
 import shmacc
@@ -196,12 +197,6 @@ def test_it_ends_a_round_that_is_open() -> None:
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
-def _take(number: int, *, pipe: Pipe) -> int:
-    with ConditionalAccumulator.attach("restored") as own:
-        pipe.say()
-        return own.take(number, timeout=LONG).count
-
-
 @forks
 def test_a_take_that_waits_gets_it() -> None:
     with ConditionalAccumulator("f8", (), "restored") as acc:
@@ -209,7 +204,7 @@ def test_a_take_that_waits_gets_it() -> None:
             acc.apply_grad(1.0)
         state = acc.state()
         acc.advance_step(1)
-        with Apart(_take, 3) as head:
+        with Apart(say_and_take, "restored", 3) as head:
             head.hear()
             until(lambda: acc.stats().waiting == 1)
             acc.restore(state)

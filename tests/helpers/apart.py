@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from helpers import own_shm
-from helpers.support import LONG
+from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import inspection
@@ -31,6 +31,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 # Forking under the test runner's own threads (NumPy has some) is the point of many of these tests.
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
 
 
 class Apart:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 
 if TYPE_CHECKING:
+    from helpers.apart import Pipe
     from helpers.numpy_model import Array
 
 # Rows that gradients share, and above them one row for each gradient there ever is.
@@ -95,3 +97,10 @@ def raw_by_name(name: str) -> tuple[bool, int]:
 def refused_name(name: str) -> None:
     """Ask for an accumulator that is not there."""
     shmacc.attach(name)
+
+
+def say_and_take(name: str, number: int, *, pipe: Pipe) -> int:
+    """Say that it is about to take, and take; return how many gradients there were."""
+    with shmacc.attach(name) as acc:
+        pipe.say()
+        return acc.take(number, timeout=LONG).count

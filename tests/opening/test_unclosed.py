@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.support import LONG, START_METHODS
+from helpers.apart import every_start_method
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, raw_ops, testing
@@ -169,7 +170,7 @@ def _apply(acc: ConditionalAccumulator) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+@every_start_method
 def test_a_worker_is_given_one_and_need_not_close_it(crew: Crew) -> None:
     with ConditionalAccumulator("f8", ()) as acc:
         assert crew.start(_apply, acc).result() == []

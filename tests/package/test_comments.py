@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 NATIVE: Final = sorted((ROOT / "shmacc" / "native").rglob("*.?pp"))
 PYTHON: Final = sorted((ROOT / "shmacc").rglob("*.py"))
+STUBS: Final = sorted((ROOT / "shmacc").rglob("*.pyi"))
 
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -188,7 +189,7 @@ def sentences_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "path", [*NATIVE, *PYTHON, *PAGES], ids=lambda path: str(path.relative_to(ROOT))
+    "path", [*NATIVE, *PYTHON, *STUBS, *PAGES], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_sentences_have_no_archaisms(path: Path) -> None:
     assert archaisms(sentences_of(path)) == []
@@ -219,7 +220,7 @@ def test_what_a_comment_in_cpp_names_exists(name: str) -> None:
     assert unknown_in_cpp(native()[name]) == []
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*PYTHON, *STUBS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_docstring_or_comment_in_python_names_exists(path: Path) -> None:
     text = texts_of(path)
     assert [*unknown_files(text), *unknown_in_backticks(text)] == []

@@ -99,6 +99,15 @@ def test_every_target_of_make_is_described() -> None:
     assert set(table) == _targets() - {"help"}
 
 
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", _text(ROOT / "Makefile"), re.MULTILINE)
+    assert recipe is not None
+    linted = re.findall(r"^\t\$\(BIN\)/([\w-]+(?: (?:check|format))?)", recipe[1], re.MULTILINE)
+    hooks = re.findall(r"entry: \.venv/bin/(.*)", _text(ROOT / ".pre-commit-config.yaml"))
+    assert len(hooks) == len(linted) > 0
+    assert all(any(hook.startswith(command) for hook in hooks) for command in linted)
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
 

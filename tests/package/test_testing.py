@@ -10,7 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.support import LONG, START_METHODS
+from helpers.apart import every_start_method
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, testing
@@ -26,7 +27,7 @@ def _apply() -> tuple[str, int]:
         return os.environ["SHMACC_NAMESPACE"], os.getpid()
 
 
-@pytest.mark.parametrize("crew", START_METHODS, indirect=True)
+@every_start_method
 @pytest.mark.parametrize("again", [1, 2])
 def test_children_are_in_the_namespace(crew: Crew, again: int, namespace: str) -> None:
     """Again, because the second test of a session meets a forkserver that the first one started."""

@@ -29,9 +29,31 @@ COVERAGE_PROCESS_START=$PWD/pyproject.toml "$bin/pytest" -p no:cacheprovider --t
 "$bin/coverage" combine --quiet
 "$bin/coverage" html --quiet --directory "$out/python"
 "$bin/coverage" report >"$out/python.txt"
+"$bin/coverage" json --quiet -o "$out/python.json"
 "$bin/gcovr" --root . --filter shmacc/native/ --exclude-throw-branches \
     --exclude-unreachable-branches --merge-lines \
     --gcov-ignore-errors=source_not_found --gcov-suspicious-hits-threshold 0 \
-    --html-details "$out/cpp.html" --txt "$out/cpp.txt" "$objects"
-tail -n 3 "$out/python.txt" "$out/cpp.txt"
+    --html-details "$out/cpp.html" --txt "$out/cpp.txt" --json-summary "$out/cpp.json" "$objects"
+# The rows of the table in docs/testing.md.
+"$bin/python" - "$out" <<'EOF'
+import json
+import pathlib
+import sys
+
+out = pathlib.Path(sys.argv[1])
+files = json.loads((out / "python.json").read_text())["files"]
+
+
+def row(what, package):
+    found = [file["summary"] for name, file in files.items() if package in name.split("/")]
+    number = sum(summary["num_statements"] for summary in found)
+    reached = sum(summary["covered_lines"] for summary in found)
+    print(f"| {what} | {number:,} | {100 * reached / max(1, number):.0f} % |")
+
+
+row("the library's Python (`shmacc`)", "shmacc")
+row("the command (`shmacc-inspect`)", "shmacc_inspect")
+cpp = json.loads((out / "cpp.json").read_text())
+print(f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |")
+EOF
 exit "$status"
