@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import optim
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DenseTaken, SparseTaken

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shmacc._gradients.handlers import pass_on
 from shmacc._accumulators import results
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, gradients
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec, Spec, TensorSpec
 from shmacc._layout import layout

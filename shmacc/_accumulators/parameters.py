@@ -7,13 +7,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import _core, optim
 from shmacc._accumulators import changes
 from shmacc._accumulators.changes import Change
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.array_types import ValueArray

@@ -6,10 +6,10 @@ out while they are made.
 
 import numpy as np
 
-from shmacc._gradients.handlers import pass_on
 from shmacc._core import TakenRound
 from shmacc._gradients import arrays
 from shmacc._gradients.dtypes import DType
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import (

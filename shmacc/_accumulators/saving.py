@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shmacc._gradients.handlers import pass_on
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, arrays, gradients
 from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import ValueArray

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import _core
 from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
 from shmacc._gradients.dtypes import DType, kind_of, largest
+from shmacc._gradients.handlers import pass_on
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DensePartial
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
@@ -177,6 +177,15 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         raise InvalidArgumentError(
             f"{what} must not be a partial, whose counts would be ignored: apply_partial adds one"
         )
+    array, by_value = _array_of(value, what)
+    if array.dtype == np.object_:
+        raise InvalidArgumentError(
+            f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
+        )
+    return array, by_value
+
+
+def _array_of(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     try:
         if not isinstance(value, np.ndarray | list | tuple):
             theirs = foreign.array(value, what)
@@ -199,10 +208,6 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
         raise InvalidArgumentError(
             f"{what} cannot be viewed as an array ({type(error).__name__}: {error})"
         ) from error
-    if array.dtype == np.object_:
-        raise InvalidArgumentError(
-            f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
-        )
     by_value = isinstance(value, list | tuple | int | float | complex) and not isinstance(
         value, np.generic
     )

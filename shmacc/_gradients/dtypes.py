@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import _core
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc._records.dtype_names import NAMES, NUMBERS
 from shmacc.errors import InvalidArgumentError

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import _core
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName, semaphore_path
 from shmacc._opening import removal

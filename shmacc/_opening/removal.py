@@ -9,8 +9,8 @@ import errno
 import os
 import time
 
-from shmacc._gradients.handlers import pass_on
 from shmacc import _core
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName, semaphore_path
 from shmacc.errors import (

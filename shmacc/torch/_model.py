@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from shmacc._gradients.handlers import pass_on
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import dtypes
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor

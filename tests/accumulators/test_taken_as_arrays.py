@@ -53,7 +53,7 @@ def test_of_a_sparse_one_it_says_what_to_use() -> None:
     for rows in taken:
         for convert in (np.asarray, np.array, np.sum):
             with pytest.raises(TypeError, match=rf"{type(rows).__name__}.*\.values.*\.indices"):
-                convert(rows)  # type: ignore[operator]
+                convert(rows)
 
 
 def test_a_take_is_a_gradient_and_a_partial_is_none() -> None:

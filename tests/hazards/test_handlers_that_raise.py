@@ -1,4 +1,4 @@
-"""A signal handler that raises at any instruction: no round is left open, no exception is swallowed.
+"""A signal handler that raises anywhere: no round is left open, no exception is swallowed.
 
 A round that a living process leaves open stops all others for as long as that process lives.
 """
@@ -6,6 +6,7 @@ A round that a living process leaves open stops all others for as long as that p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import sys
@@ -122,11 +123,8 @@ def _in_rounds(kind: str) -> tuple[int, int, int]:
 
 
 def _raise_in_a_block(acc: Any) -> None:
-    try:
-        with acc.round(1, timeout=0):
-            raise KeyError
-    except KeyError:
-        pass
+    with contextlib.suppress(KeyError), acc.round(1, timeout=0):
+        raise KeyError
 
 
 @pytest.mark.parametrize("kind", ["block", "kept", "raising"])
@@ -365,10 +363,7 @@ def test_after_the_block_was_given_up_it_is_not() -> None:
     with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
         acc.apply_grad(1.0)
         for _ in range(2):
-            try:
-                with acc.round(1):
-                    raise KeyError
-            except KeyError:
-                pass
+            with contextlib.suppress(KeyError), acc.round(1):
+                raise KeyError
             assert acc.apply_grad(1.0, NEVER_STALE)
         assert acc.take(3, timeout=0).value == 3.0

@@ -157,7 +157,7 @@ def test_of_processes_that_are_gone() -> None:
 
     with AccumulatorGroup(MEMBERS, NAME, unlink_on_close=True) as group:
         group.apply({}, 0)
-        with pytest.raises(ValueError, match="^$"):
+        with pytest.raises(ValueError, match=r"^$"):
             run_apart(fail)
         pid = os.fork()
         if pid == 0:
