@@ -2,8 +2,9 @@
 
 A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. The
 names of a package are in one table at run time, and with types in its ``__init__.pyi``; a test
-compares the two. In which private module a class is defined may change, so to `help`, tracebacks
-and pickles it is the package's. This follows scientific Python's SPEC 1, without a dependency.
+compares the two. In which private module a class is defined may change, so to documentation,
+tracebacks and pickles it is the package's. This follows scientific Python's SPEC 1, without a
+dependency.
 """
 
 import importlib

@@ -23,7 +23,7 @@ from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.stats import Stats
+from shmacc._records.stats import Stats, stats_of
 from shmacc.errors import DataLossError
 
 if TYPE_CHECKING:
@@ -347,7 +347,9 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Raises:
             InvalidArgumentError: A bad argument.
         """
-        return Round(self._handle, self._taken, num_required, timeout, at_least, on_death)
+        required, least = arguments.required(num_required, at_least)
+        seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
+        return Round(self._handle, self._taken, required, least, seconds, raises)
 
     async def take_async(
         self,
@@ -391,7 +393,9 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         from shmacc._accumulators.coroutines import AsyncRound  # as in take_async
 
-        return AsyncRound(self._handle, self._taken, num_required, timeout, at_least, on_death)
+        required, least = arguments.required(num_required, at_least)
+        seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
+        return AsyncRound(self._handle, self._taken, required, least, seconds, raises)
 
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
@@ -467,7 +471,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     def stats(self) -> Stats:
         """Return the segment's counters at one instant. Takes no lock."""
-        return Stats.of(self._handle.state())
+        return stats_of(self._handle.state())
 
     def cancel(self) -> None:
         """End every take that waits now, in all processes, with CancelledError."""

@@ -104,23 +104,9 @@ class AsyncRound(_core.AsyncBlock, Generic[_Result_co]):
     a later ``local_step`` does, is a FailedPreconditionError.
     """
 
-    __slots__ = ("_handle",)
+    __slots__ = ()
 
     # Its end may not be a function of Python's: see shmacc/native/python/round_block.hpp.
-
-    def __init__(
-        self,
-        handle: _core.Handle,
-        finish: Callable[[TakenRound], _Result_co],
-        num_required: object,
-        timeout: object,
-        at_least: object,
-        on_death: object,
-    ) -> None:
-        required, least = arguments.required(num_required, at_least)
-        seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
-        super().__init__(handle, finish, required, least, seconds, raises)
-        self._handle = handle
 
     def __aenter__(self) -> Awaitable[_Result_co]:
         """Wait for the gradients and open the round.
@@ -134,7 +120,8 @@ class AsyncRound(_core.AsyncBlock, Generic[_Result_co]):
         return _core.Guarded(self._enter(), self)
 
     async def _enter(self) -> _Result_co:
-        taken: _Result_co = await _opened(self, self._handle, self.hold)
+        block = _core.BlockAccess(self)
+        taken: _Result_co = await _opened(block, block.hold)
         _rounds_of_task().add(self)
         return taken
 
@@ -156,22 +143,24 @@ async def take(
     required, least = arguments.required(num_required, at_least)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
     block = _core.RoundBlock(handle, finish, required, least, seconds, raises)
-    taken: _Result = await _core.Guarded(_taken(block, handle), block)
+    taken: _Result = await _core.Guarded(_taken(_core.BlockAccess(block)), block)
     return taken
 
 
-async def _taken(block: _core.RoundBlock, handle: _core.Handle) -> Any:
+async def _taken(block: _core.BlockAccess) -> Any:
     kept = block.take_kept()
-    return await _opened(block, handle, block.consume) if kept is None else kept
+    return await _opened(block, block.consume) if kept is None else kept
 
 
-async def _opened(block: _core.RoundBlock, handle: _core.Handle, accept: Callable[[], bool]) -> Any:
+async def _opened(block: _core.BlockAccess, accept: Callable[[], bool]) -> Any:
     """Return the round that was opened and accepted, before another wait.
 
     One that has ended before the event loop came to it (by a new step, or because this thread
     called something that would have waited for it) is not accepted, and the wait begins again.
     """
-    if any(opened.is_open and opened.is_of(handle) for opened in _rounds_of_task()):
+    handle = block.handle
+    opened = map(_core.BlockAccess, _rounds_of_task())
+    if any(other.is_open and other.is_of(handle) for other in opened):
         raise FailedPreconditionError(
             "This task has a round of this accumulator open; it must end before another take or "
             "round"

@@ -246,7 +246,11 @@ class Parameters(SharedArrays):
         return self._commit(found, [], None, arguments.timeout(timeout))
 
     def _commit(
-        self, found: _core.RoundBlock, made: list[Change], rate: float | None, timeout: float | None
+        self,
+        found: _core.BlockAccess,
+        made: list[Change],
+        rate: float | None,
+        timeout: float | None,
     ) -> bool:
         self._check_open()
         return _core.update(
@@ -259,7 +263,7 @@ class Parameters(SharedArrays):
             timeout,
         )
 
-    def _round_of(self, taken: Any) -> tuple[_core.RoundBlock, Mapping[str, Any]]:
+    def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
         """Return the open round, and its gradients by array."""
         found = _core.find_round(taken)
         if found is not None and isinstance(taken, GroupTaken):

@@ -80,16 +80,3 @@ class Round(_core.Round, Generic[_Result_co]):
     __slots__ = ()
 
     # Neither end may be a function of Python's: see shmacc/native/python/round_block.hpp.
-
-    def __init__(
-        self,
-        handle: _core.Handle,
-        finish: Callable[[TakenRound], _Result_co],
-        num_required: object,
-        timeout: object,
-        at_least: object,
-        on_death: object,
-    ) -> None:
-        required, least = arguments.required(num_required, at_least)
-        seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
-        super().__init__(handle, finish, required, least, seconds, raises)

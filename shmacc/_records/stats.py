@@ -58,29 +58,29 @@ class Stats:
     update_pid: int | None
     update_since: float | None
 
-    @classmethod
-    def of(cls, state: State) -> "Stats":
-        """Make it from the extension's report."""
-        held = state["round"] if state["round_pid"] else None  # else its process is dead
-        update = state["update"]
-        return cls(
-            applied=state["applied"],
-            dropped=state["dropped"],
-            discarded=state["discarded"],
-            taken=state["taken"],
-            takes=state["takes"],
-            num_accumulated=state["count"],
-            rows=state["all_rows"],
-            global_step=state["step"],
-            sealed=state["sealed"],
-            finished=state["finished"],
-            waiting=state["waiting"],
-            attached=state["attached"],
-            recoveries=state["recoveries"],
-            applied_bytes=state["applied_bytes"],
-            round_pid=state["round_pid"] or None,
-            round_since=None if held is None else held["since_ns"] / 1e9,
-            update=None if update is None else "in" if update["is_in"] else "begun",
-            update_pid=None if update is None else update["pid"],
-            update_since=None if update is None else update["since_ns"] / 1e9,
-        )
+
+def stats_of(state: State) -> Stats:
+    """Return the counters that the extension reports."""
+    held = state["round"] if state["round_pid"] else None  # else its process is dead
+    update = state["update"]
+    return Stats(
+        applied=state["applied"],
+        dropped=state["dropped"],
+        discarded=state["discarded"],
+        taken=state["taken"],
+        takes=state["takes"],
+        num_accumulated=state["count"],
+        rows=state["all_rows"],
+        global_step=state["step"],
+        sealed=state["sealed"],
+        finished=state["finished"],
+        waiting=state["waiting"],
+        attached=state["attached"],
+        recoveries=state["recoveries"],
+        applied_bytes=state["applied_bytes"],
+        round_pid=state["round_pid"] or None,
+        round_since=None if held is None else held["since_ns"] / 1e9,
+        update=None if update is None else "in" if update["is_in"] else "begun",
+        update_pid=None if update is None else update["pid"],
+        update_since=None if update is None else update["since_ns"] / 1e9,
+    )

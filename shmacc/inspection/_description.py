@@ -6,7 +6,7 @@ Apart from `_listing`, since a list needs less and is to be there sooner.
 from dataclasses import dataclass
 
 from shmacc._layout import layout
-from shmacc._records.stats import Stats
+from shmacc._records.stats import Stats, stats_of
 from shmacc.inspection._listing import (
     members_of,
     open_view,
@@ -127,7 +127,7 @@ def describe(name: str, look: Look | None = None) -> Description:
             token=seen.config["token"],
             generation=state["generation"],
             round_shape=None if round_shape is None else tuple(round_shape),
-            stats=Stats.of(state),
+            stats=stats_of(state),
             processes=seen.processes,
             line=seen.line,
             lock=seen.lock,

@@ -348,9 +348,9 @@ def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
 
 def test_a_group_and_a_single_accumulator_disagree() -> None:
     with make_group(TWO, "kinds") as group:
-        with pytest.raises(errors.InvalidArgumentError, match="group"):
+        with pytest.raises(errors.InvalidArgumentError, match="kind group, but dense"):
             shmacc.ConditionalAccumulator("f4", None, "kinds")
-        with pytest.raises(errors.InvalidArgumentError, match="group"):
+        with pytest.raises(errors.InvalidArgumentError, match="AccumulatorGroup"):
             shmacc.ConditionalAccumulator.attach("kinds")
         group.unlink()
     with shmacc.ConditionalAccumulator("f4", None, "kinds") as single:

@@ -179,7 +179,7 @@ def test_it_is_a_mapping() -> None:
         assert [value.shape for value in params.values()] == [(4, 3), (3,)]
         assert params.name == params.shared_name == NAME
         assert params.writable
-        shown = "emb: float32 (4, 3), bias: float32 (3,)"
+        shown = "emb: float32 (4, 3), bias: float64 (3,)"
         assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays: {shown}>"
         with SharedArrays.attach(NAME) as same:
             assert same != params

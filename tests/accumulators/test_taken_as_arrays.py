@@ -66,7 +66,7 @@ def test_a_take_is_a_gradient_and_a_partial_is_none() -> None:
             far.apply_grad(partial)
         assert far.apply_grad(near.snapshot())
         assert far.apply_partial(partial)
-        assert far.take(3).value.tolist() == [4 / 3] * 3
+        assert far.take(3).value.tolist() == [float(np.float32(4) / np.float32(3))] * 3
     with AccumulatorGroup(GROUP) as group:
         for wrong in ({"w": partial}, {"w": _rows()}):
             with refused():

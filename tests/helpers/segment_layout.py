@@ -177,9 +177,7 @@ class DirectoryEntry(ctypes.Structure):
         ("lowest", ctypes.c_int64),
         ("highest", ctypes.c_uint64),
         ("name_length", ctypes.c_uint32),
-        ("name_words", ctypes.c_uint32),
-        ("optimizer_kind", ctypes.c_uint64),
-        ("optimizer_numbers", ctypes.c_double * 5),
+        ("optimizer", ctypes.c_uint32),
     )
 
 

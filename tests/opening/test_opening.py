@@ -299,7 +299,8 @@ def test_what_an_earlier_run_left_is_one_line_in_the_log(
     ]
     (made,) = {line.split(": ", 1)[0].split(" at ")[1] for line in lines}
     assert started <= datetime.fromisoformat(made) <= datetime.now(UTC)
-    kind.attach("one").unlink()
+    with kind.attach("one") as last:
+        last.unlink()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,7 @@ CLASSES = [getattr(shmacc, name) for name in PUBLIC if inspect.isclass(getattr(s
 
 def test_it_shows_the_public_surface_and_no_private_modules() -> None:
     text = pydoc.render_doc(shmacc, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    text = re.sub(r"__orig_bases__ = .*", "", text)  # typing's own, of generic classes
     assert sorted(set(re.findall(r"shmacc\._\w+(?:\.\w+)*", text))) == []
     begins, rest = text.split("PACKAGE CONTENTS")  # whose list pydoc makes of the folder
     assert re.findall(r"(?<!\w)_\w+", begins) == []

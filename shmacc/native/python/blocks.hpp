@@ -15,6 +15,17 @@ inline int clear_block(PyObject* self) {
     return 0;
 }
 
+// What this package's coroutines and parameters do with a block. The block's own class is shown to users, and has the
+// methods of a ``with`` statement only.
+class BlockAccess {
+  public:
+    explicit BlockAccess(nb::object block) : block_(std::move(block)) { nb::cast<RoundBlock&>(block_); }
+    RoundBlock* operator->() const { return nb::inst_ptr<RoundBlock>(block_); }
+
+  private:
+    nb::object block_;
+};
+
 inline void bind_blocks(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
                                   {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
@@ -26,17 +37,26 @@ inline void bind_blocks(nb::module_& m) {
     };
     nb::class_<RoundBlock> block(m, "RoundBlock", nb::type_slots(slots), nb::is_weak_referenceable());
     with_init(block);
-    block.def_prop_ro("timeout", &RoundBlock::timeout)
-        .def_prop_ro("handle", &RoundBlock::handle_object)
-        .def_prop_ro("taken", &RoundBlock::taken)
-        .def_prop_ro("given", &RoundBlock::given)
-        .def("open", &RoundBlock::open, nb::arg("timeout").none(), nb::arg("caller").none())
-        .def("take_kept", &RoundBlock::take_kept)
-        .def("hold", &RoundBlock::hold)
-        .def_prop_ro("is_open", &RoundBlock::is_open)
-        .def("is_of", &RoundBlock::is_of, nb::arg("handle"))
-        .def("consume", &RoundBlock::consume)
-        .def("give_back", &RoundBlock::give_back);
+    nb::class_<BlockAccess>(m, "BlockAccess")
+        .def(nb::init<nb::object>(), nb::arg("block"))
+        .def_prop_ro("timeout", [](BlockAccess& block) { return block->timeout(); })
+        .def_prop_ro("handle", [](BlockAccess& block) { return block->handle_object(); })
+        .def_prop_ro("taken", [](BlockAccess& block) { return block->taken(); })
+        .def_prop_ro("given", [](BlockAccess& block) { return block->given(); })
+        .def_prop_ro("is_open", [](BlockAccess& block) { return block->is_open(); })
+        .def(
+            "open",
+            [](BlockAccess& block, std::optional<double> timeout, const Caller* caller) {
+                return block->open(timeout, caller);
+            },
+            nb::arg("timeout").none(), nb::arg("caller").none())
+        .def("take_kept", [](BlockAccess& block) { return block->take_kept(); })
+        .def("hold", [](BlockAccess& block) { return block->hold(); })
+        .def(
+            "is_of", [](BlockAccess& block, nb::handle handle) { return block->is_of(handle); },
+            nb::arg("handle"))
+        .def("consume", [](BlockAccess& block) { return block->consume(); })
+        .def("give_back", [](BlockAccess& block) { block->give_back(); });
 
     nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots));
     with_init(round);
@@ -70,7 +90,7 @@ Raises:
         "__aexit__",
         [](AsyncBlock& self, nb::handle kind, nb::handle, nb::handle) {
             self.exit(kind);
-            return Ended{};
+            return nb::cast(Ended{});
         },
         nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none(),
         R"(Consume the gradients and move the step on; after an exception, neither.
@@ -85,7 +105,7 @@ Raises:
         "find_round",
         [](nb::handle given) {
             RoundBlock* const found = RoundBlock::of(given);
-            return found ? nb::find(found) : nb::object(nb::none());
+            return found ? nb::cast(BlockAccess(nb::find(found))) : nb::object(nb::none());
         },
         nb::arg("given").none());
 

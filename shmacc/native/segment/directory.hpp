@@ -55,26 +55,30 @@ using MemberSpecs = std::vector<MemberSpec>;
 
 constexpr uint32_t kMaxMemberName = 1024;  // bytes; 200 characters are at most 800
 
-// In the region, before the dims and the name.
+// In the region, before the dims, the name in whole words, and the numbers of the optimizer, if there is one.
 struct DirectoryEntry {
     uint32_t kind, dtype, sum, components, reduction;
     uint32_t declared_rank;
     int64_t lowest;
     uint64_t highest;
     uint32_t name_length;
-    uint32_t name_words;  // of 8 bytes
-    OptimizerSpec optimizer;
+    uint32_t optimizer;  // its kind
 };
 static_assert(sizeof(DirectoryEntry) % 8 == 0, "entries are whole words");
 
-constexpr uint64_t kMaxDirectory = kMaxMembers *
-                                   (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName);
+constexpr uint64_t kMaxDirectory = kMaxMembers * (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) +
+                                                  kMaxMemberName + sizeof OptimizerSpec::numbers);
+
+// How many words the name has, and the optimizer's numbers.
+inline size_t name_words(const DirectoryEntry& entry) { return (size_t{entry.name_length} + 7) / 8; }
+inline size_t number_words(const DirectoryEntry& entry) {
+    return entry.optimizer == kNoOptimizer ? 0 : sizeof OptimizerSpec::numbers / 8;
+}
 
 inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     std::vector<uint64_t> words;
     for (const MemberSpec& member : members) {
         const size_t rank = member.declared ? member.declared->size() : 0;
-        const size_t name_words = (member.name.size() + 7) / 8;
         const DirectoryEntry entry{member.kind,
                                    member.dtype,
                                    member.sum,
@@ -84,14 +88,17 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
                                    member.lowest,
                                    member.highest,
                                    static_cast<uint32_t>(member.name.size()),
-                                   static_cast<uint32_t>(name_words),
-                                   member.optimizer};
-        const size_t at = words.size();
-        words.resize(at + sizeof entry / 8 + rank + name_words);
-        std::memcpy(&words[at], &entry, sizeof entry);
-        if (rank) std::memcpy(&words[at + sizeof entry / 8], member.declared->data(), rank * 8);
-        if (name_words)
-            std::memcpy(&words[at + sizeof entry / 8 + rank], member.name.data(), member.name.size());
+                                   static_cast<uint32_t>(member.optimizer.kind)};
+        size_t at = words.size();
+        words.resize(at + sizeof entry / 8 + rank + name_words(entry) + number_words(entry));
+        const auto append = [&](const void* data, size_t bytes, size_t in_words) {
+            if (bytes) std::memcpy(&words[at], data, bytes);
+            at += in_words;
+        };
+        append(&entry, sizeof entry, sizeof entry / 8);
+        append(member.declared ? member.declared->data() : nullptr, rank * 8, rank);
+        append(member.name.data(), member.name.size(), name_words(entry));
+        append(member.optimizer.numbers, number_words(entry) * 8, number_words(entry));
     }
     return words;
 }
@@ -108,26 +115,26 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         at += sizeof entry / 8;
         const bool known = entry.declared_rank != kUnknownRank;
         const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
-                          entry.name_words == (entry.name_length + 7) / 8 &&
                           (entry.kind == kSparse || entry.kind == kDense) && is_named(kSumNames, entry.sum) &&
                           entry.components >= 1 && entry.components <= 2 &&
-                          is_named(kReductionNames, entry.reduction) &&
-                          entry.optimizer.kind < kOptimizerKinds &&
-                          (entry.optimizer.kind == kNoOptimizer || entry.sum <= kFloat64);
+                          is_named(kReductionNames, entry.reduction) && entry.optimizer < kOptimizerKinds &&
+                          (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
         const size_t rank = known ? entry.declared_rank : 0;
-        if (!fits || words.size() - at < rank + entry.name_words)
+        if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry))
             data_loss("its directory of members is out of range");
         MemberSpec member{
-            entry.kind,    entry.dtype, entry.sum, entry.components, entry.reduction, {}, entry.lowest,
-            entry.highest, {},          {},        entry.optimizer};
+            entry.kind,    entry.dtype, entry.sum, entry.components,     entry.reduction, {}, entry.lowest,
+            entry.highest, {},          {},        {entry.optimizer, {}}};
         if (known) {
             member.declared.emplace(rank);
             if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);
         }
         at += rank;
-        if (entry.name_words)
+        if (entry.name_length)
             member.name.assign(reinterpret_cast<const char*>(&words[at]), entry.name_length);
-        at += entry.name_words;
+        at += name_words(entry);
+        if (number_words(entry)) std::memcpy(member.optimizer.numbers, &words[at], number_words(entry) * 8);
+        at += number_words(entry);
         member.set_round();
         members.push_back(std::move(member));
     }
