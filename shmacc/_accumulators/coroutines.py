@@ -196,7 +196,7 @@ class AsyncSteps:
 
     __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
 
-    def __init__(self, handle: _core.Handle, timeout: object, on_death: object) -> None:
+    def __init__(self, handle: "_core.Handle", timeout: object, on_death: object) -> None:
         self._handle = handle
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)

@@ -1,9 +1,11 @@
 """The steps of a run, as a worker follows them."""
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from shmacc import _core
 from shmacc._gradients import arguments
+
+if TYPE_CHECKING:
+    from shmacc import _core
 
 
 class Steps:
@@ -17,7 +19,7 @@ class Steps:
 
     __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
 
-    def __init__(self, handle: _core.Handle, timeout: object, on_death: object) -> None:
+    def __init__(self, handle: "_core.Handle", timeout: object, on_death: object) -> None:
         self._handle = handle
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)
