@@ -64,12 +64,23 @@ class Findings:
         given_up: Rounds whose block raised.
         snapshots: Snapshots that were looked at.
         restores: States that were restored.
+        rounds: Rounds that are in the parameters of the training campaigns.
+        updates: Updates of parameters that were made there, also those that a load took back.
+        in_updates: Processes killed in one.
+        found_in: Updates that were in already: their chief had died, or raised, after them.
+        saves: Files that were saved.
+        loads: Files that were loaded.
+        cut_loads: Processes killed in that.
+        refused_loading: Updates that were refused because of a load.
         told_dead: Deaths of workers that a take was told of.
         told_failed: Failures likewise.
         mistold: Campaigns in which more were told of than there were, or fewer.
-        torn: Gradients in some of their members only, and members that are not their sum.
-        lost: Accepted gradients that are nowhere.
-        doubled: Gradients that were taken more than once.
+        torn: Gradients in some of their members only, and members that are not their sum; snapshots
+            of parameters that are not those of one process alone at that step.
+        lost: Accepted gradients that are nowhere; rounds in the parameters without one of theirs.
+        doubled: Gradients that were taken more than once; rounds in the parameters with one twice.
+        updated_twice: Rounds that are in the parameters twice, or were skipped and are.
+        not_updated: Rounds that are not in the parameters.
         repeated: Contributors that were in a round twice.
         misplaced: Gradients in a round they cannot belong to, or that were refused and are there.
         miscounted: Disagreements of the library's counters with the books.
@@ -92,12 +103,22 @@ class Findings:
     given_up: int = 0
     snapshots: int = 0
     restores: int = 0
+    rounds: int = 0
+    updates: int = 0
+    in_updates: int = 0
+    found_in: int = 0
+    saves: int = 0
+    loads: int = 0
+    cut_loads: int = 0
+    refused_loading: int = 0
     told_dead: int = 0
     told_failed: int = 0
     mistold: int = 0
     torn: int = 0
     lost: int = 0
     doubled: int = 0
+    updated_twice: int = 0
+    not_updated: int = 0
     repeated: int = 0
     misplaced: int = 0
     miscounted: int = 0
@@ -110,6 +131,7 @@ class Findings:
     def faults(self) -> int:
         """All that must be 0."""
         wrong = self.torn + self.lost + self.doubled + self.repeated + self.misplaced
+        wrong += self.updated_twice + self.not_updated
         return wrong + self.miscounted + self.mistold + self.failed
 
     @property

@@ -70,8 +70,8 @@ class Tally(IntEnum):
     MISTOLD = 10  # reasons that are no such thing
 
 
-def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
-    # Anonymous and shared with children; pages that are never touched cost nothing.
+def shared(count: int, dtype: type) -> npt.NDArray[Any]:
+    """Return an array that children share, of zeros; pages that are never touched cost nothing."""
     size = max(count * np.dtype(dtype).itemsize, 1)
     return np.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=count)
 
@@ -80,24 +80,24 @@ class Books:
     """Those of one campaign."""
 
     def __init__(self, processes: int) -> None:
-        self.fate = _shared(MOST, np.uint8)
-        self.attempts = _shared(MOST, np.uint16)
-        self.since = _shared(MOST, np.int32)
-        self.until = _shared(MOST, np.int32)
-        self.taken_at = _shared(MOST, np.int32)
-        self.logged = _shared(MOST, np.int32)
+        self.fate = shared(MOST, np.uint8)
+        self.attempts = shared(MOST, np.uint16)
+        self.since = shared(MOST, np.int32)
+        self.until = shared(MOST, np.int32)
+        self.taken_at = shared(MOST, np.int32)
+        self.logged = shared(MOST, np.int32)
         # By process:
-        self.turn = _shared(processes, np.int64)  # a worker's next gradient
-        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted what it gets
-        self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
-        self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
-        self.applied = _shared(processes, np.uint8)  # 1: perhaps, since it attached; 2: yes
-        self.stopped = _shared(processes, np.float64)  # seconds that it was stopped by us
-        self.tally = {what: _shared(processes, np.int64) for what in Tally}
-        self.longest = {doing: _shared(processes, np.float64) for doing in Doing}
-        self._doing = _shared(processes, np.uint8)
-        self._began = _shared(processes, np.float64)
-        self._stop = _shared(1, np.uint8)
+        self.turn = shared(processes, np.int64)  # a worker's next gradient
+        self.at_risk = shared(processes, np.uint8)  # a taker that has not noted what it gets
+        self.in_block = shared(processes, np.uint8)  # a chief that has a round open
+        self.asking = shared(processes, np.uint8)  # a taker that wants to be told who is gone
+        self.applied = shared(processes, np.uint8)  # 1: perhaps, since it attached; 2: yes
+        self.stopped = shared(processes, np.float64)  # seconds that it was stopped by us
+        self.tally = {what: shared(processes, np.int64) for what in Tally}
+        self.longest = {doing: shared(processes, np.float64) for doing in Doing}
+        self._doing = shared(processes, np.uint8)
+        self._began = shared(processes, np.float64)
+        self._stop = shared(1, np.uint8)
 
     def stop(self) -> None:
         """Ask all processes to end."""

@@ -6,34 +6,47 @@ import argparse
 import random
 import sys
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from shmacc import testing
 from shmacc_soak.audit import Findings
 from shmacc_soak.campaign import Campaign, Effort
 from shmacc_soak.plans import plans
+from shmacc_soak.training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Kill workers and takers at random, replace them, and keep the books.
 
-    Campaign follows upon campaign, each with another kind of accumulator. Workers fail, too, and
-    half of the runs are finished. Ends with status 1 if a gradient was torn, lost or doubled, if
-    the library's counters disagree with the books, if a death or a failure was told twice, or not
-    at all, or if a living process waited for longer than --patience.
+    Campaign follows upon campaign, each with another kind of accumulator; workers fail, too, and
+    half of the runs are finished. The last kind trains parameters, with chiefs that are killed in
+    updates, saves and loads. Ends with status 1 if a gradient was torn, lost or doubled, if a round
+    is in the parameters twice or not at all, if they are not those of one process alone to the bit,
+    if the library's counters disagree with the books, if a death or a failure was told twice, or
+    not at all, or if a living process waited for longer than --patience.
     """
     asked = _asked(arguments)
     random.seed(asked.seed)
     effort = Effort(asked.workers, asked.takers, asked.pause)
-    kinds = plans(asked.workers)
+    kinds: list[Callable[[], Campaign | Training]] = [
+        partial(Campaign, plan, effort) for plan in plans(asked.workers)
+    ]
+    kinds += [partial(Training, effort)]
+    if asked.training:
+        kinds = kinds[-1:]
     rounds = max(1, round(asked.seconds / asked.each / len(kinds)))
     total = Findings()
     with testing.isolated_namespace() as namespace:
         start = time.monotonic()
         for number in range(rounds * len(kinds)):
             left = start + asked.seconds - time.monotonic()
-            plan = kinds[number % len(kinds)]
-            found = Campaign(plan, effort).run(max(left / (rounds * len(kinds) - number), 0.1))
-            print(f"{plan.title}: {_in_words(found)}", file=sys.stderr)
+            campaign = kinds[number % len(kinds)]()
+            found = campaign.run(max(left / (rounds * len(kinds) - number), 0.1))
+            print(f"{campaign.title}: {_in_words(found)}", file=sys.stderr)
             total += found
         leaked = testing.leaked_names(namespace)
     print(f"{time.monotonic() - start:.0f} s, seed {asked.seed}")
@@ -62,6 +75,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     add("workers", int, 3, "processes that apply", 1)
     add("takers", int, 2, "processes that take", 1)
     add("pause", float, 4e-3, "seconds between kills, on average", 1e-4)
+    parser.add_argument("--training", action="store_true", help="train parameters, nothing else")
     add("patience", float, 2.0, "the longest wait of a living process")
     parser.add_argument(
         "--seed", type=int, default=random.randrange(2**32), help="of whom is killed when"
@@ -91,12 +105,22 @@ def _table(found: Findings) -> str:
         ("rounds given up", found.given_up),
         ("snapshots looked at", found.snapshots),
         ("states restored", found.restores),
+        ("rounds in trained parameters", found.rounds),
+        ("updates of parameters", found.updates),
+        ("  that were in already", found.found_in),
+        ("  processes killed in one", found.in_updates),
+        ("files saved", found.saves),
+        ("files loaded", found.loads),
+        ("  processes killed in that", found.cut_loads),
+        ("  updates refused meanwhile", found.refused_loading),
         ("deaths of workers that were told", found.told_dead),
         ("failures of workers that were told", found.told_failed),
         ("told wrongly", found.mistold),
         ("torn", found.torn),
         ("lost", found.lost),
         ("doubled", found.doubled),
+        ("updated twice", found.updated_twice),
+        ("not updated", found.not_updated),
         ("contributors twice in a round", found.repeated),
         ("in a round of another step", found.misplaced),
         ("counters that disagree", found.miscounted),
