@@ -287,8 +287,9 @@ def restore_parameters(
     step: int,
     changes: list[tuple[Any, ...]],
     updates: list[int],
-    timeout: float | None,
+    begins_load: bool,
 ) -> None: ...
+def end_load(handle: Handle) -> None: ...
 def read_parameters(
     handle: Handle, places: list[tuple[int, int, Any]], timeout: float | None
 ) -> tuple[int, list[int]]: ...

@@ -34,7 +34,8 @@ def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
 
     Raises:
         InvalidArgumentError: Something that cannot be saved.
-        FailedPreconditionError: Rounds ended all the while, so the states did not belong together.
+        FailedPreconditionError: Rounds ended all the while, so the states did not belong together;
+            or a process died in `load`, so they do not either.
         OSError: Writing failed.
     """
     _check(what)
@@ -52,9 +53,15 @@ def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
 def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     """Restore what `save` has written: all of it or nothing.
 
-    Everything is checked first. Parameters are restored before accumulators; if one of them fails,
-    those before it get back what they had. For the run's beginning: a process that is killed in the
-    middle of it leaves some restored, and to load again is right.
+    Everything is checked first; if something fails after that, all get back what they had. It is
+    for a run's beginning: gradients that workers have computed from what was there before may
+    still arrive after it.
+
+    Nothing is trained on that is restored in part. The parameters are restored first, and marked;
+    then the accumulators; then the mark is removed. While it is there, `Parameters.update`, `skip`
+    and `save` are a FailedPreconditionError, also in a round that was open all the while. If the
+    process is killed in between, the mark stays until the same parameters are loaded again, by
+    whichever process, which makes all of it whole.
 
     Args:
         path: The file.
@@ -62,6 +69,7 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
 
     Raises:
         InvalidArgumentError: The file has other names, or states of something else.
+        FailedPreconditionError: Another process is loading the same parameters.
         DataLossError: It is no file of `save`, or damaged.
         ResourceExhaustedError: Shared memory, or this process's, is full.
         OSError: Reading failed.
@@ -74,17 +82,21 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
         )
     for name, one in what.items():
         _check_state(one, states[name])
-    parameters = [name for name, one in what.items() if isinstance(one, Parameters)]
-    before: list[tuple[Saved, dict[str, ValueArray]]] = []
-    try:
-        for name in [*parameters, *(name for name in what if name not in parameters)]:
-            had = what[name].state()
-            what[name].restore(states[name])
-            before.append((what[name], had))
-    except BaseException:
-        for one, had in reversed(before):
-            one.restore(had)
-        raise
+    with contextlib.ExitStack() as taking_back:
+        parameters = {name: one for name, one in what.items() if isinstance(one, Parameters)}
+        for name, params in parameters.items():
+            take_back = params._begin_load if params._half_loaded else params.restore  # noqa: SLF001
+            had = params.state()
+            params._begin_load(states[name])  # noqa: SLF001
+            taking_back.callback(take_back, had)
+        for name, one in what.items():
+            if isinstance(one, Accumulator):
+                had = one.state()
+                one.restore(states[name])
+                taking_back.callback(one.restore, had)
+        for params in parameters.values():
+            params._end_load()  # noqa: SLF001
+        taking_back.pop_all()
 
 
 def _check(what: object) -> None:
@@ -105,6 +117,11 @@ def _check(what: object) -> None:
 
 def _states(what: Mapping[str, Saved]) -> dict[str, dict[str, ValueArray]]:
     """Return states that belong together: no round ended, and no update, while they were read."""
+    for name, one in what.items():
+        if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001
+            raise FailedPreconditionError(
+                f"{name!r} cannot be saved: a load of them has not come to its end; load again"
+            )
     for _ in range(_ATTEMPTS):
         marks = [_mark(one) for one in what.values()]
         states = {name: one.state() for name, one in what.items()}
@@ -125,7 +142,7 @@ def _states(what: Mapping[str, Saved]) -> dict[str, dict[str, ValueArray]]:
 
 def _mark(one: Saved) -> tuple[object, ...]:
     if isinstance(one, Parameters):
-        return (one.step,)
+        return one.step, one._half_loaded  # noqa: SLF001
     stats = one.stats()
     return stats.global_step, stats.takes, stats.update
 

@@ -210,7 +210,8 @@ class Parameters(SharedArrays):
                 that is out of range; a shape or dtype that disagrees. Nothing was changed, and the
                 round is not final.
             FailedPreconditionError: `taken` is not of an open round of this process; its block has
-                made its update already; or the parameters are past it.
+                made its update already; the parameters are past it; or a checkpoint is being
+                loaded into them, or was by a process that died in that: load it again.
             DeadlineExceededError: The timeout passed. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
@@ -331,8 +332,9 @@ class Parameters(SharedArrays):
         """Replace everything by what `state` returned, here or of equal parameters.
 
         One commit, also while other processes are attached: arrays, slots, step. It needs as much
-        memory again until it is done. If an accumulator belongs to the parameters, restore its
-        state after theirs.
+        memory again until it is done. An accumulator that belongs to the parameters must get a
+        state of the same step: `shmacc.load` restores both, and makes sure that no update is made
+        in between.
 
         Args:
             state: The dict, or what ``np.load`` made of it.
@@ -342,10 +344,27 @@ class Parameters(SharedArrays):
                 optimizers. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
+        self._restore(state, begins_load=False)
+
+    # For checkpoints.py: between the first and the last of these no update is made.
+
+    def _begin_load(self, state: Mapping[str, ValueArray]) -> None:
+        self._restore(state, begins_load=True)
+
+    def _end_load(self) -> None:
+        self._check_open()
+        _core.end_load(self._handle)
+
+    @property
+    def _half_loaded(self) -> bool:
+        self._check_open()
+        return self._handle.state()["sealed"]
+
+    def _restore(self, state: Mapping[str, ValueArray], *, begins_load: bool) -> None:
         made, step, updates = changes.of_state(self._arrays, state)
         self._check_open()
         _core.restore_parameters(
-            self._handle, step, [change.as_given for change in made], updates, None
+            self._handle, step, [change.as_given for change in made], updates, begins_load
         )
 
 

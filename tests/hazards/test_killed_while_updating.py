@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 from helpers import killing_updates as killing
-from helpers.apart import forks, run_apart
+from helpers.apart import Apart, Pipe, forks, run_apart
 from helpers.killing_images import Image
 from helpers.killing_updates import UpdateScene
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import refusal
+from helpers.support import LONG
 
-from shmacc import Parameters, errors, inspection, optim
+from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
 
 if TYPE_CHECKING:
     from helpers.stepping_tracer import Traced
-
-    from shmacc import AccumulatorGroup
 
 pytestmark = [
     forks,
@@ -65,6 +64,39 @@ def test_at_every_instruction(scene: UpdateScene) -> None:
                 child.step()
             child.kill()
         killing.testify(scene, known)
+
+
+def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Be a chief with an optimizer of its own, attached before the other one died."""
+    with (
+        AccumulatorGroup.attach(killing.GROUP) as group,
+        Parameters.attach(killing.PARAMS) as params,
+    ):
+        pipe.say()
+        pipe.hear()
+        torn = [array.tobytes() for array in params.values()]
+        with group.round(1, timeout=LONG) as taken:
+            in_block = [array.tobytes() for array in params.values()]
+            assert params.update(taken, {name: 2 * array for name, array in params.items()})
+        return torn, in_block, [array.tobytes() for array in params.values()]
+
+
+def test_new_contents_are_computed_from_whole_arrays() -> None:
+    """A block begins with the arrays as the rounds before it left them: no half update."""
+    scene = SCENES[0]
+    before = killing.contents_in(killing.states(scene)[0])
+    with killing.begun(killing.images(scene), scene.act) as child, Apart(_stand_by) as chief:
+        chief.hear()
+        _until_something_is_saved(child)
+        child.kill()
+        chief.say()
+        torn, in_block, after = chief.result()
+    _remove()
+    assert torn != before
+    assert in_block == before
+    assert after == [
+        (2 * np.frombuffer(old, kind)).tobytes() for old, kind in zip(before, "fd", strict=True)
+    ]
 
 
 def test_a_damaged_log_is_an_error_and_no_crash() -> None:

@@ -158,7 +158,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
         Whether the update was in.
     """
     before, after, after_more = known
-    touched = _contents() != _contents_in(before)
+    touched = _contents() != contents_in(before)
     with AccumulatorGroup.attach(GROUP) as group:
         accepted = group.apply(gradient(3), 1)
         # A gradient counts only if nothing that it may have been computed from was changed.
@@ -191,7 +191,8 @@ def _contents() -> list[bytes]:
     return found
 
 
-def _contents_in(known: State) -> list[bytes]:
+def contents_in(known: State) -> list[bytes]:
+    """What the arrays have in that state."""
     saved = dict(known)
     return [saved["0.array"], saved["1.array"]]
 

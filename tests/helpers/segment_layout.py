@@ -83,6 +83,7 @@ class RoundState(ctypes.Structure):
         ("final_serial", ctypes.c_uint64),
         ("final_pid", ctypes.c_uint64),
         ("final_since_ns", ctypes.c_int64),
+        ("final_parameters", ctypes.c_uint64),
         ("checksum", ctypes.c_uint64),
     )
 

@@ -2,12 +2,13 @@
  *
  * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave the block in order
  * or by an exception, at any point; one worker that reads the step, then the parameters word by word, then applies, GRADIENTS times;
- * with ADVANCER one more process that does advance_step at any time. Parameters have two words, each with a digit for each step, so
+ * with ADVANCER one more process that does advance_step at any time; with LOADERS so many that load a checkpoint of the run's beginning,
+ * at any time, too: the parameters, then the accumulator, then the mark goes. Parameters have two words, each with a digit for each step, so
  * that what is torn, doubled or missing shows; every save, count, store and commit of an update is a step of its own.
  *
  * Abstracted: locks are words with an owner, dropped at death (lock.pml); what is done under the accumulator's locks is one step, as
  * are its commits (commit.pml, round.pml); lanes: a final round is one record, under all their locks. Opening is not waited for in line
- * (line.pml).
+ * (line.pml). A load's commit of the parameters is one step. Workers do not outlive a load: what they apply after it is not looked at.
  *
  * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them; a round that was consumed
  * is in the parameters once, in both words, or was skipped, or had no update at all; parameters are nobody's half when their lock is
@@ -24,6 +25,9 @@
  *   BROKEN_STAMP_LATE     the first word is changed before the stamp
  *   BROKEN_STEP_EARLY     the parameters' step is raised before their commit
  *   BROKEN_EXCEPTION      an exception in the block takes the mark back
+ *   BROKEN_LOAD           a load does not mark the parameters: an older step takes the updates of a newer round
+ *   BROKEN_LOAD_ENDS      the mark goes before the accumulator is restored
+ *   BROKEN_LOAD_DEATH     a dead loader's mark counts as none
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -37,6 +41,9 @@
 #define WORKER CHIEFS
 #ifdef ADVANCER
 #define PROCESSES (CHIEFS + 2)
+#define HELPER (CHIEFS + 1)
+#elif defined(LOADERS)
+#define PROCESSES (CHIEFS + 1 + LOADERS)
 #define HELPER (CHIEFS + 1)
 #else
 #define PROCESSES (CHIEFS + 1)
@@ -63,15 +70,22 @@ byte generation = 1;
 byte pstep = 0;
 byte new_step = 0;       /* valid from generation new_needs on */
 byte new_needs = 0;
+byte loader = NOBODY;    /* who has marked them as being loaded */
 
 /* Outside of both. */
 byte want = 0;           /* what the words are, at this step */
 bit skipped[STEPS + 1];
+byte loads = 0;
 bool through[PROCESSES];
 
 #define digit(s) ((s) == 0 -> 1 : ((s) == 1 -> 3 : 9))
 #define held (holder != NOBODY && !dead[holder])
 #define is_in(s) ((word[0] / digit(s)) % 3 == 1)
+#ifdef BROKEN_LOAD_DEATH
+#define half_loaded (loader != NOBODY && !dead[loader])
+#else
+#define half_loaded (loader != NOBODY)
+#endif
 #define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
 #define finished(p) through[p]
 
@@ -80,7 +94,7 @@ inline consume_round() {
   if
   :: final == 2 && !skipped[step] ->
        want = want + digit(step);
-       assert(word[0] == want && word[1] == want)
+       assert(half_loaded || (word[0] == want && word[1] == want))
   :: else
   fi;
 #if !defined(BROKEN_ENDS) && !defined(BROKEN_ADVANCES)
@@ -132,6 +146,10 @@ update:
      atomic { runs(p) && owner == NOBODY -> owner = p };
      atomic { runs(p) -> settle() };
      recover(p);
+     if
+     :: atomic { runs(p) && half_loaded -> owner = NOBODY; goto leave }
+     :: atomic { runs(p) && !half_loaded -> skip }
+     fi;
      atomic { runs(p) ->                                                      /* begin */
 #ifndef BROKEN_NOT_ONCE
        was_in = (pstep == at + 1);
@@ -217,15 +235,16 @@ proctype worker(byte p) {
   byte at = 0;
   byte first = 0;
   byte second = 0;
+  byte load = 0;
 
   do
-  :: atomic { runs(p) && left > 0 -> left--; at = step };
+  :: atomic { runs(p) && left > 0 -> left--; at = step; load = loads };
      atomic { runs(p) -> first = word[0] };
      atomic { runs(p) -> second = word[1] };
      atomic { runs(p) ->                                                      /* apply */
        if
-       :: at == step && step < STEPS && !held && final == 0 && !pending ->
-            assert(first == want && second == want);
+       :: at == step && load == loads && step < STEPS && !held && final == 0 && !pending ->
+            assert(half_loaded || (first == want && second == want));
             pending = 1
        :: else
        fi;
@@ -246,6 +265,35 @@ proctype advancer(byte p) {
 }
 #endif
 
+#ifdef LOADERS
+proctype loading(byte p) {
+  byte i = 0;
+
+  atomic { runs(p) && step > 0 && owner == NOBODY -> owner = p };
+  atomic { runs(p) -> settle() };
+  recover(p);
+  if
+  :: atomic { runs(p) && loader != NOBODY && !dead[loader] -> owner = NOBODY; goto out }
+  :: atomic { runs(p) && !(loader != NOBODY && !dead[loader]) ->                 /* Load::kBegins */
+       word[0] = 0; word[1] = 0; pstep = 0; generation++; owner = NOBODY;
+#ifndef BROKEN_LOAD
+       loader = p
+#endif
+     }
+  fi;
+#ifdef BROKEN_LOAD_ENDS
+  atomic { runs(p) && owner == NOBODY -> loader = NOBODY };
+#endif
+  atomic { runs(p) ->                                                         /* restore of the accumulator */
+    step = 0; holder = NOBODY; final = 0; final_serial = 0; pending = 0;
+    want = 0; skipped[0] = 0; skipped[1] = 0; skipped[2] = 0; skipped[3] = 0; loads++ };
+  atomic { runs(p) && owner == NOBODY ->                                       /* Load::kEnds */
+    if :: loader == p -> loader = NOBODY :: else fi };
+out:
+  atomic { runs(p) -> through[p] = true }
+}
+#endif
+
 init {
   atomic {
     run chief(0);
@@ -255,6 +303,12 @@ init {
     run worker(WORKER);
 #ifdef ADVANCER
     run advancer(HELPER)
+#endif
+#ifdef LOADERS
+    run loading(HELPER);
+#if LOADERS > 1
+    run loading(HELPER + 1)
+#endif
 #endif
   }
 }

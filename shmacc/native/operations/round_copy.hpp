@@ -27,6 +27,7 @@ struct TakenMember : MemberInRound {
 
 struct Taken {
     uint64_t serial;  // of the round that it opened; 0: it opened none
+    uint64_t half_updated;  // Config::token of parameters with an update by that round that is not in yet; or 0
     int64_t count;
     int64_t weight;
     int64_t step;
@@ -129,8 +130,8 @@ class RoundCopy {
   public:
     // heads: the round is another take's, so this one gets nothing.
     RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
-        : taken{0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads), round_(session.state.round),
-          applied_(session.applied()) {
+        : taken{0, 0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads),
+          round_(session.state.round), applied_(session.applied()) {
         if (heads || session.count() == 0) return;
         taken.count = session.count();
         taken.weight = session.weight();
@@ -209,7 +210,7 @@ class ReducedPartials {
   public:
     // count, weight: of the whole round, also of gradients that have nothing here.
     ReducedPartials(const MemberSpecs& specs, int64_t count, int64_t weight, int64_t step)
-        : specs_(specs), taken_{0, count, weight, step, {}, 0, Output(0)} {}
+        : specs_(specs), taken_{0, 0, count, weight, step, {}, 0, Output(0)} {}
 
     // What the partials have, in their order; each gradient belongs to some member.
     Taken of(const std::vector<MemberGradient*>& gradients) {

@@ -238,6 +238,7 @@ class Take : public Operation {
         const Presence& presence = segment_.presence();
         state.holder = {++state.opened, presence.index(), presence.token(), wall_ns()};
         copy.taken.serial = state.holder.serial;
+        copy.taken.half_updated = state.final.phase == kUpdateBegun ? state.final.parameters : 0;
         segment_.own_round().opened(state.holder, request.loop_thread);
         note_taking();
         session.commit();

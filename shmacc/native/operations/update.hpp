@@ -19,11 +19,25 @@
 //   between 1 and 2     the round is final. The next chief that opens it makes its update.
 //   between 2 and 3     the same; but first the old entries are put back, by the first that comes: the next update, a
 //                       snapshot, a restore, a process that attaches. Readers without the lock, the workers, may
-//                       see half of it until then, and what they compute is of a step that is sealed.
+//                       see half of it until then, and what they compute is of a step that is sealed. The next
+//                       chief may compute new contents from the arrays in its block: so they are whole when its
+//                       block begins, if it has them attached by then (Handle::recover_parameters).
 //   between 3 and 4     the update is in, though the round says that it has begun. The next chief asks for its
 //                       update; the parameters' step shows that it is in, so it only gets to 4.
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
 // In 3 the states of the arrays and the first record mean nothing before the lane's commit (commit.hpp).
+//
+// A checkpoint is loaded into both segments, by several commits. Parameters of an older step would take the update of
+// a round that is not of theirs, since steps may be skipped. So their first commit marks them as being loaded
+// (RoundState::sealed), and they take no update until the last one, when the accumulators are restored:
+//
+//   1  RoundState and lane of the parameters: the arrays, marked, with the process that loads
+//   2  the accumulator: restored, which ends its round
+//   3  RoundState and lane of the parameters: no mark
+//
+//   before 1, after 3   nothing is mixed.
+//   between 1 and 3     each update and skip is refused, of a living chief, too, whose round was open all the while;
+//                       rounds can be consumed by blocks that update nothing. Loading once more makes all of it whole.
 //
 // tools/model/update.pml searches all of that with two chiefs, and finds what is wrong without finality, without
 // putting back, without the parameters' step, without the refusal of ends.
@@ -226,7 +240,8 @@ class ArraysSession {
 // The open round of an accumulator, which its update makes final.
 class UpdatedRound {
   public:
-    UpdatedRound(OpenSegment& segment, uint64_t serial) : segment_(segment), serial_(serial) {}
+    UpdatedRound(OpenSegment& segment, uint64_t serial, const OpenSegment& parameters)
+        : segment_(segment), serial_(serial), parameters_(parameters.config().token) {}
 
     // The round is final. is_in: its update was made before. False: a lane was busy for longer than a moment.
     bool begin(bool is_in) {
@@ -262,11 +277,12 @@ class UpdatedRound {
         state.final.phase = phase;
         state.final.serial = serial_;
         state.final.pid = segment_.presence().own().pid;
+        state.final.parameters = parameters_;
         segment_.round().commit(state);
     }
 
     OpenSegment& segment_;
-    const uint64_t serial_;
+    const uint64_t serial_, parameters_;
 };
 
 struct UpdateRequest {
@@ -275,6 +291,9 @@ struct UpdateRequest {
     std::optional<double> rate;
     int64_t deadline;
 };
+
+// How a restore leaves the mark of a load (above).
+enum class Load { kNone, kBegins, kEnds };
 
 class Update : public Operation {
   public:
@@ -288,6 +307,7 @@ class Update : public Operation {
             ArraysSession session(segment_, request.deadline, interruption_);
             if (!session.held()) deadline_exceeded();
             activity.now(kUpdates);
+            if (session.round.sealed) refuse_half_loaded(session.round, "These parameters take no update");
             const int64_t step = session.round.step;
             if (step - 1 > request.step)
                 throw Error(Failure::kFailedPrecondition,
@@ -308,16 +328,33 @@ class Update : public Operation {
         return true;
     }
 
-    // All arrays, their slots, and how often each was updated, as of `step`.
-    void restore(const UpdateRequest& request, const std::vector<int64_t>& updates) {
+    // All arrays, their slots, and how often each was updated, as of `step`; at the end of a load nothing but the mark.
+    void restore(const UpdateRequest& request, const std::vector<int64_t>& updates, Load load) {
         ActivityScope activity(segment_, kWaitsForLock);
         ArraysSession session(segment_, request.deadline, interruption_);
         if (!session.held()) deadline_exceeded();
         activity.now(kUpdates);
+        RoundState& round = session.round;
+        const Presence& presence = segment_.presence();
+        const bool own = round.holder.participant == presence.index() && round.holder.token == presence.token();
+        if (load == Load::kBegins && round.sealed && !own && round_is_open(round))
+            refuse_half_loaded(round, "These parameters cannot be loaded");
+        if (load == Load::kEnds && !(round.sealed && own))
+            throw Error(Failure::kFailedPrecondition,
+                        "The parameters were restored by somebody else while they were loaded: load again");
         session.prepare(request.changes);
+        round.sealed = load == Load::kBegins;
+        round.holder = {};
+        if (round.sealed) round.holder = {++round.opened, presence.index(), presence.token(), wall_ns()};
         session.change(request.changes, std::nullopt);
         session.keep_no_journal();
-        session.commit(request.step, updates);
+        session.commit(load == Load::kEnds ? round.step : request.step, updates);
+    }
+
+    // What the update of a dead process left is put back.
+    void recover(int64_t deadline) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        if (!ArraysSession(segment_, deadline, interruption_).held()) deadline_exceeded();
     }
 
     struct Place {
@@ -345,6 +382,15 @@ class Update : public Operation {
     }
 
   private:
+    [[noreturn]] void refuse_half_loaded(const RoundState& round, const std::string& what) {
+        const auto at = static_cast<uint32_t>(round.holder.participant);
+        throw Error(Failure::kFailedPrecondition,
+                    what + (round_is_open(round)
+                                ? ": pid " + std::to_string(load_relaxed(segment_.presence().table()[at].pid)) +
+                                      " is loading a checkpoint into them"
+                                : ": the load of a checkpoint into them has not come to its end, so they and "
+                                  "their accumulator may be of different steps; load it again"));
+    }
     [[noreturn]] void deadline_exceeded() {
         throw Error(
             Failure::kDeadlineExceeded,

@@ -55,8 +55,11 @@ class Handle {
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
         : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)),
-          owns_(own_names_.has_value()) {}
+          owns_(own_names_.has_value()) {
+        if ((*segment_)->config().kind == kParameters) parameters_.push_back(this);
+    }
     ~Handle() {
+        parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
         try {
             close();
         } catch (...) {  // the name stays, for the cleaner
@@ -282,6 +285,18 @@ class Handle {
     auto update(Call call) {
         return run<Update>(call);
     }
+    // The parameters with that token, if this process has them open, are of whole updates after it.
+    static void recover_parameters(uint64_t token, int64_t deadline) {
+        std::vector<nb::object> found;
+        for (Handle* handle : parameters_)
+            if (!handle->closed_ && (*handle->segment_)->config().token == token)
+                found.push_back(nb::find(handle));
+        for (const nb::object& handle : found)
+            nb::inst_ptr<Handle>(handle)->run<Update>([&](Update& act) {
+                act.recover(deadline);
+                return true;
+            });
+    }
     bool holds_round(uint64_t serial) const { return !closed_ && rounds_.has(serial); }
 
     int64_t step() const {
@@ -444,6 +459,8 @@ class Handle {
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }
+    static inline std::vector<Handle*> parameters_;  // open ones, of parameters; the GIL guards it
+
     HeldRounds rounds_;
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;

@@ -323,7 +323,8 @@ NB_MODULE(_core, m) {
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
           nb::arg("step"), nb::arg("changes"), nb::arg("learning_rate").none(), nb::arg("timeout").none());
     m.def("restore_parameters", &restore_parameters, nb::arg("handle"), nb::arg("step"), nb::arg("changes"),
-          nb::arg("updates"), nb::arg("timeout").none());
+          nb::arg("updates"), nb::arg("begins_load"));
+    m.def("end_load", &end_load, nb::arg("handle"));
     m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("timeout").none());
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());

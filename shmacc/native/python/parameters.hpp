@@ -59,19 +59,27 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
         throw Error(Failure::kFailedPrecondition, "The round has ended, or is another process's");
     const IncomingChanges incoming(*segment, changes);
     const UpdateRequest request{step, incoming.get(), learning_rate, deadline_after(timeout)};
-    UpdatedRound round(*accumulator, serial);
+    UpdatedRound round(*accumulator, serial, *segment);
     return handle.update([&](Update& act) { return act.update(request, round); });
 }
 
+// begins_load: updates are refused until `end_load`.
 inline void restore_parameters(Handle& handle, int64_t step, const nb::list& changes,
-                               const std::vector<int64_t>& updates, std::optional<double> timeout) {
+                               const std::vector<int64_t>& updates, bool begins_load) {
     const OpenSegment::Use segment = handle.attached();
     const IncomingChanges incoming(*segment, changes);
     if (updates.size() != segment->config().members)
         throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
-    const UpdateRequest request{step, incoming.get(), std::nullopt, deadline_after(timeout)};
+    const UpdateRequest request{step, incoming.get(), std::nullopt, kForever};
     handle.update([&](Update& act) {
-        act.restore(request, updates);
+        act.restore(request, updates, begins_load ? Load::kBegins : Load::kNone);
+        return true;
+    });
+}
+
+inline void end_load(Handle& handle) {
+    handle.update([&](Update& act) {
+        act.restore({0, {}, std::nullopt, kForever}, {}, Load::kEnds);
         return true;
     });
 }

@@ -66,8 +66,10 @@ class RoundBlock {
     // Waits for the gradients, and makes the result.
     nb::object open(std::optional<double> timeout, const Caller* caller) {
         start();
+        const int64_t deadline = deadline_after(timeout);
         try {
             handle().open_round(round(), num_required_, at_least_, timeout, raise_departures_, caller);
+            if (round().half_updated()) Handle::recover_parameters(round().half_updated(), deadline);
             given_ = make_(taken_);
             open_.push_back(this);
             return given_;

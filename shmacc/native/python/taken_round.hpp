@@ -39,6 +39,7 @@ class TakenRound {
     // Of the round that it opened; 0: none, or it was consumed.
     uint64_t serial() const { return taken_ ? taken_->serial : 0; }
     void end() { taken_->serial = 0; }
+    uint64_t half_updated() const { return taken_ ? taken_->half_updated : 0; }
     const nb::object& contributors() {
         taken();
         if (!contributors_.is_valid())

@@ -239,6 +239,7 @@ struct FinalRound {
     uint64_t serial;  // of the round's block that got there
     uint64_t pid;  // of its process
     int64_t since_ns;  // CLOCK_REALTIME; when the update began
+    uint64_t parameters;  // Config::token of theirs
 };
 
 // What concerns all lanes: changed by the owner of all their locks. Kept twice; see commit.hpp.

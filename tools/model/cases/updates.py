@@ -36,6 +36,20 @@ CASES = (
     ),
     Case(
         "update",
+        "loaded",
+        "DEATHS=1 TURNS=1 LOADERS=1",
+        f"2 chiefs, once each, a worker, a load at any time, one dies: {_SOUND}",
+        cycles=False,
+    ),
+    Case(
+        "update",
+        "reloaded",
+        "DEATHS=1 CHIEFS=1 LOADERS=2",
+        f"a chief, a worker, two loads at any time, one dies: {_SOUND}",
+        cycles=False,
+    ),
+    Case(
+        "update",
         "BROKEN_NOT_FINAL",
         "BROKEN_NOT_FINAL DEATHS=1",
         "a dead chief's step is open again, with half an update in the parameters",
@@ -94,5 +108,23 @@ CASES = (
         "BROKEN_EXCEPTION",
         "BROKEN_EXCEPTION",
         "the step is open again although its update is in",
+    ),
+    Case(
+        "update",
+        "BROKEN_LOAD",
+        "BROKEN_LOAD DEATHS=1 TURNS=1 LOADERS=1",
+        "older parameters take the update of a newer round, since steps may be skipped",
+    ),
+    Case(
+        "update",
+        "BROKEN_LOAD_ENDS",
+        "BROKEN_LOAD_ENDS DEATHS=1 TURNS=1 LOADERS=1",
+        "the same, after a death between the mark's end and the accumulator",
+    ),
+    Case(
+        "update",
+        "BROKEN_LOAD_DEATH",
+        "BROKEN_LOAD_DEATH DEATHS=1 TURNS=1 LOADERS=1",
+        "the same, with the mark of a dead process",
     ),
 )

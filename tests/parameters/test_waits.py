@@ -1,0 +1,170 @@
+"""Who has to wait for parameters waits as long as it wants to, and changes nothing if in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from helpers.apart import forks, run_apart
+from helpers.lock_holder import held
+from helpers.support import LONG
+
+from shmacc import AccumulatorGroup, Parameters, errors, optim
+
+if TYPE_CHECKING:
+    from shmacc import GroupTaken
+
+pytestmark = forks
+
+
+@pytest.fixture
+def params() -> Iterator[Parameters]:
+    """One array."""
+    with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1, 0.5)) as made:
+        yield made
+        made.unlink()
+
+
+@pytest.fixture
+def group(params: Parameters) -> Iterator[AccumulatorGroup]:
+    """With a gradient for it."""
+    with AccumulatorGroup(params.member_specs(), "group") as made:
+        made.apply({"a": np.ones(3)}, 0)
+        yield made
+        made.unlink()
+
+
+def test_an_update_waits_for_a_stopped_process_until_its_timeout(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    """It may have been stopped in a snapshot or a restore."""
+    with group.round(1) as taken:
+        with held("params"):
+            for call in (params.update, params.skip):
+                with pytest.raises(errors.DeadlineExceededError, match="nothing was changed"):
+                    call(taken, timeout=0.05)
+            assert group.stats().update is None
+            assert (params.step, params["a"].tolist()) == (0, [0] * 3)
+        assert params.update(taken, timeout=LONG)
+    assert (params.step, params["a"].tolist()) == (1, [-1] * 3)
+
+
+def test_so_does_a_snapshot(params: Parameters) -> None:
+    with held("params"), pytest.raises(errors.DeadlineExceededError):
+        params.snapshot(timeout=0.05)
+    assert params.snapshot(timeout=LONG)[0] == 0
+
+
+def test_an_update_gives_up_at_an_operation_on_the_accumulator_that_is_stopped(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    with group.round(1) as taken:
+        with held("group"), pytest.raises(errors.DeadlineExceededError):
+            params.update(taken, timeout=0.05)
+        assert (params.step, params["a"].tolist()) == (0, [0] * 3)
+        assert params.update(taken)
+    assert params["a"].tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "long"])
+def test_bad_timeouts_are_refused(
+    params: Parameters, group: AccumulatorGroup, timeout: float
+) -> None:
+    with group.round(1) as taken:
+        for call in (params.update, params.skip):
+            with pytest.raises(errors.InvalidArgumentError, match="timeout"):
+                call(taken, timeout=timeout)
+        params.update(taken)
+    with pytest.raises(errors.InvalidArgumentError, match="timeout"):
+        params.snapshot(timeout=timeout)
+
+
+def _update_the_parents(params: Parameters, taken: GroupTaken) -> str:
+    with pytest.raises(errors.FailedPreconditionError) as raised:
+        params.update(taken)
+    return str(raised.value)
+
+
+def test_a_childs_round_is_its_parents(params: Parameters, group: AccumulatorGroup) -> None:
+    with group.round(1) as taken:
+        said = run_apart(_update_the_parents, params, taken)
+        assert "another process's" in said
+        assert params.step == 0
+        assert params.update(taken)
+
+
+def test_in_a_coroutines_block(params: Parameters, group: AccumulatorGroup) -> None:
+    async def lead() -> None:
+        async with group.round_async(1) as taken:
+            assert params.update(taken)
+            with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
+                params.update(taken)
+
+    asyncio.run(lead())
+    assert (params.step, group.global_step) == (1, 1)
+
+
+def test_a_round_that_advance_step_ended_has_no_update(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    ended = pytest.raises(errors.FailedPreconditionError, match="ended before its block")
+    with ended, group.round(1) as taken:
+        group.advance_step(4)
+        with pytest.raises(errors.FailedPreconditionError, match="ended before its update"):
+            params.update(taken)
+    assert (params.step, params["a"].tolist()) == (0, [0] * 3)
+
+
+def test_another_parameters_update_in_the_same_block_is_a_second_one(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    with Parameters({"a": np.zeros(3)}, optimizer=optim.SGD(1)) as others:
+        with group.round(1) as taken:
+            assert params.update(taken)
+            with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
+                others.update(taken)
+        assert others.step == 0
+
+
+def test_steps_may_be_skipped(params: Parameters, group: AccumulatorGroup) -> None:
+    group.advance_step(41)
+    group.apply({"a": np.ones(3)}, 41)
+    with group.round(1) as taken:
+        assert params.update(taken)
+    assert (params.step, group.global_step) == (42, 42)
+
+
+def test_adam_does_not_count_an_update_without_rows() -> None:
+    """Settled in detail: as torch's SparseAdam, which is not called then."""
+    results = []
+    for empty in (False, True):
+        with (
+            Parameters({"t": np.ones((4, 2))}, optimizer=optim.Adam(0.1)) as params,
+            AccumulatorGroup(params.member_specs(["t"])) as group,
+        ):
+            for rows in [[1], [], [2]] if empty else [[1], [2]]:
+                group.apply(
+                    {"t": (np.array(rows, int), np.ones((len(rows), 2)))}, group.global_step
+                )
+                with group.round(1) as taken:
+                    params.update(taken)
+            results.append(params["t"].tobytes())
+            assert params.state()["updates"].tolist() == [2]
+    assert results[0] == results[1]
+
+
+def test_stats_say_who_began_an_update_and_when(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    with group.round(1) as taken:
+        params.update(taken)
+        stats = group.stats()
+        assert (stats.update, stats.update_pid, stats.round_pid) == ("in", os.getpid(), os.getpid())
+        assert stats.round_since is not None
+        assert stats.update_since is not None
+        assert stats.round_since <= stats.update_since
+    assert group.stats().update is None
