@@ -6,7 +6,8 @@ on purpose, as a second opinion: ``inspection/_table.py`` and the tests' ``segme
 
 from shmacc import _core
 
-VERSION = _core.VERSION
+LAYOUT_VERSION = _core.VERSION
+"""The version of the layout of segments: processes can share a segment if theirs are equal."""
 MAX_RANK = _core.MAX_RANK
 MAX_MEMBERS = _core.MAX_MEMBERS
 MAX_LANES = _core.MAX_LANES

@@ -234,7 +234,7 @@ def refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
         return (
             DataLossError(
                 "it was made by another version of shmacc, with layout version "
-                f"{version}; this one reads version {layout.VERSION}"
+                f"{version}; this one reads version {layout.LAYOUT_VERSION}"
             )
             .with_fields(version=version)
             .about(name.system_name)

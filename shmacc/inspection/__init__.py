@@ -48,6 +48,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "shared_memory_space",
             "summarise",
         ),
+        "shmacc._layout.layout": ("LAYOUT_VERSION",),
         "shmacc._layout.names": ("SegmentName",),
         "shmacc._records.stats": ("Stats",),
     },

@@ -1,3 +1,4 @@
+from shmacc._layout.layout import LAYOUT_VERSION
 from shmacc._layout.names import SegmentName
 from shmacc._records.stats import Stats
 from shmacc.inspection._checking import check, check_all
@@ -33,6 +34,7 @@ from shmacc.inspection._records import (
 from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses
 
 __all__ = [
+    "LAYOUT_VERSION",
     "AttachedProcess",
     "Description",
     "Event",

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from helpers import segment_layout
 from helpers.inspect_tool import COMMAND, run
 from helpers.support import LONG
 
+import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect import output
 from shmacc_inspect.parsers import VERBS
@@ -62,7 +64,11 @@ def test_the_verbs_stand_in_the_help() -> None:
     assert said.returncode == 0
     for verb in VERBS:
         assert f"\n  {verb} " in said.stdout
-    assert re.fullmatch(r"shmacc-inspect \d+\.\d+.*\n", run("--version").stdout)
+
+
+def test_the_version_is_that_of_the_package_and_that_of_segments() -> None:
+    versions = f"shmacc-inspect {shmacc.__version__}, layout version {segment_layout.VERSION}\n"
+    assert run("--version").stdout == versions
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def _answer_without_verb(arguments: list[str]) -> None:
     if asked.version:
         from importlib.metadata import version  # late: it is slow to import
 
-        print(f"{PROGRAM} {version('shmacc')}")
+        from shmacc import inspection
+
+        print(f"{PROGRAM} {version('shmacc')}, layout version {inspection.LAYOUT_VERSION}")
     elif asked.completion:
         from shmacc_inspect.scripts import SHELLS
 

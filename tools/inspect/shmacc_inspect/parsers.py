@@ -111,7 +111,11 @@ def top_parser() -> Parser:
         EXAMPLES,
         usage=f"{PROGRAM} VERB [NAME ...] [OPTION ...]",
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument(
+        "--version",
+        action="store_true",
+        help="print the versions of shmacc and of the layout of segments, and exit",
+    )
     parser.add_argument(
         "--completion",
         choices=SHELLS,
