@@ -2,8 +2,7 @@
 
 Looks on the PATH and beside the Python that runs this, which is where pyenv and its like keep them.
 
-    python tools/chores/interpreters.py              all of them
-    python tools/chores/interpreters.py --but-own    without the version that runs this
+    python tools/chores/interpreters.py
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ def main() -> None:
         minor = version[:2]
         if minor >= _OLDEST and version > newest.get(minor, ((), ""))[0]:
             newest[minor] = (version, executable)
-    if "--but-own" in sys.argv:
-        newest.pop(sys.version_info[:2], None)
     for _, (_, executable) in sorted(newest.items()):
         print(executable)
 
