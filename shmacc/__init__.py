@@ -16,6 +16,7 @@ names; `inspection`, to look from outside; `testing`, for tests of programs that
 # modules for other packages are built on these.
 
 from shmacc import _lazy, _tree  # noqa: F401  an import of the bare tree ends here
+from shmacc._opening import children  # noqa: F401  before a child of multiprocessing begins
 
 __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,

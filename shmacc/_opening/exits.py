@@ -6,9 +6,8 @@ A process that closes its handles or ends in order is not dead to those who ask 
 that is ended by an exception has failed, and they are told with what. Python runs ``atexit``
 functions, and so finalizers, at the end of an ordinary process: there the exception is the last one
 that was printed, if it went through the program's outermost frame. A child of multiprocessing ends
-by ``os._exit``, which runs none: but it calls multiprocessing's own finalizers first, while the
-exception is being handled. There it leaves the segment at once, since it may have its parent's
-handles as well.
+by ``os._exit``: but it calls multiprocessing's own finalizers first, which know the exception
+(children.py). There it leaves the segment at once, since it may have its parent's handles as well.
 
 What goes unseen is a ``SystemExit`` with a status that leaves a program, but no ``with`` block of
 an accumulator: Python forgets it before any function of ours runs.
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmacc import _core
+from shmacc._opening import children
 
 
 class Owner:
@@ -115,7 +115,7 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     handle = known()
     if handle is None:
         return
-    error = sys.exc_info()[1]
+    error = children.ending()
     if not threading.main_thread().is_alive() and _daemons_are_left():
         handle.end(error)
     else:
@@ -131,6 +131,9 @@ def _daemons_are_left() -> bool:
 
 def _uncaught() -> BaseException | None:
     """Return the exception that has ended the main thread, after its end; None: it has returned."""
+    ended_child = children.kept()
+    if ended_child is not None:
+        return ended_child
     error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
         return None  # at an interactive prompt each one was printed, and ended nothing

@@ -64,6 +64,8 @@ def test_a_page_that_no_section_names_is_among_those_that_say_how() -> None:
 @pytest.mark.parametrize("package", [shmacc, shmacc.inspection, shmacc.errors])
 def test_the_reference_has_every_public_name(package: ModuleType) -> None:
     pages = [page.read_text() for page in (SITE.parent / "reference").glob("*.rst")]
-    shown = re.findall(r"^\.\. auto\w+:: (?:shmacc\.)?(\w+)", "\n".join(pages), re.MULTILINE)
+    shown = re.findall(
+        r"^\.\. (?:auto\w+|py:data):: (?:shmacc\.)?(\w+)", "\n".join(pages), re.MULTILINE
+    )
     names = [name for name in package.__all__ if not isinstance(getattr(package, name), ModuleType)]
     assert set(names) <= {*shown, "__version__"}
