@@ -126,7 +126,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// What Python knows of the layout; shmacc/layout.py provides it.
+// What Python knows of the layout; shmacc/_layout/layout.py provides it.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;

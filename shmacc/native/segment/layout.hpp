@@ -35,6 +35,9 @@
 //
 // Everything is little-endian native words; the version is part of the magic check, so a segment of another
 // layout is refused, never misread.
+//
+// The file is longer than others on purpose: what two processes must agree on stands here, and Python has it from here
+// (module.cpp). Were it in several, a change of the layout would be as easily made in one of them.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,98 @@
+"""What an opener asks for, held against the segment that is there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.apart import forks
+from helpers.opening import KINDS, NAME, apply, in_shared_memory
+from helpers.support import refused
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+pytestmark = forks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o177])
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+def test_mode_is_exact_whatever_the_umask(kind: Any, umask: int, mode: int, namespace: str) -> None:
+    before = os.umask(umask)
+    try:
+        with kind(np.float32, mode=mode):
+            modes = {stat.S_IMODE(p.stat().st_mode) for p in in_shared_memory(namespace)}
+    finally:
+        os.umask(before)
+    assert modes == {mode}
+
+
+@pytest.mark.parametrize("bad", [-1, 0o10000, 6.0, "600", 0o400], ids=repr)
+def test_mode_refused(bad: Any, namespace: str) -> None:
+    with refused():
+        ConditionalAccumulator(np.float32, mode=bad)
+    assert in_shared_memory(namespace) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("other", "what", "existing", "asked"),
+    [
+        ({"dtype": "f8"}, "dtype", "float32", "float64"),
+        ({"reduction_type": "SUM"}, "reduction_type", "MEAN", "SUM"),
+        ({"shape": (3, 4)}, "shape", "[3,2]", "[3,4]"),
+        ({"shape": (3,)}, "shape", "[3,2]", "[3]"),
+        ({"shape": (None, 2)}, "shape", "[3,2]", "[?,2]"),
+        ({"shape": ()}, "shape", "[3,2]", "[]"),
+        ({"mode": 0o666}, "mode", "0600", "0666"),
+    ],
+)
+def test_a_disagreement_names_both_values_and_how_to_get_rid_of_the_old_one(
+    kind: Any, other: dict[str, Any], what: str, existing: str, asked: str
+) -> None:
+    first = {"dtype": "f4", "shape": (3, 2), "shared_name": NAME}
+    with kind(**first) as acc:
+        apply(acc)
+        with refused() as caught:
+            kind(**first | other)
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert (error.what, error.existing, error.asked) == (what, existing, asked)
+        assert f"exists with {what} {existing}, but {asked} was asked for" in str(error)
+        assert f"shmacc-inspect remove {error.segment}" in str(error)
+        with kind(**first) as same:
+            assert same.num_accumulated() == 1
+        acc.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_disagreement_of_kind(kind: Any) -> None:
+    (other,) = set(KINDS) - {kind}
+    with kind(np.float32, shared_name="one") as acc:
+        with pytest.raises(errors.InvalidArgumentError) as caught:
+            other(np.float32, shared_name="one")
+        message = str(caught.value).lower()
+        assert "sparse" in message
+        assert "dense" in message or "conditionalaccumulator" in message.replace(
+            "sparseconditionalaccumulator", ""
+        )
+        with shmacc.attach("one") as attached:
+            assert type(attached) is kind
+        acc.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_shape_agrees_with_any_shape(kind: Any) -> None:
+    with kind(np.float32, (3, 2), "one") as acc:
+        with kind(np.float32, None, "one") as taken_over, kind.attach("one") as attached:
+            assert acc.shape == taken_over.shape == attached.shape == (3, 2)
+        acc.unlink()
+    with kind(np.float32, None, "two") as acc:
+        # The other way round it is a disagreement: the segment's own is "unknown".
+        with refused():
+            kind(np.float32, (3, 2), "two")
+        acc.unlink()

@@ -1,0 +1,130 @@
+"""A handle: private or of a name, one of several, closed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import forks
+from helpers.opening import KINDS, apply, in_shared_memory
+
+import shmacc
+from shmacc import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = forks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_private_ones(kind: Any, namespace: str) -> None:
+    with kind(np.float32) as one, kind(np.float32, None, "") as two:
+        assert one.shared_name
+        assert one.shared_name != two.shared_name
+        apply(one)
+        with shmacc.attach(one.shared_name) as same, pickle.loads(pickle.dumps(one)) as again:
+            assert same.num_accumulated() == again.num_accumulated() == 1
+            assert two.num_accumulated() == 0
+        assert one.num_accumulated() == 1
+    assert in_shared_memory(namespace) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_without_a_shared_name_warns_that_it_is_private(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorFlow's users expect other processes to find it by its name."""
+    with (
+        kind(np.float32, name="grads") as private,
+        kind(np.float32),
+        kind(np.float32, shared_name="one", name="grads") as shared,
+        kind(np.float32, shared_name="one", name="other"),
+        pickle.loads(pickle.dumps(private)),
+    ):
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("shmacc", "WARNING")
+        for part in ("name='grads'", kind.__name__, "private", "shared_name='grads'"):
+            assert part in record.getMessage()
+        shared.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_earlier_run_left_is_one_line_in_the_log(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose it is, since when, at which step."""
+    caplog.set_level("INFO", "shmacc")
+    started = datetime.now(UTC) - timedelta(seconds=1)
+    kind(np.float32, shared_name="one").close()
+    kind(np.float32, shared_name="one").close()
+    assert caplog.records == [], "nothing is left in it"
+    with kind.attach("one") as left:
+        apply(left)
+    kind(np.float32, shared_name="one").close()
+    with kind.attach("one") as again:
+        again.take(1)
+    shmacc.attach("one").close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("shmacc", "INFO")}
+    since = f"made by uid {os.geteuid()} at"
+    assert [("'one'" in line, since in line) for line in lines] == [(True, True)] * 3
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "its step is 0, gradients pending: 1",
+        "its step is 0, gradients pending: 1",
+        "its step is 1, gradients pending: 0",
+    ]
+    (made,) = {line.split(": ", 1)[0].split(" at ")[1] for line in lines}
+    assert started <= datetime.fromisoformat(made) <= datetime.now(UTC)
+    with kind.attach("one") as last:
+        last.unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_handles_in_one_process_are_independent(kind: Any) -> None:
+    first = kind(np.float32, shared_name="one")
+    second = kind(np.float32, shared_name="one")
+    apply(first)
+    first.close()
+    first.close()
+    with pytest.raises(errors.FailedPreconditionError):
+        apply(first)
+    assert second.num_accumulated() == 1
+    assert apply(second)
+    assert second.take(2).count == 2
+    second.unlink()
+    second.close()
+
+
+CLOSED: Final[list[Callable[[Any], Any]]] = [
+    apply,
+    lambda acc: acc.take(1, timeout=0),
+    lambda acc: acc.take_grad(1, timeout=0),
+    lambda acc: acc.take_partial(0),
+    lambda acc: acc.unseal(),
+    lambda acc: acc.advance_step(4),
+    lambda acc: acc.wait_step(-1),
+    lambda acc: acc.num_accumulated(),
+    lambda acc: acc.set_global_step(1),
+    lambda acc: acc.global_step,
+    lambda acc: acc.stats(),
+    lambda acc: acc.cancel(),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_handle(kind: Any) -> None:
+    acc = kind(np.float32, (3, 2), "one")
+    with acc:
+        acc.unlink()
+    for call in CLOSED:
+        with pytest.raises(errors.FailedPreconditionError):
+            call(acc)
+    # What it was can still be said, as for a closed file's name.
+    assert (acc.dtype, acc.shape, acc.reduction_type) == (np.float32, (3, 2), "MEAN")
+    assert acc.shared_name == "one"
+    assert "one" in repr(acc)

@@ -1,0 +1,188 @@
+"""``if_exists``: an opener attaches to what is there, is refused, or replaces it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import pytest
+from helpers.apart import Apart, Pipe, forks, needs_root, run_apart
+from helpers.opening import KINDS, NAME, exists, in_shared_memory, make, path
+from helpers.support import refused
+
+import shmacc
+from shmacc import SparseConditionalAccumulator, errors, inspection
+
+pytestmark = forks
+
+
+def hold(*, pipe: Pipe) -> None:
+    """Have it attached until told to end."""
+    with shmacc.attach(NAME):
+        pipe.say()
+        pipe.hear()
+
+
+def race(if_exists: str, *, pipe: Pipe) -> None:
+    """Construct when told to; keep the handle until told to end."""
+    pipe.say()
+    pipe.hear()
+    try:
+        with make(if_exists=if_exists):
+            pipe.say("made it")
+            pipe.hear()
+    except errors.ShmaccError as error:
+        pipe.say(type(error).__name__)
+        pipe.hear()
+
+
+def outcomes_of_two(if_exists: str) -> list[str]:
+    """Let two processes construct at once, and say what each met."""
+    with Apart(race, if_exists) as one, Apart(race, if_exists) as other:
+        for racer in (one, other):
+            racer.hear()
+        for racer in (one, other):
+            racer.say()
+        met = [racer.hear() for racer in (one, other)]
+        for racer in (one, other):
+            racer.say()
+            racer.result()
+    return sorted(met)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", ["ATTACH", "", None, 1, b"error", True])
+def test_another_word_is_refused(kind: Any, wrong: Any) -> None:
+    for name in (NAME, None):
+        with refused(f'if_exists must be "attach", "error" or "replace", but was {wrong!r}'):
+            kind("f4", shared_name=name, if_exists=wrong)
+    assert not exists()
+
+
+def test_error_names_what_is_there(namespace: str) -> None:
+    with make(if_exists="error") as acc:
+        acc.apply_grad(1.0)
+        with pytest.raises(FileExistsError, match=f"in the namespace '{namespace}'") as caught:
+            make(if_exists="error")
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert type(error) is errors.AlreadyExistsError
+        assert (error.shared_name, error.namespace) == (NAME, namespace)
+        assert str(error) == str(caught.value)
+        assert acc.num_accumulated() == 1
+        with make() as same:
+            assert same.num_accumulated() == 1
+        acc.unlink()
+    with make(if_exists="error") as acc:
+        acc.unlink()
+
+
+def test_error_is_also_for_what_is_no_segment() -> None:
+    with make():
+        at = path()
+        inspection.remove(NAME, force=True)
+    at.write_bytes(b"no segment" * 1000)
+    try:
+        with pytest.raises(errors.AlreadyExistsError):
+            make(if_exists="error")
+        with pytest.raises(errors.DataLossError):
+            make(if_exists="replace")
+        assert at.exists()
+    finally:
+        at.unlink()
+
+
+@pytest.mark.parametrize("word", ["error", "replace"])
+def test_an_empty_file_of_another_program_is_nothing(word: Any) -> None:
+    path().touch()
+    with make(if_exists=word) as acc:
+        assert acc.apply_grad(1.0)
+        acc.unlink()
+
+
+@pytest.mark.parametrize("word", ["error", "replace"])
+def test_a_removal_that_died_on_the_way_is_finished(word: Any) -> None:
+    """A remover was killed between the mark and the name: nothing exists but a name."""
+    with make():
+        at = path()
+        spare = at.with_name(at.name + "x")
+        os.link(at, spare)
+        inspection.remove(NAME, force=True)
+        spare.rename(at)
+    with make(if_exists=word) as acc:
+        assert acc.num_accumulated() == 0
+        acc.unlink()
+
+
+def test_replace_makes_a_new_one_of_another_shape() -> None:
+    with make() as acc:
+        acc.apply_grad([1.0, 2.0])
+        acc.set_global_step(7)
+    with SparseConditionalAccumulator("f8", [None, 3], NAME, if_exists="replace") as new:
+        assert (new.num_accumulated(), new.global_step) == (0, 0)
+        assert new.stats().attached == 1
+        new.unlink()
+    assert not exists()
+
+
+def test_replace_without_an_old_one_makes_one() -> None:
+    with make(if_exists="replace") as acc:
+        assert exists()
+        acc.unlink()
+
+
+def test_replace_is_refused_while_a_process_uses_it() -> None:
+    with make() as acc:
+        pid = os.getpid()
+        with pytest.raises(RuntimeError, match=f"in use by living processes: pid {pid}") as own:
+            make(if_exists="replace")
+        error = pickle.loads(pickle.dumps(own.value))
+        assert type(error) is errors.FailedPreconditionError
+        assert error.pids == (pid,)
+        assert acc.apply_grad(1.0)
+    with Apart(hold) as holder:
+        holder.hear()
+        with pytest.raises(errors.FailedPreconditionError) as others:
+            make(if_exists="replace")
+        assert others.value.pids == (holder.pid,)
+        holder.kill()
+        with make(if_exists="replace") as acc:
+            assert acc.num_accumulated() == 0
+            acc.unlink()
+
+
+@needs_root
+def test_replace_leaves_what_is_another_users() -> None:
+    def replace() -> str:
+        with pytest.raises(errors.PermissionDeniedError):
+            make(if_exists="replace")
+        with pytest.raises(errors.AlreadyExistsError):
+            make(if_exists="error")
+        return "refused"
+
+    make().close()
+    assert run_apart(replace, uid=65534) == "refused"
+    with make() as acc:
+        acc.unlink()
+
+
+def test_of_two_that_replace_at_once_one_wins() -> None:
+    for _ in range(10):
+        make().close()
+        assert outcomes_of_two("replace") == ["FailedPreconditionError", "made it"]
+    inspection.remove(NAME)
+
+
+def test_of_two_that_make_it_at_once_one_does() -> None:
+    for _ in range(10):
+        assert outcomes_of_two("error") == ["AlreadyExistsError", "made it"]
+        inspection.remove(NAME)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_private_ones_are_always_new(kind: Any, namespace: str) -> None:
+    for word in ("attach", "error", "replace"):
+        for unlink_on_close in (False, True):
+            with kind("f4", if_exists=word, unlink_on_close=unlink_on_close) as acc:
+                assert acc.num_accumulated() == 0
+            assert in_shared_memory(namespace) == []

@@ -1,0 +1,113 @@
+"""What removes a name: ``unlink``, and with ``unlink_on_close`` its creator's end."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from helpers import interpreter
+from helpers.apart import Apart, Pipe, forks, run_apart
+from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
+
+import shmacc
+from shmacc import errors, inspection
+
+pytestmark = forks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unlink_is_as_with_files(kind: Any, namespace: str) -> None:
+    old = kind(np.float32, shared_name="one")
+    frozen = pickle.dumps(old)
+    old.unlink()
+    old.unlink()
+    assert in_shared_memory(namespace) == []
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach("one")
+    with pytest.raises(errors.NotFoundError):
+        pickle.loads(frozen)
+    # Who still has it goes on; a new opener makes a new one, which the old handle does not touch.
+    assert apply(old)
+    with kind(np.float64, shared_name="one") as new:
+        assert new.num_accumulated() == 0
+        assert old.num_accumulated() == 1
+        old.unlink()
+        shmacc.attach("one").close()
+        new.unlink()
+    old.close()
+
+
+def test_the_creators_close_removes_the_name(namespace: str) -> None:
+    acc = make(unlink_on_close=True)
+    with shmacc.attach(NAME) as attached, pickle.loads(pickle.dumps(acc)):
+        assert not inspection.describe(NAME).summary.private
+        acc.close()
+        assert in_shared_memory(namespace) == []
+        attached.set_global_step(3)  # it goes on using it
+        assert attached.global_step == 3
+    acc.close()
+
+
+def test_it_leaves_what_took_the_name_since() -> None:
+    with make(unlink_on_close=True) as old:
+        old.unlink()
+        make().close()
+    assert exists()
+    with make(unlink_on_close=True):
+        pass  # attached, which takes nothing away
+    assert exists()
+    inspection.remove(NAME)
+    with make(unlink_on_close=True):
+        inspection.remove(NAME, force=True)
+        make().close()
+    inspection.remove(NAME)
+
+
+def test_only_the_creators_close_does() -> None:
+    def close_it(acc: Any) -> None:
+        acc.close()
+
+    with make(unlink_on_close=True) as acc:
+        with make(unlink_on_close=True), shmacc.attach(NAME):
+            pass
+        pickle.loads(pickle.dumps(acc)).close()
+        assert exists()
+        run_apart(close_it, acc)
+        assert exists()
+    assert not exists()
+
+
+END_IN_ORDER: Final = {
+    "without a close": "",
+    "by an exception": "raise SystemExit(0)",
+    "with daemons at work": "daemon(lambda: acc.take_grad(1)); until(lambda: acc.stats().waiting)",
+}
+
+
+@pytest.mark.parametrize("end", list(END_IN_ORDER))
+def test_the_creators_end_removes_the_name(end: str, namespace: str) -> None:
+    script = f"""
+    acc = shmacc.ConditionalAccumulator("f4", None, "{NAME}", unlink_on_close=True)
+    assert shmacc.testing.leaked_names("{namespace}")
+    {END_IN_ORDER[end]}
+    """
+    status, _, complaints = interpreter.run(script)
+    assert (status, complaints) == (0, "")
+    assert in_shared_memory(namespace) == []
+
+
+def test_a_killed_creator_leaves_the_name() -> None:
+    def create(*, pipe: Pipe) -> None:
+        acc = make(unlink_on_close=True)
+        acc.apply_grad(1.0)
+        pipe.say()
+        pipe.hear()
+
+    with Apart(create) as creator:
+        creator.hear()
+        creator.kill()
+    with shmacc.attach(NAME) as left:
+        assert left.num_accumulated() == 1
+        left.unlink()
