@@ -1,0 +1,110 @@
+"""An owner, forwarders and shards whose messages a test passes on, one at a time."""
+
+from __future__ import annotations
+
+from helpers.multihost_world import TIMING, Gradient, Segment
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import Opened
+from shmacc._multihost.owner import OwnerCore
+
+
+class Table:
+    """An owner with hosts that are moved by hand."""
+
+    def __init__(self, *hosts: str, step: int | None = 0, term: int = 1) -> None:
+        self.owner = OwnerCore(term, step, TIMING)
+        self.now = 0.0
+        self.hosts: dict[str, tuple[ForwarderCore, Segment]] = {}
+        for host in hosts:
+            self.add(host, Segment())
+
+    def add(self, host: str, segment: Segment) -> None:
+        incarnation = self.owner.enrol(host, self.now)
+        core = ForwarderCore(host, incarnation, TIMING, segment.token)
+        self.hosts[host] = core, segment
+
+    def hear(self, *hosts: str) -> None:
+        """Each host reports, and gets its order; it does not follow it yet."""
+        for host in hosts or self.hosts:
+            core, segment = self.hosts[host]
+            present = frozenset(core.watched & segment.contributors())
+            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            report = core.report(self.now)
+            self.owner.report(report, self.now)
+            core.receive(self.owner.order(host, report.incarnation))
+
+    def act(self, host: str) -> list[object]:
+        """A host does what its order says; shipping succeeds at once."""
+        core, segment = self.hosts[host]
+        done: list[object] = []
+        while True:
+            present = frozenset(core.watched & segment.contributors())
+            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            action = core.next_action()
+            if action is None:
+                return done
+            done.append(action)
+            match action:
+                case act.Seal():
+                    core.sealed(segment.sealed(), self.now)
+                case act.Ship(seq):
+                    core.shipped(seq, frozenset({0}))
+                case act.Release():
+                    segment.held = False
+                    core.released()
+                case act.Consume():
+                    segment.taken += len(segment.content)
+                    segment.reset(segment.step + 1, frozenset())
+                    core.moved()
+                case act.Reset(step, listed):
+                    segment.reset(step, listed)
+                    core.moved()
+                case act.SetStep(step):
+                    segment.step, segment.held = step, False
+                    core.step_set()
+                case act.Stop():
+                    return done
+
+    def settle(self, *hosts: str) -> None:
+        """Hosts report and act until nothing changes."""
+        for _ in range(4):
+            self.hear(*hosts)
+            for host in hosts or list(self.hosts):
+                self.act(host)
+
+    def pass_time(self, seconds: float, *hosts: str) -> None:
+        """These hosts go on reporting meanwhile."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.1
+            for host in hosts:
+                self.hear(host)
+            self.owner.tick(self.now)
+
+    def apply(self, host: str, contributor: int, local_step: int | None = None) -> bool | None:
+        segment = self.hosts[host][1]
+        step = segment.step if local_step is None else local_step
+        return segment.apply(Gradient(contributor * 1000 + step, step, contributor, 1))
+
+    def ask(self, required: int, ticket: str = "t") -> object:
+        return self.owner.ask(ticket, required, self.now)
+
+    def opened(self, required: int) -> Opened:
+        """Ask, have the hosts ship, and get the round."""
+        self.ask(required)
+        self.settle()
+        opened = self.ask(required)
+        assert isinstance(opened, Opened)
+        return opened
+
+
+def with_a_gradient_each(*hosts: str) -> Table:
+    """Hosts that have reported a gradient each, of the contributors 1, 2 and so on."""
+    table = Table(*hosts)
+    table.settle()
+    for contributor, host in enumerate(hosts, 1):
+        assert table.apply(host, contributor)
+    table.settle()
+    return table

@@ -1,0 +1,171 @@
+"""Rounds over many hosts, step by step: granted, opened, ended or given up."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.multihost_table import Table, with_a_gradient_each
+from helpers.multihost_world import TIMING
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.messages import (
+    Ended,
+    Opened,
+    Waiting,
+)
+
+pytestmark = pytest.mark.threads
+
+
+def test_the_number_required_counts_gradients_of_all_hosts() -> None:
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    assert table.apply("a", 2)
+    assert table.apply("b", 3)
+    table.settle()
+    waiting = table.ask(4)
+    assert isinstance(waiting, Waiting)
+    assert waiting.accumulated == 3
+    assert waiting.hosts == ("a", "b")
+    assert table.apply("b", 4)
+    table.settle()
+    opened = table.ask(4)
+    assert isinstance(opened, Opened)
+    assert opened.count == 4
+    assert opened.contributors.tolist() == [1, 2, 3, 4]
+
+
+def test_a_segment_without_gradients_is_sealed_too() -> None:
+    """Else a gradient that comes after the grant would be accepted, and be in no round."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    table.ask(1)
+    table.hear()  # the grant is made, and both hosts have got it
+    table.hear()
+    assert act.Seal() in table.act("b")
+    assert table.apply("b", 2) is False
+    table.settle()
+    assert isinstance(table.ask(1), Opened)
+
+
+def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
+    """A gradient may have been accepted since the last report."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.apply("a", 1)
+    table.hear("a")
+    table.ask(1)
+    assert table.apply("b", 2)  # accepted, and not reported
+    table.settle("a")
+    assert isinstance(table.ask(1), Waiting)
+    table.settle()
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.count == 2
+
+
+def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
+    """The step moves on and a new grant is made before a host hears of either: it follows both."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.opened(1)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle("a")  # b hears nothing
+    table.apply("a", 1)
+    table.settle("a")
+    table.ask(1, "u")  # the grant: b is told of step and grant at once
+    table.settle("a")
+    assert isinstance(table.ask(1, "u"), Waiting)
+    table.settle()
+    assert isinstance(table.ask(1, "u"), Opened)
+
+
+def test_a_grant_expires_though_a_host_sends_heartbeats() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.ask(2)
+    table.settle("a")  # b never follows the order, but reports all the time
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    assert isinstance(table.ask(2), Waiting), "too few: nothing but time ends the grant"
+    table.pass_time(TIMING.expiry, "a", "b")
+    assert table.owner.counters.withdrawn == 1
+    table.ask(2, "u")
+    table.settle()
+    assert isinstance(table.ask(2, "u"), Opened)
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for_beyond_the_grace() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.ask(1)
+    table.settle("a")
+    assert isinstance(table.ask(1), Waiting)
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    opened = table.ask(1)
+    assert isinstance(opened, Opened)
+    assert opened.count == 1
+
+
+def test_a_block_that_raises_consumes_nothing() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    first = table.opened(2)
+    assert table.owner.leave("t", table.now, consume=False) is False
+    table.settle()
+    assert [segment.held for _, segment in table.hosts.values()] == [False, False]
+    assert table.apply("a", 3)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    again = table.ask(3, "u")
+    assert isinstance(again, Opened)
+    assert again.step == first.step
+    assert again.contributors.tolist() == [1, 2, 3]
+    # What is unchanged is not shipped again: b has the piece that it had.
+    keys = {member.key.host: member.key for member in first.members}
+    assert {member.key.host: member.key for member in again.members}["b"] == keys["b"]
+
+
+def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.opened(1)
+    table.ask(1, "next")
+    for _ in range(30):
+        table.pass_time(0.1, "a")
+        table.ask(1, "next")
+        table.act("a")
+    assert isinstance(table.ask(1), Ended)
+    assert table.owner.leave("t", table.now, consume=True) is False, "it comes too late"
+    opened = table.ask(1, "next")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
+
+
+def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.opened(1)
+    assert table.owner.leave("t", table.now, consume=True)
+    assert table.owner.leave("t", table.now, consume=True)
+    assert table.owner.leave("t", table.now, consume=False), "a late message of its changes nothing"
+    assert table.owner.step == 1
+    assert isinstance(table.ask(1), Ended), "a late message of its does not join the line again"
+
+
+def test_shards_that_lost_their_pieces_get_them_again() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    opened = table.opened(1)
+    table.owner.missing("t", tuple(member.key for member in opened.members), table.now)
+    assert isinstance(table.ask(1), Waiting)
+    table.settle()
+    again = table.ask(1)
+    assert isinstance(again, Opened)
+    assert again.count == 1
+    assert again.members[0].key.seq > opened.members[0].key.seq, "shipped anew, under a new name"

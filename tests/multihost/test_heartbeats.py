@@ -1,0 +1,170 @@
+"""When hosts report, and what the owner and shards make of late reports and batches."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.multihost_table import Table, with_a_gradient_each
+from helpers.multihost_world import TIMING
+
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.messages import (
+    BatchKey,
+    Fence,
+    Opened,
+    Order,
+    Report,
+    Sealed,
+    Timing,
+    Waiting,
+)
+from shmacc._multihost.shard import ShardCore
+
+pytestmark = pytest.mark.threads
+
+
+def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
+    """All of them together send no more heartbeats than the owner can take."""
+    names = [f"host{number}" for number in range(60)]
+    pace = len(names) / (TIMING.heartbeats * TIMING.heartbeat)
+    assert pace == 3
+    table = Table(*names)
+    table.settle()
+    table.hear()
+    core, _ = table.hosts["host0"]
+    assert core.report_due(table.now) == pytest.approx(table.now + 3 * TIMING.heartbeat)
+    patience = 4 * 3 * TIMING.heartbeat
+    assert patience > TIMING.lease
+    heard, table.now = table.now, table.now + (TIMING.lease + patience) / 2
+    table.owner.tick(table.now)
+    assert table.owner.counters.lost_hosts == 0
+    table.now = heard + patience + 0.01
+    table.hear("host0")
+    assert table.owner.counters.lost_hosts == len(names) - 1
+    assert core.report_due(table.now) == table.now, "a new pace is worth a report at once"
+    table.hear("host0")
+    assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
+
+
+def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arrived() -> None:
+    table = with_a_gradient_each("a")
+    table.ask(1)
+    table.hear()
+    core, segment = table.hosts["a"]
+    core.observe(segment.step, 1, 0)
+    assert core.next_action() == act.Seal()
+    assert core.report_due(table.now) > table.now
+    began, table.now = table.now, table.now + 0.05
+    core.sealed(segment.sealed(), began)
+    assert core.report_due(table.now) == began + TIMING.grace / 4, "slow pieces: before grace"
+    assert core.has_answer_to_come
+    assert core.next_action() == act.Ship(1)
+    core.shipped(1, frozenset({0}))
+    assert core.report_due(table.now) == table.now
+    table.hear()
+    assert not core.has_answer_to_come
+    assert isinstance(table.owner.answer("t"), Opened)
+
+
+def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grace_is() -> None:
+    timing = Timing(grace=30.0)
+    core = ForwarderCore("a", 1, timing, 7)
+    core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
+    core.observe(0, 1, 0)
+    assert core.next_action() == act.Seal()
+    core.report(5.0)
+    core.sealed(Sealed(1, 1), 5.1)
+    assert core.report_due(5.1) == 5.0 + timing.lease / 4
+
+
+def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.ask(1)
+    table.settle("b")
+    table.hear("a")
+    core, segment = table.hosts["a"]
+    core.observe(segment.step, 1, 0)
+    core.sealed(segment.sealed(), table.now)
+    while core.report_due(table.now) > table.now:
+        table.now += TIMING.grace / 16
+    table.hear("a")
+    assert not core.has_answer_to_come
+    table.pass_time(3 * TIMING.grace, "a", "b")
+    assert isinstance(table.ask(1), Waiting), "what it ships is waited for"
+    core.shipped(1, frozenset({0}))
+    assert table.opened(1).count == 2
+
+
+def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.ask(1)
+    table.settle("a")
+    table.hear("b")
+    serials = {host: core._order.serial for host, (core, _) in table.hosts.items() if core._order}
+    table.pass_time(TIMING.grace + 0.1, "a")  # b does not answer, and is late
+    assert isinstance(table.ask(1), Opened)
+    assert not table.owner.has_news("a", serials["a"])
+    assert table.owner.has_news("b", serials["b"])
+    assert table.owner.has_news("a", serials["a"] - 1)
+    table.owner.leave("t", table.now, consume=True)
+    assert table.owner.has_news("a", serials["a"])
+
+
+@pytest.mark.parametrize("hosts", [4, 60])
+def test_many_hosts_are_told_between_rounds_how_much_is_worth_a_report(hosts: int) -> None:
+    """Most orders are given when nobody waits; few hosts report each gradient soon."""
+    names = [f"host{number}" for number in range(hosts)]
+    table = Table(*names)
+    table.settle()
+    for number, name in enumerate(names):
+        for worker in range(8):
+            assert table.apply(name, 8 * number + worker)
+    assert table.opened(8 * hosts).count == 8 * hosts
+    table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    slack = {
+        table.owner.order(name, core._incarnation).slack for name, (core, _) in table.hosts.items()
+    }
+    assert slack == {4 if hosts > 50 else 1}
+
+
+def test_a_shard_finds_the_last_batch_of_each_host() -> None:
+    shard: ShardCore[str] = ShardCore()
+    assert shard.latest(["a", "b"]) == ()
+    for key in BatchKey("a", 1, 1), BatchKey("b", 2, 9), BatchKey("a", 1, 2):
+        shard.stage(Fence(1, 0), key, "piece")
+    assert shard.latest(["b", "a"]) == (BatchKey("b", 2, 9), BatchKey("a", 1, 2))
+    assert shard.latest(["a", "c"]) == ()
+    assert shard.latest([]) == ()
+    shard.forget(Fence(1, 1))
+    assert shard.latest(["a"]) == ()
+
+
+def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
+    shard: ShardCore[str] = ShardCore()
+    key = BatchKey("a", 1, 1)
+    assert shard.stage(Fence(1, 0), key, "old")
+    assert shard.stage(Fence(1, 1), BatchKey("b", 1, 1), "new")
+    assert len(shard) == 1
+    assert not shard.stage(Fence(1, 0), key, "late")
+    assert shard.missing(Fence(1, 1), (key, BatchKey("b", 1, 1))) == (key,)
+    for seq in range(2, 9):
+        shard.stage(Fence(1, 1), BatchKey("b", 1, seq), "again")
+    assert len(shard) == 2
+
+
+def test_late_and_doubled_reports_change_nothing() -> None:
+    table = Table("a")
+    table.settle()
+    core, _ = table.hosts["a"]
+    early = core.report(table.now)
+    table.apply("a", 1)
+    table.hear()
+    table.owner.report(early, table.now)
+    assert table.owner.accumulated == 1
+    zombie = Report("a", 1, 10**6, Fence(1, 0), 0, 99)
+    table.owner.report(zombie, table.now)
+    assert table.owner.accumulated == 1

@@ -1,0 +1,250 @@
+"""Hosts and workers that are lost, and contributors that are then elsewhere or refused."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.multihost_table import Table, with_a_gradient_each
+from helpers.multihost_world import TIMING, Segment
+
+from shmacc._multihost.messages import (
+    Died,
+    Ended,
+    Loss,
+    Opened,
+    Waiting,
+)
+
+pytestmark = pytest.mark.threads
+
+
+def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
+    table = Table("a", "b", "c")
+    table.settle()
+    for contributor, host in enumerate("abc"):
+        table.apply(host, contributor)
+    table.settle()
+    table.ask(3)
+    table.settle("a", "b")  # c is dead
+    assert isinstance(table.ask(3), Waiting)
+    table.pass_time(TIMING.lease + 0.2, "a", "b")
+    table.settle("a", "b")
+    waiting = table.ask(3)
+    assert isinstance(waiting, Waiting)
+    assert waiting.hosts == ("a", "b")
+    table.apply("a", 2)  # c's worker was started again at a
+    table.settle("a", "b")
+    assert table.owner.leave("t", table.now, consume=False) is False
+    table.ask(3, "u")
+    table.settle("a", "b")
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [0, 1, 2]
+
+
+def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
+    table = Table("a", "b")
+    table.settle()
+    assert isinstance(table.owner.ask("t", 1, table.now, tell=True), Waiting)
+    for _ in range(15):
+        table.pass_time(0.1, "a")
+        table.owner.ask("t", 1, table.now, tell=True)
+    assert table.owner.answer("t") == Died((Loss("b"),))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
+
+
+def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.owner.ask("t", 3, table.now, tell=True)
+    forwarder, _ = table.hosts["b"]
+    forwarder.died((17, 18), (2,))
+    assert forwarder.report_due(table.now) == table.now, "worth a report at once"
+    table.settle()
+    table.settle()  # reports go on saying it
+    assert table.owner.answer("t") == Died((Loss("b", (17, 18), (2,)),))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
+    assert table.owner.counters.died_workers == 2
+
+
+def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_next_step() -> None:
+    table = with_a_gradient_each("a", "b")
+    forwarder, _ = table.hosts["b"]
+    assert isinstance(table.owner.ask("t", 2, table.now, tell=True), Waiting)  # the grant is made
+    forwarder.died((17,), (2,))
+    table.hear()
+    assert isinstance(table.owner.answer("t"), Waiting)
+    table.settle()
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
+
+
+def test_cancel_ends_waits_and_no_block() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    assert table.opened(1).count == 1
+    table.ask(1, "u")
+    table.owner.cancel(table.now)
+    assert isinstance(table.owner.answer("u"), Ended)
+    assert isinstance(table.ask(1, "u"), Ended), "its next call does not put it in the line again"
+    assert isinstance(table.owner.answer("t"), Opened)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1, "v")
+    table.settle()
+    assert isinstance(table.ask(1, "v"), Opened), "the line goes on"
+
+
+def test_a_contributor_at_two_hosts_makes_the_step_void(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 1)  # started again there, while a has its gradient
+    table.ask(2)
+    table.settle()
+    assert isinstance(table.ask(2), Waiting)
+    assert "hosts a and b have both accepted contributor 1" in caplog.text
+    assert table.owner.step == 1
+    assert table.owner.counters.voided == 1
+    assert table.hosts["a"][1].taken == 0, "what was dropped does not count as taken"
+    # In the next step b is let in when the contributor has come at a, and with it listed.
+    assert table.hosts["b"][1].step == 0
+    assert table.apply("a", 1)
+    table.settle()
+    assert table.hosts["b"][1].step == 1
+    assert table.apply("b", 1)
+    assert table.hosts["b"][1].content == []
+    assert table.apply("b", 2)
+    table.settle()
+    opened = table.ask(2)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
+
+
+def test_a_contributor_that_does_not_come_is_not_waited_for() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 1)
+    table.ask(2)
+    table.settle()
+    for _ in range(8):
+        table.pass_time(0.1, "a", "b")
+        table.ask(2)
+    table.settle()
+    assert table.hosts["b"][1].step == 1
+    assert table.apply("b", 1)
+    assert len(table.hosts["b"][1].content) == 1
+
+
+def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
+    """Its batch is at the shards, but its contributor has been accepted at a living host."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.opened(2)
+    table.owner.leave("t", table.now, consume=False)  # the batches count all the same
+    table.pass_time(TIMING.lease + 0.2, "b")
+    table.settle("b")
+    table.apply("b", 1)
+    table.settle("b")
+    table.ask(2, "u")
+    table.settle("b")
+    opened = table.ask(2, "u")
+    assert isinstance(opened, Opened)
+    assert [member.key.host for member in opened.members] == ["b"]
+    assert table.owner.counters.voided == 0
+
+
+def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> None:
+    """They wait for the next step, and what is missing would never come: the step is void."""
+    table = with_a_gradient_each("a", "b")
+    table.ask(2)
+    table.settle("a")
+    assert table.apply("a", 3) is False
+    table.pass_time(TIMING.lease + 0.2, "a")  # b is lost in the middle of the grant
+    table.settle("a")
+    assert table.owner.step == 1
+    assert table.hosts["a"][1].step == 1
+    assert table.apply("a", 3)
+
+
+def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
+    """Emptied at the same step, of an owner before this one: they wait for the next step."""
+    table = Table("a", step=3)
+    table.settle()
+    table.apply("a", 1)
+    segment = table.hosts["a"][1]
+    table.owner.advance_step(4, table.now)
+    table.owner.set_global_step(3, "set", table.now)  # the host learns of both at once
+    table.settle()
+    assert (segment.step, segment.content) == (3, [])
+    table.ask(1)
+    table.settle()
+    assert segment.step == 4
+
+
+def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
+    """It was accepted, and is in no round: as on one host an apply right before `advance_step`."""
+    table = Table("a", "b")
+    table.settle()
+    assert table.owner.advance_step(5, table.now) == 0
+    _, segment = table.hosts["a"]
+    assert table.apply("a", 1), "the segment is at step 0 until its forwarder hears of step 5"
+    assert table.apply("b", 2)
+    table.settle()
+    assert (segment.step, segment.content, segment.dropped) == (5, [], 1)
+    assert table.owner.accumulated == 0
+    assert table.apply("a", 1)
+    assert table.apply("b", 2)
+    opened = table.opened(2)
+    assert (opened.step, opened.count) == (5, 2)
+    assert table.owner.counters.voided == 0
+
+
+def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_was_made_with() -> (
+    None
+):
+    """A host that joins: its segment begins at step 0, and follows with the first order."""
+    table = Table("a", step=7)
+    table.settle()
+    table.add("late", Segment())
+    assert table.apply("late", 2)
+    assert table.hosts["late"][1].step == 0
+    table.settle()
+    assert (table.hosts["late"][1].step, table.hosts["late"][1].content) == (7, [])
+    assert table.apply("late", 2)
+    assert table.opened(1).contributors.tolist() == [2]
+
+
+def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
+    """A gradient may have been refused for a reason that its predecessor took to the grave."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    segment = table.hosts["a"][1]
+    segment.dropped = 1
+    table.add("a", segment)
+    table.settle()
+    for _ in range(int(TIMING.expiry * 10) - 5):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 0
+    for _ in range(10):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 1
+    table.settle()
+    for _ in range(int(TIMING.expiry * 10) + 10):
+        table.ask(2)
+        table.pass_time(0.1, "a", "b")
+    assert table.owner.step == 1, "once: now it is known"

@@ -1,0 +1,274 @@
+"""Real segments: what shards have of a round, put together, is that of one group."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc._multihost.host_group import HostGroup
+from shmacc._multihost.messages import (
+    Batch,
+    BatchKey,
+    Fence,
+    Member,
+    Opened,
+    Sealed,
+)
+from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
+from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.share import Share
+from shmacc.errors import InvalidArgumentError, OutOfRangeError
+
+pytestmark = pytest.mark.threads
+
+SPECS = {
+    "rows": shmacc.IndexedSlicesSpec((None, 4), "float32"),
+    "sums": shmacc.IndexedSlicesSpec((50,), "int32", reduction_type="SUM"),
+    "large": shmacc.TensorSpec((200, 100), "float16", reduction_type="CMEAN"),
+    "scalar": shmacc.TensorSpec((), "float64"),
+    "narrow": shmacc.IndexedSlicesSpec((9,), "float64", reduction_type="CMEAN"),
+    "never": shmacc.TensorSpec((3,), "float32"),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
+    shards: int, request: pytest.FixtureRequest
+) -> None:
+    """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
+    random = np.random.default_rng(shards)
+    flat = shmacc.AccumulatorGroup(SPECS)
+    hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
+    plan = Plan(flat.members, shards)
+    at_shards = [HostGroup(plan.at_shard(shard)) for shard in range(shards)]
+    for group in flat, *hosts, *at_shards:
+        request.addfinalizer(group.close)
+    for step in range(2):
+        for i in range(7):
+            gradient: dict[str, object] = {}
+            if i % 2:
+                values = random.integers(-9, 9, (30, 4)).astype(np.float32)
+                gradient["rows"] = random.integers(0, 1000, 30), values
+            if i % 3:
+                gradient["sums"] = random.integers(0, 50, 3), random.integers(-9, 9, 3)
+            if i != 2:
+                gradient["large"] = random.integers(-9, 9, (200, 100)).astype(np.float16)
+            gradient["narrow"] = [i], [float(i + 1)]  # not every host has rows at every shard
+            if i == 4:
+                gradient["scalar"] = 3.0
+                gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)
+            for group in flat, hosts[i % 3]:
+                assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
+        segments = [LocalSegment(host, shards) for host in hosts]
+        staged: list[dict[BatchKey, shmacc.GroupPartial]] = [{} for _ in range(shards)]
+        members = []
+        for number, segment in enumerate(segments):
+            partial = segment.seal()
+            pieces = dict(plan.split(partial, first=number))
+            key = BatchKey(f"host{number}", 1, 1)
+            members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
+            for shard, piece in pieces.items():
+                staged[shard][key] = piece
+        opened = Opened(Fence(1, step), step, tuple(members))
+        parts = [
+            group.reduce(staged[n].values(), Share.of(opened, n))
+            for n, group in enumerate(at_shards)
+        ]
+        got, expected = join(plan, parts, opened), flat.take(1)
+        assert set(got) == set(expected) == set(SPECS) - {"never"}
+        assert (got.count, got.weight, got.step) == (7, expected.weight, step)
+        assert got.contributors.tolist() == expected.contributors.tolist()
+        for name, part in expected.items():
+            for field in type(part).__slots__:
+                ours, theirs = getattr(got[name], field), getattr(part, field)
+                assert np.array_equal(ours, theirs), (name, field)
+                assert np.asarray(ours).dtype == np.asarray(theirs).dtype, (name, field)
+        for segment in segments:
+            segment.consume()
+            assert segment.group.global_step == step + 1
+
+
+def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
+    specs = {
+        "rows": shmacc.IndexedSlicesSpec((10**6, 16), "float32"),
+        "whole": shmacc.TensorSpec((100_000,), "float32"),
+    }
+    rows = np.random.default_rng(0).choice(10**6, 20_000, replace=False)
+    with HostGroup(specs) as group:
+        gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
+        assert group.apply(gradient, 0)
+        partial = LocalSegment(group, 8).seal()
+        pieces = dict(Plan(group.members, 8).split(partial))
+    shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
+    assert set(pieces) == set(range(8))
+    assert shipped <= 1.05 * len(pickle.dumps(partial))
+
+
+def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((None,), "float64", reduction_type="CMEAN")}
+    plan = Plan(members, 2)
+    rows = [
+        0,
+        next(row for row in range(1, 99) if set(plan_of(plan, row)) != set(plan_of(plan, 0))),
+    ]
+    opened = Opened(
+        Fence(1, 0),
+        0,
+        tuple(
+            Member(
+                BatchKey(str(row), 1, 1),
+                Batch(1, Sealed(1, 1, members={"m": (1, 1)}), frozenset(plan_of(plan, row))),
+            )
+            for row in rows
+        ),
+    )
+    parts = []
+    for shard in range(2):
+        with HostGroup(plan.at_shard(shard)) as group:
+            pieces = {
+                BatchKey(str(row), 1, 1): plan_of(plan, row)[shard]
+                for row in rows
+                if shard in plan_of(plan, row)
+            }
+            assert len(pieces) == 1
+            parts.append(group.reduce(pieces.values(), Share.of(opened, shard)))
+    assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+def piece_of(rows: object, values: object, counts: object, count: int = 2) -> shmacc.GroupPartial:
+    """A piece as a shard may get it, of a member "m" with rows of one number."""
+    sums = shmacc.SparsePartial(
+        np.array(rows, np.int64),
+        np.array(values, np.int64),
+        np.array([9], np.int64),
+        np.array(counts, np.int64),
+        count,
+        0,
+        count,
+    )
+    return shmacc.GroupPartial({"m": sums}, count, 0, count)
+
+
+def share_of(pieces: int) -> Share:
+    """What a shard has of a round of so many hosts, of two gradients each."""
+    keys = tuple(BatchKey(str(host), 1, 1) for host in range(pieces))
+    return Share(Fence(1, 0), keys, 2 * pieces, 2 * pieces, 0)
+
+
+def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
+    members = {"m": shmacc.IndexedSlicesSpec((9,), "int32", reduction_type="SUM")}
+    good = piece_of([1, 5], [10, 20], [1, 2])
+    wrong: list[tuple[shmacc.GroupPartial, type[Exception], str]] = [
+        (shmacc.GroupPartial({"x": good["m"]}, 2, 0, 2), InvalidArgumentError, "'x'"),
+        (piece_of([5, 1], [1, 1], [1, 1]), InvalidArgumentError, "must ascend"),
+        (piece_of([1, 1], [1, 1], [1, 1]), InvalidArgumentError, "'m'"),
+        (piece_of([1, 9], [1, 1], [1, 1]), InvalidArgumentError, "9"),
+        (piece_of([1, 5], [1, 1], [1, 0]), InvalidArgumentError, "'m'"),
+        (piece_of([1, 5], [[1], [1]], [1, 1]), InvalidArgumentError, "[Ss]hape"),
+        (piece_of([1], [1], [1], 3), InvalidArgumentError, "more gradients than the round has"),
+        (piece_of([1], [2**31 - 10], [1]), OutOfRangeError, "does not fit"),
+        (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
+        (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "count"),
+    ]
+    with HostGroup(members) as group:
+        for piece, kind, said in wrong:
+            for pieces in ([good, piece], [piece, good]):
+                with pytest.raises(kind, match=said):
+                    group.reduce(pieces, share_of(2))
+        taken = group.reduce([good, piece_of([5, 8], [1, -1], [1, 1]), good], share_of(3))
+        assert taken["m"].indices.tolist() == [1, 5, 8]
+        assert taken["m"].values.tolist() == [20, 41, -1]
+        assert taken["m"].row_counts.tolist() == [2, 5, 1]
+        assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
+
+
+def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
+    """The pieces of a gradient that has 6.0 in one row."""
+    with HostGroup(plan.members) as group:
+        assert group.apply({"m": ([row], [6.0])}, 0)
+        return dict(plan.split(LocalSegment(group, plan.shards).seal()))
+
+
+def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.GroupTaken:
+    """Put a round together, the last shard's values first."""
+    rows = {shard: rows_of(part) for shard, part in enumerate(parts)}
+    joining = Joining(plan, opened, rows)
+    for shard in reversed(range(len(parts))):
+        joining.add(shard, values_of(parts[shard]))
+    return joining.taken()
+
+
+def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
+    with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
+        segment = LocalSegment(group)
+        assert segment.seal().count == 0
+        assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
+        segment.release()
+        assert group.apply({"m": 1.0}, 0, contributor=1)
+        first, again = segment.seal(), segment.seal()
+        assert first["m"].value == again["m"].value == 1.0
+        assert describe(first) == describe(again) == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert segment.dropped() == 1
+        segment.reset(5, frozenset({3}))
+        assert (group.global_step, segment.pending(frozenset({3}))) == (5, 0)
+        assert group.apply({"m": 1.0}, 5, contributor=3), "as one that is in already"
+        assert segment.pending(frozenset({3})) == 0
+        assert segment.present(frozenset({3, 4})) == {3}
+        assert group.apply({"m": 7.0}, 5, contributor=4)
+        sealed = segment.seal(frozenset({3}))
+        assert sealed["m"].value == 7.0
+        assert describe(sealed) == Sealed(1, 1, frozenset({4}), {"m": (1, 1)})
+        segment.set_step(2)
+        assert group.apply({"m": 1.0}, 2)
+        assert segment.pending(frozenset({3})) == 2
+
+
+def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
+    with (
+        HostGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
+        HostGroup.attach("shared") as other,
+    ):
+        assert group.apply({"m": 1.0}, 0)
+        stopped, new = LocalSegment(other), LocalSegment(group)
+        stopped.seal()
+        assert new.seal().count == 1
+        stopped.release()  # it wakes up: its round is no more
+        assert not group.apply({"m": 1.0}, 0)
+        group.unlink()
+
+
+def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
+    """Two threads apply while a third seals, releases and consumes."""
+    with HostGroup({"m": shmacc.TensorSpec((), "int64")}) as group:
+        accepted = [0, 0]
+
+        def work(number: int) -> None:
+            for _ in range(400):
+                accepted[number] += group.apply({"m": 1}, shmacc.NEVER_STALE)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        segment, taken = LocalSegment(group), 0
+        while any(thread.is_alive() for thread in threads) or group.num_accumulated():
+            partial = segment.seal()
+            if partial.count % 2:
+                segment.release()
+            else:
+                taken += partial.count
+                assert partial.count == (partial["m"].value if partial.count else 0)
+                segment.consume()
+            if not any(thread.is_alive() for thread in threads) and group.num_accumulated() % 2:
+                assert group.apply({"m": 1}, shmacc.NEVER_STALE)
+                accepted[0] += 1
+        assert taken == sum(accepted) == group.stats().applied
+
+
+def test_a_group_over_hosts_needs_declared_shapes() -> None:
+    members = {"m": shmacc.TensorSpec((None, 3), "float32")}
+    with pytest.raises(InvalidArgumentError, match=r"'m'.*needs a shape"):
+        Plan(members, 2)

@@ -1,0 +1,118 @@
+"""A forwarder, a machine or an owner that is started again, and what was there before."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.multihost_table import Table, with_a_gradient_each
+from helpers.multihost_world import TIMING, Segment
+
+from shmacc._multihost.messages import (
+    Fence,
+    NotReady,
+    Opened,
+    Report,
+    Waiting,
+)
+from shmacc._multihost.owner import OwnerCore
+
+pytestmark = pytest.mark.threads
+
+
+def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
+    table = with_a_gradient_each("a")
+    old, segment = table.hosts["a"]
+    table.add("a", segment)
+    table.owner.report(old.report(table.now), table.now)
+    assert table.owner.counters.refused_reports == 1
+    assert table.owner.order("a", 1 << 32 | 1).refused
+    opened = table.opened(1)
+    assert opened.contributors.tolist() == [1]
+
+
+def test_a_segment_that_was_left_behind_is_emptied() -> None:
+    """Its gradients were in a round that its new forwarder knows nothing of."""
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.opened(1)
+    assert table.owner.leave("t", table.now, consume=True)
+    _, segment = table.hosts["a"]
+    segment.held = False  # the forwarder is dead
+    table.add("a", segment)
+    table.settle()
+    assert (segment.step, segment.content) == (1, [])
+
+
+def test_what_a_machine_had_shipped_before_it_was_started_again_counts_beside_the_rest() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.apply("b", 2)
+    table.opened(2)
+    table.owner.leave("t", table.now, consume=False)
+    table.add("b", Segment())
+    table.settle()
+    assert table.apply("b", 3)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2, 3]
+    assert set(table.owner.hosts()) == {"a", "b"}
+    assert table.owner.leave("u", table.now, consume=True)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.owner.accumulated == 0
+
+
+def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
+    """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
+    table = Table("a", "b")
+    table.settle()
+    table.apply("b", 1)
+    table.ask(1)
+    table.settle()
+    assert table.owner.leave("t", table.now, consume=True)
+    table.owner.set_global_step(0, "set", table.now)
+    _, segment = table.hosts["b"]
+    assert segment.step == 0
+    assert segment.content
+    segment.held = False
+    table.add("b", segment)
+    table.settle()
+    assert segment.content == []
+    assert table.owner.accumulated == 0
+
+
+def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() -> None:
+    table = Table("a", "b")
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.owner = OwnerCore(2, None, TIMING)
+    assert isinstance(table.ask(1), NotReady)
+    table.settle()
+    assert isinstance(table.ask(1), NotReady)
+    table.hosts["b"][1].reset(7, frozenset())
+    table.apply("b", 2)
+    table.owner.set_global_step(0, "set", table.now)
+    table.settle()
+    opened = table.opened(1)
+    assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
+
+
+def test_a_batch_for_an_earlier_owners_grant_of_the_same_number_does_not_count() -> None:
+    table = Table("a")
+    table.settle()
+    table.apply("a", 1)
+    table.ask(1)
+    table.settle()
+    late = table.hosts["a"][0].report(table.now)
+    assert late.sealed_for == 1
+    table.owner = OwnerCore(2, 3, TIMING)
+    table.owner.report(Report("b", 1, 1, Fence(2, 0), 3, 1), table.now)
+    table.ask(1)  # the first grant of this owner
+    table.owner.report(late, table.now)
+    assert table.owner.accumulated == 1, "what b has reported, and nothing of a's"
+    assert isinstance(table.ask(1), Waiting)
