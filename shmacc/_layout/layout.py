@@ -32,7 +32,11 @@ EVENT_NAMES = {number: name for name, number in _core.EVENTS.items()}
 REGION_SPAN = _core.REGION_SPAN
 """Region ``number`` begins at byte ``number * REGION_SPAN`` of the file."""
 HEADER_BYTES = _core.HEADER_BYTES
-ENTRY_BYTES = {"participants": _core.PARTICIPANT_BYTES, "waiters": _core.WAITER_BYTES}
+ENTRY_BYTES = {
+    "participants": _core.PARTICIPANT_BYTES,
+    "waiters": _core.WAITER_BYTES,
+    "departed": _core.DEPARTED_BYTES,
+}
 """The size of a table's entry, by region; the tables are reserved in whole pages."""
 PAGE_BYTES = _core.PAGE_BYTES
 BUCKET_BYTES = _core.BUCKET_BYTES

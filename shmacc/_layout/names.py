@@ -28,6 +28,7 @@ _TOKEN_DIGITS = 16
 _LONGEST_FILE_NAME = 255
 _LONGEST_STEM = _LONGEST_FILE_NAME - len(SEMAPHORE_FILE_PREFIX) - len(PREFIX) - 1 - _TOKEN_DIGITS
 _HASH_DIGITS = 16
+_LONGEST_SHOWN = 250  # characters in a message: a name that is just too long is shown whole
 _SHARED_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,60}", re.ASCII)
 _SEGMENT_FILE = re.compile(r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._~-]+)", re.ASCII)
@@ -71,9 +72,17 @@ def current_namespace() -> str | None:
     if not _NAMESPACE.fullmatch(namespace):
         raise InvalidArgumentError(
             f"{NAMESPACE_VARIABLE} must be 1 to 60 of letters, digits, '.', '_' and '-', "
-            f"but was {namespace!r}"
+            f"but was {shown(namespace)}"
         )
     return namespace
+
+
+def shown(given: object) -> str:
+    """Return what was given instead of a name, for a message: the beginning, if it is long."""
+    text = repr(given)
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 def segment_name(shared_name: object) -> SegmentName:
@@ -85,7 +94,7 @@ def segment_name(shared_name: object) -> SegmentName:
     if not isinstance(shared_name, str) or not _SHARED_NAME.fullmatch(shared_name):
         raise InvalidArgumentError(
             "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
-            f"but was {shared_name!r}"
+            f"but was {shown(shared_name)}"
         )
     return name_under(current_namespace(), shared_name)
 

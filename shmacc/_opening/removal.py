@@ -12,7 +12,7 @@ import time
 from shmacc import _core
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
-from shmacc._layout.names import SegmentName, semaphore_path
+from shmacc._layout.names import NAMESPACE_VARIABLE, SegmentName, semaphore_path
 from shmacc.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -24,6 +24,8 @@ from shmacc.errors import (
 
 _PAUSE = 0.001  # between two looks for a name, in seconds
 _PASSAGE = 2.0  # for this long a process may be on its way in or out (name_lock.hpp)
+
+_READERS = {1: "shmacc 1.0"}  # of older layout versions
 
 
 class UnfinishedError(DataLossError):
@@ -231,14 +233,17 @@ def refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
     if found == "nothing":
         return not_found(name)
     if found == "other version":
-        return (
-            DataLossError(
-                "it was made by another version of shmacc, with layout version "
-                f"{version}; this one reads version {layout.LAYOUT_VERSION}"
-            )
-            .with_fields(version=version)
-            .about(name.system_name)
-        )
+        reader = _READERS.get(version, "a newer shmacc" if version > layout.LAYOUT_VERSION else "")
+        named = DataLossError(
+            f"it was made by another version of shmacc, with layout version {version}"
+            f"{f', which {reader} reads' if reader else ''}; this one reads version "
+            f"{layout.LAYOUT_VERSION}"
+        ).about(name.system_name)
+        return DataLossError(
+            f"{named}. Use that version; or another name or namespace "
+            f"({NAMESPACE_VARIABLE}); or end its users and remove it: "
+            f"shmacc-inspect remove {name.system_name} --force --yes"
+        ).with_fields(**named.__dict__, version=version)
     held = found == "held unfinished"
     by_whom = "a process holds" if held else "no process holds"
     unfinished = UnfinishedError(f"an unfinished file that {by_whom}")

@@ -21,11 +21,15 @@ from shmacc.inspection._listing import (
 )
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
+    ArraysUpdate,
     AttachedProcess,
+    DepartedProcess,
+    FinalRound,
     LockState,
     MemberDescription,
     Region,
     SegmentState,
+    SlotDescription,
     Stall,
     StallKind,
     Summary,
@@ -35,9 +39,12 @@ from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_u
 
 __all__ = [
     "LAYOUT_VERSION",
+    "ArraysUpdate",
     "AttachedProcess",
+    "DepartedProcess",
     "Description",
     "Event",
+    "FinalRound",
     "Finding",
     "LaneState",
     "Leftover",
@@ -49,6 +56,7 @@ __all__ = [
     "SegmentName",
     "SegmentState",
     "Severity",
+    "SlotDescription",
     "Space",
     "Stall",
     "StallKind",

@@ -9,29 +9,37 @@ from collections.abc import Callable
 
 from shmacc._layout import layout
 from shmacc.inspection._observation import Observation
-from shmacc.inspection._records import AttachedProcess
+from shmacc.inspection._records import AttachedProcess, DepartedProcess
 
 _FOUND = (
     1.0  # seconds; a death may be found by the very process that comes in place of the dead one
 )
 
 
-def deaths(seen: Observation) -> list[tuple[int, float]]:
-    """Return the pids, and when they were found, of dead processes whose entries are free again."""
-    return [
-        (event["pid"], event["at_ns"] / 1e9)
-        for event in seen.view.events()
-        if layout.EVENT_NAMES.get(event["kind"]) == "died"
-    ]
+def last_loss(
+    seen: Observation,
+    did: Callable[[AttachedProcess], bool],
+    had_done: Callable[[DepartedProcess], bool],
+) -> float | None:
+    """Return when a process that did something died or failed, at the earliest; None: none has.
 
-
-def last_death(seen: Observation, did: Callable[[AttachedProcess], bool]) -> float | None:
-    """Return when a process that did something died, at the earliest; None if none is known to.
-
-    What those did whose entries are free again is not known: it is taken for the same.
+    Args:
+        seen: What a look has found.
+        did: Whether an attached process did it, or a dead one whose entry is not free yet.
+        had_done: Whether one that is gone did it. Where that is not on record any more, those that
+            the events name are taken for such.
     """
     dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
-    return max(dead or [moment - _FOUND for _, moment in deaths(seen)], default=None)
+    departed = {each.pid: each.at for each in seen.departed if had_done(each)}
+    moments = [at - _FOUND for at in departed.values() if at is not None]
+    for event in seen.view.events():
+        kind, at = layout.EVENT_NAMES.get(event["kind"]), event["at_ns"] / 1e9
+        if not departed or event["pid"] in departed:
+            if kind == "failed":
+                moments.append(at)
+            elif kind == "died":
+                moments.append(at - _FOUND)
+    return max(dead or moments, default=None)
 
 
 def is_bystander(process: AttachedProcess, death: float | None) -> bool:

@@ -20,7 +20,7 @@ from shmacc.inspection import _processes as processes
 from shmacc.inspection import _soundness as soundness
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
-from shmacc.inspection._findings import Finding, Severity
+from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
 from shmacc.inspection._listing import (
     is_meant,
     list_names,
@@ -28,8 +28,7 @@ from shmacc.inspection._listing import (
     shared_memory_space,
 )
 from shmacc.inspection._processes import Look
-from shmacc.inspection._remedies import command, pids
-from shmacc.inspection._soundness import NOTHING, note, wrong
+from shmacc.inspection._remedies import command, memory, pids
 
 _PAUSES = (0.02, 0.1)  # seconds
 _SCARCE = 0.1  # of all memory
@@ -158,7 +157,7 @@ def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
             "removed_in_use",
             f"{pids(map(str, users_pids))} still {'uses' if len(users_pids) == 1 else 'use'} a "
             "segment of this name that was removed, of "
-            f"{_mib(unlinked.unlinked_memory(found))} MiB; processes that open the name now get "
+            f"{memory(unlinked.unlinked_memory(found))}; processes that open the name now get "
             "another segment",
             "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) restart the job",
         )
@@ -171,7 +170,7 @@ def _memory() -> Iterator[Finding]:
             "bytes",
             space.free,
             space.total,
-            f"{_mib(space.free)} of {_mib(space.total)} MiB are free",
+            f"{memory(space.free)} of {memory(space.total)} are free",
         ),
         (
             "files",
@@ -198,10 +197,6 @@ def _memory() -> Iterator[Finding]:
                 "it larger (`mount -o remount,size=...`, `--shm-size`)",
                 command("shmacc-inspect", "list", "-A", "--sort", "bytes", "--reverse"),
             )
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f}"
 
 
 def _hidden() -> Iterator[Finding]:

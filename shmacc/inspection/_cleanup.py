@@ -270,7 +270,7 @@ def _files_of(name: SegmentName) -> tuple[str, ...]:
 def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
     status = os.stat(name.path, follow_symlinks=False)
     summary = summarise(name, look)
-    if summary.state is SegmentState.SOUND:
+    if summary.state in {SegmentState.SOUND, SegmentState.FINISHED}:
         return None
     return _leftover(
         name,

@@ -15,13 +15,18 @@ from shmacc.inspection._listing import (
     summary_of,
     tables_of,
 )
+from shmacc.inspection._nobody_takes import idle_taker
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
+    ArraysUpdate,
     AttachedProcess,
+    DepartedProcess,
+    FinalRound,
     LockState,
     MemberDescription,
     Region,
+    Stall,
     Summary,
     WaitingTake,
 )
@@ -47,13 +52,14 @@ class Event:
     """Something that happened.
 
     Attributes:
-        kind: "died" (and its place was given to others), "cancelled", "sealed", or "recovered"
-            (what a process had left half done when it died was undone).
+        kind: "died" (and its place was given to others), "failed", "cancelled", "sealed", or
+            "recovered" (what a process had left half done when it died was undone).
         at: Seconds since the epoch.
-        pid: The process that died, cancelled, sealed, or undid, as its own pid namespace knows it.
+        pid: The process that did, or to which it happened, as its own pid namespace knows it.
         pid_is_here: Whether that is this pid namespace.
         step: The global step then.
         contributor: Of a process that died: of its last gradient; None: it named none.
+        reason: Of a process that failed: the exception, its type and text; else empty.
     """
 
     kind: str
@@ -62,6 +68,12 @@ class Event:
     pid_is_here: bool
     step: int
     contributor: int | None
+    reason: str
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return str(self.pid) if self.pid_is_here else f"{self.pid}*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +84,17 @@ class Description:
         summary: As from `list_segments`.
         token: Identifies this segment among those that had the name; in the semaphore's name.
         generation: How many commits there were.
-        round_shape: Shape of this round's values (sparse: without the leading dimension).
+        round_shape: Shape of this round's values (sparse: without the leading dimension); None:
+            there are none yet, or it has several members.
         stats: The counters.
         processes: Those attached, living or dead.
         line: Waiting takes in order.
         lock: The lock.
         round_holder: The living process that has a round open; None: no round is open.
+        final_round: What makes the round final; None: it is not.
+        suspected: A standstill that is not proved: the process that could take is alive.
+        departed: Processes that died or failed, as long as that is on record.
+        update: Of parameters: an update that runs, or waits to be put back; None: there is none.
         regions: The layout; of all lanes and members together.
         members: What it accumulates, and what the round has of it.
         lanes: The locks of its lanes.
@@ -95,6 +112,10 @@ class Description:
     line: tuple[WaitingTake, ...]
     lock: LockState
     round_holder: AttachedProcess | None
+    final_round: FinalRound | None
+    suspected: Stall | None
+    departed: tuple[DepartedProcess, ...]
+    update: ArraysUpdate | None
     regions: tuple[Region, ...]
     members: tuple[MemberDescription, ...]
     lanes: tuple[LaneState, ...]
@@ -121,7 +142,8 @@ def describe(name: str, look: Look | None = None) -> Description:
         seen = Observation.at(segment_name, view, look)
         state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
-        round_shape = state["round_shape"]
+        # Of several members each has its own.
+        round_shape = state["round_shape"] if len(seen.config["members"]) == 1 else None
         return Description(
             summary=summary_of(segment_name, seen),
             token=seen.config["token"],
@@ -132,6 +154,10 @@ def describe(name: str, look: Look | None = None) -> Description:
             line=seen.line,
             lock=seen.lock,
             round_holder=seen.round_holder,
+            final_round=_final_round(seen),
+            suspected=None if seen.config["kind"] in layout.ARRAYS else idle_taker(seen),
+            departed=seen.departed,
+            update=_update(seen),
             regions=regions_of(seen),
             members=members_of(segment_name, seen),
             lanes=tuple(
@@ -148,9 +174,33 @@ def describe(name: str, look: Look | None = None) -> Description:
                     pid_is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9),
                     step=event["step"],
                     contributor=event["contributor"] if event["contributor"] >= 0 else None,
+                    reason=event["reason"],
                 )
                 for event in sorted(view.events(), key=lambda event: int(event["serial"]))
             ),
             # Includes every entry that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,
         )
+
+
+def _final_round(seen: Observation) -> FinalRound | None:
+    update = seen.state["update"]
+    if update is None:
+        return None
+    return FinalRound(
+        is_in=update["is_in"],
+        pid=update["pid"],
+        since=update["since_ns"] / 1e9,
+        held=seen.round_holder is not None,
+    )
+
+
+def _update(seen: Observation) -> ArraysUpdate | None:
+    """Return the update that is not committed. What runs is known by the processes' activities."""
+    if layout.KIND_NAMES.get(seen.config["kind"]) != "parameters" or not seen.lock.in_operation:
+        return None
+    updating = [each for each in seen.processes if each.activity == "updates"]
+    by = max(updating, key=lambda each: (each.alive, each.last_seen), default=None)
+    if by is None:
+        return ArraysUpdate(not seen.lock.held, seen.lock.pid, seen.lock.pid_is_here, None)
+    return ArraysUpdate(not by.alive, by.pid, by.pid_is_here, by.last_seen)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from shmacc._layout.names import SegmentName
 
+NOTHING = "nothing: "
+"""How a remedy begins that is none; why that is enough follows."""
+
 
 class Severity(enum.StrEnum):
     """How serious a finding is."""
@@ -32,6 +35,20 @@ class Finding:
     problem: str
     remedy: str
     command: str | None
+
+
+def wrong(
+    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
+) -> Finding:
+    """Return a finding that needs somebody to act."""
+    return Finding(subject, Severity.WRONG, kind, problem, remedy, remedy_command)
+
+
+def note(
+    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
+) -> Finding:
+    """Return a finding that is worth knowing."""
+    return Finding(subject, Severity.NOTE, kind, problem, remedy, remedy_command)
 
 
 @dataclass(frozen=True, slots=True)

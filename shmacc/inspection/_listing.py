@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmacc import _core
 from shmacc._layout import layout, names
@@ -31,9 +31,16 @@ from shmacc.inspection._records import (
     MemberDescription,
     Region,
     SegmentState,
+    SlotDescription,
     Summary,
 )
+from shmacc.inspection._remedies import pids
 from shmacc.inspection._standstill import stalls
+
+if TYPE_CHECKING:
+    from shmacc.optim import Optimizer
+
+_SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,9 @@ def resolve(name: str) -> SegmentName:
         return names.segment_name(name)
     whole = names.parse_segment_file(name)
     if whole is None:
-        raise InvalidArgumentError(f"{name!r} is no possible name of a segment in /dev/shm")
+        raise InvalidArgumentError(
+            f"{names.shown(name)} is no possible name of a segment in /dev/shm"
+        )
     return whole
 
 
@@ -173,9 +182,10 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     Raises:
         NotFoundError: There is none.
     """
+    look = look or Look()
     try:
         with open_view(name) as view:
-            return summary_of(name, Observation.at(name, view, look or Look()))
+            return summary_of(name, Observation.at(name, view, look))
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
@@ -186,7 +196,15 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     except DataLossError as error:
         other = error.version is not None
         state = SegmentState.OTHER_VERSION if other else SegmentState.DAMAGED
-        return _bare_summary(name, state, _problem(error))
+        return _bare_summary(name, state, _problem(error) + _who_has_it_open(name, look))
+
+
+def _who_has_it_open(name: SegmentName, look: Look) -> str:
+    """Say it of a file that cannot be asked."""
+    users = look.openers(name.path)
+    if not users:
+        return ""
+    return f"; {pids(map(str, users))} {'has' if len(users) == 1 else 'have'} it open"
 
 
 def _problem(error: ShmaccError) -> str:
@@ -221,12 +239,13 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
     accumulates = config["kind"] not in layout.ARRAYS
     members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
-    details = [] if used else ["no living process has it attached"]
+    details = ["finished"] if accumulates and state["finished"] and not used else []
+    details += [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
         details.append(f"its file was renamed, copied or linked: it was made as {config['name']!r}")
     return _bare_summary(
         _named(name, config["name"]),
-        SegmentState.SOUND if used else SegmentState.ORPHANED,
+        _state(state["finished"], used=used),
         "; ".join(details),
         created=config["created_ns"] / 1e9,
         kind=kind,
@@ -237,6 +256,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         lanes=config["lanes"] if accumulates else None,
         capacity=config["capacity"],
         private=config["is_private"],
+        finished=state["finished"] if accumulates else None,
         global_step=state["step"] if accumulates or kind == "parameters" else None,
         num_accumulated=state["count"] if accumulates else None,
         rows=state["all_rows"] if accumulates else None,
@@ -249,6 +269,12 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         last_used=seen.last_used,
         stalls=stalls(name.system_name, seen),
     )
+
+
+def _state(finished: bool, *, used: bool) -> SegmentState:
+    if not used:
+        return SegmentState.ORPHANED
+    return SegmentState.FINISHED if finished else SegmentState.SOUND
 
 
 def tables_of(seen: Observation, member: int) -> list[Table]:
@@ -265,7 +291,7 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
         if dtype is None or reduction is None:
             raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
         declared = member["declared"]
-        states = tables_of(seen, number)
+        states, optimizer = tables_of(seen, number), _optimizer_of(seen.config, member)
         found.append(
             MemberDescription(
                 name=member["name"],
@@ -278,9 +304,29 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
                 rows=sum(state["rows"] for state in states),
                 bytes_used=sum(_bytes_of(seen.config, member, state) for state in states),
                 value=_integer(seen, number, dtype) if declared == [] else None,
+                optimizer=repr(optimizer) if optimizer else None,
+                slots=_slots_of(seen.config, member),
             )
         )
     return tuple(found)
+
+
+def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
+    if layout.KIND_NAMES.get(config["kind"]) != "parameters":
+        return None
+    from shmacc import optim  # late: most segments have none
+
+    return optim.of_config(member["optimizer"])
+
+
+def _slots_of(config: Config, member: MemberConfig) -> tuple[SlotDescription, ...]:
+    """Return what the optimizer of an array of parameters keeps beside its contents."""
+    optimizer, shape = _optimizer_of(config, member), member["declared"] or []
+    item_bytes = dtype_names.ITEM_BYTES[member["dtype"]]
+    return tuple(
+        SlotDescription(slot.name, math.prod(shape[:-1] if slot.rowwise else shape) * item_bytes)
+        for slot in (optimizer.slots() if optimizer else ())
+    )
 
 
 def _integer(seen: Observation, number: int, dtype: str) -> int | None:
@@ -314,12 +360,16 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
             used["slots"] += state["rows"] * layout.SLOT_BYTES
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += _bytes_of(seen.config, member, state)
+            for at, slot in enumerate(_slots_of(seen.config, member)):
+                used[_SLOT_REGIONS[at]] += slot.bytes_used
     reserved["header"] = used["header"] = layout.HEADER_BYTES
     used["directory"] = seen.config["directory_bytes"]
     used["states"] = seen.config["states_bytes"]
     used["participants"] = seen.state["attached"] * layout.ENTRY_BYTES["participants"]
     used["waiters"] = seen.state["waiting"] * layout.ENTRY_BYTES["waiters"]
-    for region in ("directory", "states", "participants", "waiters"):
+    recorded = sum(not each.is_attached for each in seen.departed)
+    used["departed"] = recorded * layout.ENTRY_BYTES["departed"]
+    for region in ("directory", "states", "participants", "waiters", "departed"):
         pages = -(-max(used[region], 1) // layout.PAGE_BYTES)
         reserved[region] = pages * layout.PAGE_BYTES
     return tuple(

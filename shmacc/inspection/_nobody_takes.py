@@ -16,14 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from shmacc.inspection._bystanders import deaths, is_bystander, last_death
+from shmacc.inspection._bystanders import is_bystander, last_loss
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
-from shmacc.inspection._records import AttachedProcess, Stall, StallKind
+from shmacc.inspection._records import AttachedProcess, DepartedProcess, Stall, StallKind
 from shmacc.inspection._remedies import goes_on, pids
 
 AT_THE_START = 8.0  # seconds; what stands still is named within 10
 _AFTER_TAKES = 5.0
+LONG_IDLE = 30.0
 _UNTIL_A_TAKE = {
     "waits for the step": "for the step",
     "waits for room": "for room",
@@ -46,12 +47,7 @@ def nobody_takes(seen: Observation) -> Stall | None:
     waiting = [each for each in alive if waits_for_a_take(each)]
     if not waiting:
         return None
-    death = _death_of_takers(seen, alive)
-    able = [
-        each
-        for each in alive
-        if each.taken or not (waits_for_a_take(each) or is_bystander(each, death))
-    ]
+    able = _able(seen, alive)
     problem = f"{_wait(waiting)}, and nobody takes"
     if able:
         stopped = [each for each in able if each.condition in HALTED]
@@ -81,19 +77,71 @@ def nobody_takes(seen: Observation) -> Stall | None:
     )
 
 
-def _death_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | None:
-    """Return when those that took, or waited to, died; None if some may be alive."""
-    if any(each.taken for each in alive):
+def idle_taker(seen: Observation) -> Stall | None:
+    """Return what a take, or the end of a round, is waited for, if that is not in any call.
+
+    It lives, so it may compute: that it hangs is not proved, only that others have waited for long.
+    """
+    alive = [each for each in seen.processes if each.alive]
+    waiting = [each for each in alive if waits_for_a_take(each)]
+    if not waiting or seen.state["finished"] or any(take.alive for take in seen.line):
         return None
-    if not seen.state["takes"] and not seen.line:
+    able = [seen.round_holder] if seen.round_holder else _able(seen, alive)
+    idle = [each for each in able if each.activity == "idle" and each.condition not in HALTED]
+    if not idle or len(idle) < len(able):
         return None
-    return last_death(seen, _took(seen))
+    since = max(seen.last_applied, *(each.last_seen for each in idle))
+    came = max(each.attached_at for each in alive)
+    if time.time() - max(since, came) < LONG_IDLE:
+        return None
+    if seen.round_holder:
+        which = "which has a round open"
+    elif any(each.took for each in idle):
+        which = "which took before"
+    else:
+        which = "which could take"
+    labels = [each.pid_label for each in idle]
+    conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
+    doing = f" ({conditions})" if conditions else ""
+    have = "has" if len(idle) == 1 else "have"
+    return Stall(
+        StallKind.TAKER_IDLE,
+        f"{_wait(waiting)}; {pids(labels)}, {which}, {_are(idle)} alive{doing}, and {have} been in "
+        f"no call for {time.time() - since:.0f} s",
+        "see what it does, if its rounds do not take that long (py-spy dump, its log); to end it "
+        "does no harm",
+        None,
+    )
+
+
+def _able(seen: Observation, alive: list[AttachedProcess]) -> list[AttachedProcess]:
+    """Return the living processes that may take."""
+    loss = _loss_of_takers(seen, alive)
+    return [
+        each
+        for each in alive
+        if each.took or not (waits_for_a_take(each) or is_bystander(each, loss))
+    ]
+
+
+def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | None:
+    """Return when those that took, or waited to, were lost; None if some may be alive."""
+    if any(each.took for each in alive):
+        return None
+    took = any(map(_had_taken, seen.departed)) or any(each.took for each in seen.processes)
+    if not (took or seen.state["takes"] or seen.line):
+        return None
+    return last_loss(seen, _took(seen), _had_taken)
 
 
 def _took(seen: Observation) -> Callable[[AttachedProcess], bool]:
     """Return what tells whether a process has taken, or waited to."""
     queued = {take.entry for take in seen.line}
-    return lambda each: each.taken > 0 or each.entry in queued
+    return lambda each: each.took or each.entry in queued
+
+
+def _had_taken(departed: DepartedProcess) -> bool:
+    return departed.took
 
 
 def _wait(waiting: list[AttachedProcess]) -> str:
@@ -111,10 +159,12 @@ def _why(seen: Observation) -> str:
     dead = [each for each in seen.processes if not each.alive and took(each)]
     if dead:
         return f"{pids(each.pid_label for each in dead)}, which did, {_are(dead)} dead"
+    departed = [each for each in seen.departed if each.took and not each.is_attached]
+    if departed:
+        return "; ".join(f"pid {each.pid_label}, which did, {each.fate}" for each in departed)
     if not seen.state["takes"]:
         return "no process has ever taken"
-    found = sorted({str(pid) for pid, _ in deaths(seen)})
-    return "the processes that took have left" + (f", or died ({pids(found)})" if found else "")
+    return "the processes that took have left"
 
 
 def _are(several: list[AttachedProcess]) -> str:

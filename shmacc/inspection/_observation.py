@@ -10,6 +10,7 @@ holder of the segment's lock is the living process of the same pid. A process th
 (one of a container beside this one, or outside of this one) is shown with its own, and marked.
 """
 
+import time
 from dataclasses import dataclass, replace
 
 from shmacc import _core
@@ -24,7 +25,12 @@ from shmacc._layout.reports import (
     Waiter,
 )
 from shmacc.inspection._processes import Look, started
-from shmacc.inspection._records import AttachedProcess, LockState, WaitingTake
+from shmacc.inspection._records import (
+    AttachedProcess,
+    DepartedProcess,
+    LockState,
+    WaitingTake,
+)
 
 _UNDER_THE_LOCK = frozenset({"applies", "takes"})
 
@@ -40,6 +46,7 @@ class Observation:
         tables: What each lane has of each member, and of contributors.
         steady: Whether there was no commit meanwhile.
         processes: Those attached, living or dead.
+        departed: Those that died or failed.
         line: Waiting takes in order.
         lock: The lock.
         name_holder_condition: The condition of the process that holds the name lock.
@@ -54,6 +61,7 @@ class Observation:
     tables: list[Table]
     steady: bool
     processes: tuple[AttachedProcess, ...]
+    departed: tuple[DepartedProcess, ...]
     line: tuple[WaitingTake, ...]
     lock: LockState
     name_holder_condition: str
@@ -97,6 +105,7 @@ class Observation:
             tables=view.tables(),
             steady=state["generation"] == generation,
             processes=attached,
+            departed=_departed(view, look),
             line=line,
             lock=replace(lock, in_operation=state["in_operation"]),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
@@ -131,7 +140,27 @@ def _process(entry: Participant, look: Look) -> AttachedProcess:
         applied=entry["applied"],
         dropped=entry["dropped"],
         taken=entry["taken"],
+        took=entry["took"],
     )
+
+
+def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...]:
+    found = []
+    for each in view.departures():
+        at = None if each["at_ns"] is None else each["at_ns"] / 1e9
+        found.append(
+            DepartedProcess(
+                pid=each["pid"],
+                pid_is_here=look.is_own(each["pid_namespace"], time.time() if at is None else at),
+                died=each["died"],
+                reason=each["reason"],
+                is_attached=each["attached"],
+                applied=each["applied"],
+                took=each["took"],
+                at=at,
+            )
+        )
+    return tuple(found)
 
 
 def _line(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:

@@ -4,9 +4,12 @@ The results explain; they prove nothing. Only the record lock that a process hol
 lives (presence.hpp).
 """
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass
+
+from shmacc.inspection._openers import users_of_files
 
 HALTED = frozenset({"stopped", "traced"})
 CONDITIONS = {
@@ -46,6 +49,8 @@ class Look:
         self._proc_is_own = os.readlink("/proc/self") == str(os.getpid())
         self._processes: dict[int, _Process] = {}
         self._commands: dict[int, str] = {}
+        self._programs: set[str] | None = None
+        self._users_of_files: dict[tuple[int, int], set[int]] | None = None
 
     def is_own(self, namespace: int, moment: float) -> bool:
         """Whether a process of this pid namespace was meant, at that moment.
@@ -72,10 +77,34 @@ class Look:
             self._commands[pid] = _command(pid) if self._proc_is_own else ""
         return self._commands[pid]
 
+    def sees(self, program: str) -> bool:
+        """Whether a process of this name runs here, or may, hidden from this user."""
+        if self._programs is None:
+            self._programs = _programs()
+        return program in self._programs or not others_are_visible()
+
+    def openers(self, path: str) -> list[int]:
+        """Return the pids of the visible processes that have the file open, but for this one."""
+        if self._users_of_files is None:
+            self._users_of_files = users_of_files(os.path.dirname(path) + "/")
+        try:
+            status = os.stat(path, follow_symlinks=False)
+        except OSError:
+            return []
+        return sorted(self._users_of_files.get((status.st_dev, status.st_ino), ()))
+
     def _process(self, pid: int) -> _Process:
         if pid not in self._processes:
             self._processes[pid] = _stat(pid) if self._proc_is_own else _HIDDEN
         return self._processes[pid]
+
+
+def _programs() -> set[str]:
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", "rb") as comm:
+            found.add(comm.read().strip().decode(errors="replace"))
+    return found
 
 
 def _command(pid: int) -> str:

@@ -10,6 +10,7 @@ class SegmentState(enum.StrEnum):
     """The state of a segment, seen from outside."""
 
     SOUND = "sound"
+    FINISHED = "finished"  # as sound, but the run is over: nothing is accepted or taken any more
     STARTING = "starting"  # an unfinished file that a living process holds
     ORPHANED = "orphaned"  # no living process has it attached
     DAMAGED = "damaged"
@@ -29,6 +30,7 @@ class StallKind(enum.StrEnum):
     APPLIERS_STOPPED = "appliers_stopped"  # all that could send what a take waits for
     QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # no process can send it
     NOBODY_TAKES = "nobody_takes"  # the mirror: everybody waits for a take
+    TAKER_IDLE = "taker_idle"  # not proved: that one which could take lives, and does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Summary:
         lanes: How many applies go on at a time.
         capacity: How many gradients may be pending; None: any number.
         private: Whether it is removed with its creator.
+        finished: Whether the run is over: nothing is accepted or taken any more.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
         rows: Distinct rows that they touch.
@@ -104,6 +107,7 @@ class Summary:
     lanes: int | None = None
     capacity: int | None = None
     private: bool | None = None
+    finished: bool | None = None
     global_step: int | None = None
     num_accumulated: int | None = None
     rows: int | None = None
@@ -136,6 +140,7 @@ class AttachedProcess:
         applied: Gradients accepted from it.
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
+        took: Whether it has taken, or opened a round.
     """
 
     entry: int
@@ -153,6 +158,42 @@ class AttachedProcess:
     applied: int
     dropped: int
     taken: int
+    took: bool
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return _label(self.pid, is_here=self.pid_is_here)
+
+
+@dataclass(frozen=True, slots=True)
+class DepartedProcess:
+    """A process that had applied or taken and has died or failed, as long as that is on record.
+
+    Attributes:
+        pid: Its pid, as its own pid namespace knows it.
+        pid_is_here: Whether that is this pid namespace.
+        died: Whether it has died; else it has failed.
+        reason: The exception that it failed with, its type and text; empty: not known, or it died.
+        is_attached: Whether it has failed and goes on.
+        applied: Gradients accepted from it.
+        took: Whether it had taken, or opened a round.
+        at: When it was found to be gone, in seconds since the epoch; None: not swept yet.
+    """
+
+    pid: int
+    pid_is_here: bool
+    died: bool
+    reason: str
+    is_attached: bool
+    applied: int
+    took: bool
+    at: float | None
+
+    @property
+    def fate(self) -> str:
+        """What became of it, as the end of a sentence: "is dead", "has failed: ..."."""
+        return "is dead" if self.died else f"has failed: {self.reason or 'why is not known'}"
 
     @property
     def pid_label(self) -> str:
@@ -183,6 +224,50 @@ class WaitingTake:
     since: float
     alive: bool
     overdue: bool
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return _label(self.pid, is_here=self.pid_is_here)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRound:
+    """A round that is final, since the update that it is for has begun.
+
+    Attributes:
+        is_in: Whether the update is in the parameters; else it has begun.
+        pid: The process that began it, or found it in, as its own pid namespace knows it.
+        since: Seconds since the epoch.
+        held: Whether a living process has the round open.
+    """
+
+    is_in: bool
+    pid: int
+    since: float
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArraysUpdate:
+    """An update (or restore) of parameters that is not committed.
+
+    Attributes:
+        is_interrupted: Whether its process is dead; else it runs.
+        pid: That process, as in AttachedProcess; None if unknown.
+        pid_is_here: Whether it is the pid in this pid namespace.
+        since: When its process began it; None if unknown.
+    """
+
+    is_interrupted: bool
+    pid: int | None
+    pid_is_here: bool
+    since: float | None
+
+    @property
+    def whose(self) -> str:
+        """The process, as part of a sentence."""
+        return "its process" if self.pid is None else f"pid {self.pid_label}"
 
     @property
     def pid_label(self) -> str:
@@ -233,6 +318,14 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotDescription:
+    """A slot of an array's optimizer, and its bytes."""
+
+    name: str
+    bytes_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemberDescription:
     """A member, and what the open round has of it.
 
@@ -247,6 +340,8 @@ class MemberDescription:
         rows: Rows that they touch, in all lanes (dense: 0).
         bytes_used: Bytes of their sums, in all lanes; of a shared array: of the array.
         value: Of a shared array that is a single integer, as counters are: that integer.
+        optimizer: Of an array of parameters: its optimizer with its numbers; None: it has none.
+        slots: What the optimizer keeps.
     """
 
     name: str
@@ -259,3 +354,5 @@ class MemberDescription:
     rows: int
     bytes_used: int
     value: int | None = None
+    optimizer: str | None = None
+    slots: tuple[SlotDescription, ...] = ()

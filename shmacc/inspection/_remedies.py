@@ -1,4 +1,4 @@
-"""What to do about it, in words and as a command that can be pasted into a shell."""
+"""Words for findings, and what to do about them: in words, and as a command for a shell."""
 
 import shlex
 from collections.abc import Iterable
@@ -7,6 +7,15 @@ from collections.abc import Iterable
 def command(*words: str) -> str:
     """Return a command as it can be pasted into a shell."""
     return shlex.join(words)
+
+
+def memory(count: int) -> str:
+    """Return bytes of memory in the unit that leaves few digits: "2.4 MiB"."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1023.5 and len(units) > 1:  # noqa: PLR2004  the next unit from where it is rounded
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def pids(labels: Iterable[str]) -> str:

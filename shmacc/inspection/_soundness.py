@@ -11,7 +11,7 @@ from shmacc._layout.reports import TableState
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe
-from shmacc.inspection._findings import Finding, Severity
+from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
 from shmacc.inspection._listing import (
     is_misnamed,
     is_semaphore,
@@ -19,32 +19,18 @@ from shmacc.inspection._listing import (
     semaphore_file,
     summarise,
 )
+from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
-from shmacc.inspection._remedies import command, goes_on
+from shmacc.inspection._remedies import command, goes_on, memory, pids
 from shmacc.inspection._stillness import tables
-
-NOTHING = "nothing: "  # with why that is enough
 
 _MOST_TOKENS = 2  # two releasers may both post one (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
 _COMPARISONS = 100
+_LONGEST_COMMAND = 80  # characters
 _BETWEEN_COMPARISONS = 0.003  # seconds
-
-
-def wrong(
-    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
-) -> Finding:
-    """Return a finding that needs somebody to act."""
-    return Finding(subject, Severity.WRONG, kind, problem, remedy, remedy_command)
-
-
-def note(
-    subject: str, kind: str, problem: str, remedy: str, remedy_command: str | None = None
-) -> Finding:
-    """Return a finding that is worth knowing."""
-    return Finding(subject, Severity.NOTE, kind, problem, remedy, remedy_command)
 
 
 def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Finding]:
@@ -94,7 +80,7 @@ def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Fi
                     command("shmacc-inspect", "remove", subject, "--yes"),
                 )
             yield from inside
-        case SegmentState.SOUND:
+        case SegmentState.SOUND | SegmentState.FINISHED:
             yield from _inside(name, look)
 
 
@@ -112,7 +98,7 @@ def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
     try:
         with open_view(name) as view:
             looks = _look(name.system_name, look)
-            yield from _belongings(name, view, looks[-1])
+            yield from _belongings(name, view, looks[-1], look)
             yield from _lock(name, looks)
             for stall in looks[-1].summary.stalls:
                 yield wrong(
@@ -120,6 +106,7 @@ def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
                 )
             yield from _attached(name, looks[-1])
             yield from _line(name, looks[-1])
+            yield from loop_notes(name.system_name, looks[-1])
             yield from _state(name, view)
     except PermissionDeniedError as error:
         yield wrong(name.system_name, "unreadable", str(error), "look as its owner, or as root")
@@ -140,7 +127,9 @@ def _nobody_finishes(seen: Description) -> bool:
     return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
 
 
-def _belongings(name: SegmentName, view: _core.SegmentView, seen: Description) -> Iterator[Finding]:
+def _belongings(
+    name: SegmentName, view: _core.SegmentView, seen: Description, look: Look
+) -> Iterator[Finding]:
     """Check that file, name, owner and semaphore belong together."""
     subject, config = name.system_name, view.config()
     path = f"{names.SHM_DIRECTORY}/{subject}"
@@ -182,7 +171,7 @@ def _belongings(name: SegmentName, view: _core.SegmentView, seen: Description) -
             f"its mode is {seen.summary.mode:04o}; it was made with {config['mode']:04o}",
             NOTHING + "if it was changed on purpose",
         )
-    if unlinked.goes_at_logout(seen.summary.owner_uid):
+    if unlinked.goes_at_logout(seen.summary.owner_uid, look):
         yield note(
             subject,
             "goes_at_logout",
@@ -235,7 +224,7 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
     subject, last = name.system_name, looks[-1].lock
     same = len({look.generation for look in looks}) == 1
     left_alone = same and all(map(_nobody_finishes, looks))
-    if left_alone and last.in_operation:
+    if left_alone and last.in_operation and looks[-1].update is None:
         yield note(
             subject,
             "operation_interrupted",
@@ -257,7 +246,7 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
         yield note(
             name.system_name,
             "dead_entries",
-            f"entries of dead processes: pid {', '.join(dead)}",
+            f"entries of dead processes: {pids(dead)}",
             NOTHING + "the next process that attaches or waits sweeps them",
         )
     for process in seen.processes:
@@ -272,10 +261,16 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
             yield note(
                 name.system_name,
                 "process_stopped",
-                f"pid {process.pid_label} ({process.command}) is attached, and is "
+                f"pid {process.pid_label} ({_shortened(process.command)}) is attached, and is "
                 f"{process.condition}",
                 *goes_on([process.pid_label], process.condition),
             )
+
+
+def _shortened(command_line: str) -> str:
+    if len(command_line) <= _LONGEST_COMMAND:
+        return command_line
+    return command_line[:_LONGEST_COMMAND] + "..."
 
 
 def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
@@ -318,7 +313,8 @@ def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
     reserved = state["all_reserved"]
     if view.allocated_bytes < reserved and view.state()["generation"] == state["generation"]:
         found.append(
-            f"{reserved} bytes are reserved, but the system has only {view.allocated_bytes}"
+            f"{memory(reserved)} are reserved, but the system has only "
+            f"{memory(view.allocated_bytes)} ({reserved - view.allocated_bytes} bytes less)"
         )
     for table, member in tables(view, config):
         of_table = _problems_of_table(table)

@@ -15,7 +15,8 @@ there never was any gradient, for `AT_THE_START`, while the workers may still be
 import time
 from collections.abc import Iterator
 
-from shmacc.inspection._bystanders import is_bystander, last_death
+from shmacc._layout import layout
+from shmacc.inspection._bystanders import is_bystander, last_loss
 from shmacc.inspection._nobody_takes import AT_THE_START, nobody_takes, waits_for_a_take
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
@@ -37,7 +38,10 @@ def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
     """
     if not seen.steady:
         return ()
-    return (*_lock(seen), *_name_lock(seen), *_round(seen), *_takes(name, seen))
+    in_the_way = (*_lock(seen), *_name_lock(seen))
+    if seen.state["finished"]:  # nobody waits any more
+        return in_the_way
+    return (*in_the_way, *_round(seen), *_takes(name, seen))
 
 
 def _lock(seen: Observation) -> Iterator[Stall]:
@@ -47,19 +51,23 @@ def _lock(seen: Observation) -> Iterator[Stall]:
     if lock.condition in HALTED:
         yield Stall(
             StallKind.LOCK_HOLDER_STOPPED,
-            f"pid {lock.pid_label} is {lock.condition} and holds the lock: no process can apply or "
-            "take",
+            f"pid {lock.pid_label} is {lock.condition} and holds the lock: no process can "
+            f"{_what_needs_the_lock(seen)}",
             *goes_on([lock.pid_label], lock.condition),
         )
     elif not lock.condition and lock.since is not None and time.time() - lock.since >= _LONG:
         yield Stall(
             StallKind.LOCK_HELD_LONG,
             f"pid {lock.pid_label} has been in an operation with the lock for "
-            f"{time.time() - lock.since:.0f} s: no process can apply or take; whether it is "
-            "stopped cannot be seen from here",
+            f"{time.time() - lock.since:.0f} s: no process can {_what_needs_the_lock(seen)}; "
+            "whether it is stopped cannot be seen from here",
             "look in its pid namespace, or as root; let it go on, or end it",
             None,
         )
+
+
+def _what_needs_the_lock(seen: Observation) -> str:
+    return "update or copy them" if seen.config["kind"] in layout.ARRAYS else "apply or take"
 
 
 def _name_lock(seen: Observation) -> Iterator[Stall]:
@@ -78,7 +86,7 @@ def _round(seen: Observation) -> Iterator[Stall]:
     if holder is not None and holder.condition in HALTED:
         yield Stall(
             StallKind.ROUND_HOLDER_STOPPED,
-            f"pid {holder.pid_label} is {holder.condition} and has a round open: no process can "
+            f"pid {holder.pid_label} has a round open and is {holder.condition}: no process can "
             "apply or take",
             *goes_on([holder.pid_label], holder.condition),
         )
@@ -92,7 +100,7 @@ def _takes(name: str, seen: Observation) -> Iterator[Stall]:
         stall = nobody_takes(seen)
         if stall is not None:
             yield stall
-    elif seen.state["count"] >= head.num_required:
+    elif seen.state["count"] >= head.num_required or seen.state["update"] is not None:
         yield from _reached(name, seen, head)
     else:
         yield from _not_reached(name, seen, head)
@@ -100,7 +108,10 @@ def _takes(name: str, seen: Observation) -> Iterator[Stall]:
 
 def _reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
     taker = next((each for each in seen.processes if each.entry == head.entry), None)
-    problem = f"pid {head.pid_label} waits for {head.num_required} gradients, which have arrived"
+    have = "has" if head.num_required == 1 else "have"
+    problem = f"{_waits(head)}, which {have} arrived"
+    if seen.state["update"] is not None:
+        problem = f"pid {head.pid_label} waits to take, and the round is final"
     if taker is not None and taker.condition in HALTED:
         yield Stall(
             StallKind.TAKER_STOPPED,
@@ -119,9 +130,9 @@ def _reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]
 def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
     count, alive = seen.state["count"], [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
-    death = last_death(seen, lambda each: each.applied > 0) if seen.state["takes"] else None
+    death = _loss_of_appliers(seen) if seen.state["takes"] else None
     able = [each for each in alive if _may_apply(each, seen, death, killed=killed)]
-    problem = f"pid {head.pid_label} waits for {head.num_required} gradients; {count} are there"
+    problem = f"{_waits(head)}; {count} {'is' if count == 1 else 'are'} there"
     if able:
         if all(each.condition in HALTED for each in able):
             labels = [each.pid_label for each in able]
@@ -138,10 +149,20 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
     yield Stall(
         StallKind.QUORUM_OUT_OF_REACH,
         f"{problem}, and no process that is attached can send more: {len(alive)} alive"
-        + (f" (waiting for this take: {waiting})" if waiting else ""),
+        + (f" (waiting for this take: {waiting})" if waiting else "")
+        + _who_failed(seen),
         "start processes that apply; or end the wait, which consumes nothing",
         _cancel(name),
     )
+
+
+def _loss_of_appliers(seen: Observation) -> float | None:
+    return last_loss(seen, lambda each: each.applied > 0, lambda each: each.applied > 0)
+
+
+def _waits(head: WaitingTake) -> str:
+    gradients = "gradient" if head.num_required == 1 else "gradients"
+    return f"pid {head.pid_label} waits for {head.num_required} {gradients}"
 
 
 def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
@@ -153,6 +174,12 @@ def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
     # A take that is tried again and again, each time for a moment, has never waited for long.
     came = [each.attached_at for each in seen.processes if each.alive]
     return now - max([seen.last_applied, *came]) >= _QUIET
+
+
+def _who_failed(seen: Observation) -> str:
+    """Say which processes that applied have failed, and with what."""
+    failed = [each for each in seen.departed if each.applied > 0 and not each.died]
+    return "".join(f"; pid {each.pid_label} {each.fate}" for each in failed)
 
 
 def _may_apply(

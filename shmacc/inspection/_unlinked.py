@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from shmacc._layout import names
 from shmacc._layout.names import SegmentName
+from shmacc.inspection._openers import open_files
+from shmacc.inspection._processes import Look
 
 _DELETED = " (deleted)"
 _LOGIND_SETTINGS = "/etc/systemd/logind.conf"
 _LOGIND_USERS = "/run/systemd/users"
+_LOGIND = "systemd-logind"
 _LINGERING = "/var/lib/systemd/linger"
 _FIRST_ORDINARY_UID = 1000  # systemd spares system users
 
@@ -42,11 +45,7 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     if not _some_memory_has_no_name():
         return ()
     device = os.stat(names.SHM_DIRECTORY).st_dev
-    found = {
-        use
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        for use in _unlinked_of(pid, device)
-    }
+    found = set(_unlinked_of_all(device))
     return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid, use.inode)))
 
 
@@ -73,9 +72,12 @@ def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
     return sum({use.inode: use.bytes_reserved for use in uses}.values())
 
 
-def goes_at_logout(uid: int) -> bool:
-    """Whether systemd will remove this user's segments when the user's last session ends."""
-    if uid < _FIRST_ORDINARY_UID or not os.path.isdir(_LOGIND_USERS):
+def goes_at_logout(uid: int, look: Look) -> bool:
+    """Whether systemd will remove this user's segments when the user's last session ends.
+
+    Its folders alone prove nothing: an image has them too, where nothing runs that would do it.
+    """
+    if uid < _FIRST_ORDINARY_UID or not os.path.isdir(_LOGIND_USERS) or not look.sees(_LOGIND):
         return False
     with contextlib.suppress(KeyError):
         if os.path.exists(f"{_LINGERING}/{pwd.getpwuid(uid).pw_name}"):
@@ -89,18 +91,13 @@ def goes_at_logout(uid: int) -> bool:
     return removes
 
 
-def _unlinked_of(pid: int, device: int) -> Iterator[UnlinkedUse]:
-    """Yield the uses by a process; the /dev/shm of another container is another device."""
-    start = f"{names.SHM_DIRECTORY}/{names.PREFIX}"
-    with contextlib.suppress(OSError):  # it ended, or is another user's
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                link = f"/proc/{pid}/fd/{fd}"
-                target = os.readlink(link)
-                if target.startswith(start) and target.endswith(_DELETED):
-                    file_name = os.path.basename(target.removesuffix(_DELETED))
-                    name = names.parse_segment_file(file_name)
-                    if name is not None:
-                        status = os.stat(link)  # which opens nothing
-                        if status.st_dev == device:
-                            yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)
+def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
+    """Yield the uses; the /dev/shm of another container is another device."""
+    for pid, link, target in open_files(f"{names.SHM_DIRECTORY}/{names.PREFIX}"):
+        if not target.endswith(_DELETED):
+            continue
+        name = names.parse_segment_file(os.path.basename(target.removesuffix(_DELETED)))
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            status = os.stat(link)  # which opens nothing
+            if name is not None and status.st_dev == device:
+                yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)

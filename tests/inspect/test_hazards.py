@@ -94,7 +94,7 @@ def test_a_segment_of_version_1() -> None:
     path = path_of("old")
     path.write_bytes(layout.header_of_version_1(b"old"))
     os.truncate(path, layout.FILE_SIZE)
-    words = f"layout version 1; this one reads version {layout.VERSION}"
+    words = f"layout version 1, which shmacc 1.0 reads; this one reads version {layout.VERSION}"
     (listed,) = ask("list", "old")["segments"]
     assert listed["state"] == "other version"
     assert words in listed["detail"]

@@ -122,13 +122,13 @@ def test_a_damaged_segment_with_a_long_name() -> None:
 
 def test_a_malformed_namespace_is_an_error_of_every_verb() -> None:
     for verb in ("list", "check", "clean", "metrics"):
-        for done in (
-            run(verb, SHMACC_NAMESPACE="a/b"),
-            run(verb, "-A", SHMACC_NAMESPACE="a/b"),
-            run(verb, "-n", "a/b"),
+        for done, blamed in (
+            (run(verb, SHMACC_NAMESPACE="a/b"), "SHMACC_NAMESPACE"),
+            (run(verb, "-A", SHMACC_NAMESPACE="a/b"), "SHMACC_NAMESPACE"),
+            (run(verb, "-n", "a/b"), "--namespace"),
         ):
             assert (done.returncode, done.stdout) == (2, ""), verb
-            assert "SHMACC_NAMESPACE must be" in done.stderr
+            assert f"{blamed} must be" in done.stderr
 
 
 def test_a_namespace_is_chosen_by_an_option(

@@ -253,10 +253,10 @@ def test_watch_of_many_segments(many: list[ConditionalAccumulator], crew: Crew) 
         terminal.press("\x7f\r")
         terminal.wait_for("▶  seg50", "10 of 60")
         terminal.press("\x1b")
-        terminal.wait_for("60 segments", "by name")
+        terminal.wait_for("60 segments", "by state")
         # The one that waits for longest comes first.
         taker = start(crew, inspect_tool.wait_in_line, "seg33", 4)
-        terminal.press("s")
+        terminal.press("ss")
         terminal.wait_for("by waited", "░░░░░░░░ 0/4")
         terminal.press("\x1b[H")
         terminal.wait_for("▶  seg33")
@@ -303,7 +303,7 @@ def test_nothing_is_left_over_from_another_size(
         for row in range(14):
             terminal.screen.cursor_position(row + 1, 1)
             terminal.screen.draw("X" * 71)
-        screen = terminal.wait_for("▶  embeddings", "by name")
+        screen = terminal.wait_for("▶  embeddings", "by state")
         until(lambda: terminal.read() and "X" not in terminal.text())
         assert "X" not in screen.splitlines()[0]
         terminal.resize(150, 40)

@@ -111,7 +111,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
         sum(region["reserved"] for region in regions.values()) == said["segment"]["bytes_reserved"]
     )
 
-    text = run("show", "embeddings", "--rows", "2", "--values").stdout
+    text = run("show", "embeddings", "--rows", "2", "--values", "--layout").stdout
     assert "3 of the 7 gradients" in text
     for part in ("Processes", "Line", "Layout", "Most touched rows", "Values", "NaN"):
         assert part in text

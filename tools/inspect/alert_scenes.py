@@ -173,6 +173,13 @@ def has_a_round_open(acc: Accumulator) -> None:
         signal.pause()
 
 
+def fails(acc: Accumulator) -> None:
+    """Be a worker with a bug."""
+    _apply(acc)
+    time.sleep(10 * ANY_PAUSE)  # it is seen to be attached
+    raise ValueError("a bad batch")
+
+
 def _apply(acc: Accumulator, step: int = shmacc.NEVER_STALE) -> None:
     acc.apply_grad([1, 2], np.ones((2, WIDTH), np.float32), local_step=step)
 
@@ -314,6 +321,13 @@ def straggler(stage: Stage, name: str) -> None:
     stage.start(applies_once, name)
 
 
+def failing_worker(stage: Stage, name: str) -> None:
+    """An exception ends a worker."""
+    make(name)
+    stage.start(takes, name, 1, ANY_PAUSE)
+    stage.start(fails, name)
+
+
 def stale_gradients(stage: Stage, name: str) -> None:
     """Most gradients are stale."""
     make(name)
@@ -364,6 +378,7 @@ SCENES: Final[dict[Callable[[Stage, str], None], set[str]]] = {
     stopped_with_the_lock: {STANDS_STILL, "ShmaccLockHeldLong"},
     dying_processes: {"ShmaccProcessesDie"},
     straggler: {"ShmaccStraggler"},
+    failing_worker: {"ShmaccProcessFailed"},
     stale_gradients: {"ShmaccMostGradientsDropped"},
     damaged: {"ShmaccDamaged"},
     other_version: {"ShmaccNotRead"},

@@ -1,8 +1,8 @@
 """Makes the documentation's pictures of `shmacc-inspect` from a real run: docs/inspect/*.svg.
 
 A chief and some workers train something; after a while one worker is killed and one is stopped, so
-that there is something to see. The installed command runs on a terminal of its own, and what it
-wrote there becomes the picture.
+that there is something to see. Another job stands still: its chief is stopped with a round open.
+The installed command runs on a terminal of its own, and what it wrote there becomes the picture.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 PICTURES: Final = ROOT / "docs" / "inspect"
 BIN: Final = Path(sys.executable).parent
+STALLED: Final = "decoder"
 WORKERS: Final = 5
 REQUIRED: Final = 16
 ROWS: Final = 100_000
@@ -78,6 +79,14 @@ def lead() -> None:
         bias.take(REQUIRED // 2)
 
 
+def hang() -> None:
+    """Be the chief of another job, which computes in its block for ever."""
+    with shmacc.ConditionalAccumulator("float32", [64], STALLED) as acc:
+        acc.apply_grad(np.ones(64, np.float32))
+        with acc.round(1):
+            signal.pause()
+
+
 def start(*role: str) -> subprocess.Popen[bytes]:
     """Return a process of the job, whose command line does not depend on where this runs."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
@@ -93,6 +102,12 @@ def job() -> Iterator[list[subprocess.Popen[bytes]]]:
     processes = [start("work", str(number)) for number in range(WORKERS)] + [start("lead")]
     while embeddings.stats().attached <= len(processes):
         time.sleep(INTERVAL)
+    hanging = start("hang")
+    processes.append(hanging)
+    with shmacc.attach(STALLED, timeout=SETTLING) as stalled:
+        while stalled.stats().round_pid is None:
+            time.sleep(INTERVAL)
+    hanging.send_signal(signal.SIGSTOP)
     embeddings.close()
     bias.close()
     try:
@@ -196,5 +211,7 @@ if __name__ == "__main__":
             work(int(number))
         case ["lead"]:
             lead()
+        case ["hang"]:
+            hang()
         case _:
             main()

@@ -147,6 +147,7 @@ void export_layout(nb::module_& m) {
     m.attr("HEADER_BYTES") = kHeaderBytes;
     m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
     m.attr("WAITER_BYTES") = sizeof(Waiter);
+    m.attr("DEPARTED_BYTES") = sizeof(Departed);
     m.attr("BUCKET_BYTES") = sizeof(Bucket);
     m.attr("BUCKET_ENTRIES") = kBucketEntries;
     m.attr("SLOT_BYTES") = sizeof(Slot);

@@ -1,8 +1,9 @@
 """What the shell asks when one presses the Tab key.
 
 The shell's script (scripts.py) runs this command with `--complete`, the number of the word to
-complete, and the words of the line; the answer is one candidate a line. Options come from the
-parsers themselves, names from shared memory.
+complete, and the words of the line; the answer is one candidate a line, each with a tab and a
+description if they are asked for. Options come from the parsers themselves, names from shared
+memory.
 """
 
 from __future__ import annotations
@@ -17,26 +18,35 @@ if TYPE_CHECKING:
 _PREFIX: Final = "shmacc."  # of names as they stand in /dev/shm
 
 
-def answer(arguments: Sequence[str]) -> None:
+def answer(arguments: Sequence[str], *, described: bool) -> None:
     """Print the candidates for a word, given its number and the words after the command's own."""
     number = int(arguments[0])
     words = [*arguments[1:], ""]
     before, word = words[: number - 1], words[number - 1]
-    for candidate in sorted(set(_candidates(before, word))):
+    candidates = _candidates(before, word)
+    for candidate in sorted(set(candidates)):
         if candidate.startswith(word):
-            print(candidate)
+            what = candidates.get(candidate, "") if isinstance(candidates, dict) else ""
+            print(f"{candidate}\t{what}" if described and what else candidate)
 
 
 def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
+    """Return them; if something is to be said of each, as a dict."""
     if not before:
-        return parsers.VERBS if not word.startswith("-") else _options(parsers.top_parser())
-    if before[0] not in parsers.VERBS:
-        return ()
+        if word.startswith("-"):
+            return _options(parsers.top_parser())
+        return {**parsers.VERBS, parsers.HELP: "print the help of a verb, or of all"}
+    if before == [parsers.HELP]:
+        return parsers.VERBS
+    return _of_verb(before, word) if before[0] in parsers.VERBS else ()
+
+
+def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     parser = parsers.parser_of(before[0])
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # which takes a value
-        return option.choices or (_namespaces() if option.dest == "namespace" else ())
+        return option.choices or _values(option.dest, word)
     if word.startswith("-"):
         return _options(parser)
     if not any(action.dest == "names" for action in declared):
@@ -44,8 +54,25 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
     return _names(before, word)
 
 
+def _values(option: str, word: str) -> Iterable[str]:
+    """Return the values of an option that takes one, where they are known."""
+    match option:
+        case "namespace":
+            return _namespaces()
+        case "condition":
+            return ("step=", "count=", "gone")
+        case "columns":
+            from shmacc_inspect.verbs.list import COLUMN_KEYS  # late: see the package
+
+            start = word[: word.rfind(",") + 1]
+            return (start + key for key in COLUMN_KEYS if key not in start.split(","))
+    return ()
+
+
 def _options(parser: parsers.Parser) -> Iterable[str]:
-    return (text for action in parser.declared() for text in action.option_strings)
+    return {
+        text: action.help or "" for action in parser.declared() for text in action.option_strings
+    }
 
 
 def _names(before: Sequence[str], word: str) -> Iterable[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import formatting, page
+from shmacc_inspect import describing_arrays, formatting, page
+from shmacc_inspect.describing_arrays import describe_lock
 from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shmacc_inspect.output import details
-    from shmacc_inspect.output.segments import Segment
+    from shmacc_inspect.output.segments import Segment, Stall
 
 _BAR_WIDTH: Final = 20
 _PROCESS_COLUMNS: Final = (
@@ -37,13 +38,6 @@ _LINE_COLUMNS: Final = (
     Column("FOR", right=True),
     Column("REMARK", least=20),
 )
-_ARRAY_COLUMNS: Final = (
-    Column("NAME", least=12),
-    Column("DTYPE"),
-    Column("SHAPE"),
-    Column("BYTES", right=True),
-    Column("VALUE", right=True),
-)
 _MEMBER_COLUMNS: Final = (
     Column("NAME", least=12),
     Column("KIND"),
@@ -58,7 +52,8 @@ EVENT_COLUMNS: Final = (
     Column("WHAT"),
     Column("PID", right=True),
     Column("STEP", right=True),
-    Column("CONTRIBUTOR", right=True),
+    Column("CONTRIBUTOR", right=True, rank=1),
+    Column("REASON", least=20),
 )
 _REGION_COLUMNS: Final = (
     Column("PART"),
@@ -71,38 +66,42 @@ ARRAYS: Final = {"arrays", "parameters"}
 _MOVING: Final = "gradients kept arriving while they were read: they may be in here in part"
 
 
-def elements(answer: details.Details, now: float) -> Iterator[Element]:
-    """Return the elements of the page."""
+def elements(answer: details.Details, now: float, *, layout: bool) -> Iterator[Element]:
+    """Return the elements of the page; what somebody has to know stands last, above the prompt.
+
+    Args:
+        answer: What is shown.
+        now: When that was.
+        layout: Whether its memory is shown, region by region.
+    """
     segment = answer.segment
-    yield Fields(_facts(answer))
+    yield Fields(_facts(answer, now))
     if answer.counters is None:
         return
-    yield Heading("Processes", Cell(_census(segment)))
     arrays = segment.kind in ARRAYS
+    if arrays:
+        yield Heading("Arrays")
+        yield describing_arrays.table(answer)
+    elif segment.kind == "group":
+        yield Heading("Members")
+        yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
+    if layout:
+        yield from _layout_elements(answer)
+    yield from _examined(answer)
+    if answer.events:
+        yield Heading("Events", Cell("the last ones"))
+        yield Table(EVENT_COLUMNS, [event_row(event, now) for event in answer.events])
+    yield Heading("Processes", Cell(_census(segment)))
     if answer.processes:
         kept = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
         rows = [_process_row(process, now) for process in answer.processes]
         yield Table([_PROCESS_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
-    if arrays:
-        yield Heading("Arrays")
-        yield Table(_ARRAY_COLUMNS, [_array_row(member) for member in answer.members])
-    else:
+    if not arrays:
         yield Heading("Line", Cell("" if answer.line else "nobody waits"))
     if answer.line:
         yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
-    if segment.kind == "group":
-        yield Heading("Members")
-        yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
-    if answer.events:
-        yield Heading("Events", Cell("the last ones"))
-        yield Table(EVENT_COLUMNS, [event_row(event, now) for event in answer.events])
-    yield Heading("Layout", Cell(f"{formatting.size(segment.bytes_reserved)} of memory"))
-    regions = [region for region in answer.regions if region.reserved or not arrays]
-    yield Table(_REGION_COLUMNS, [_region_row(region) for region in regions])
-    if answer.most_touched is not None:
-        yield from _row_elements(answer.most_touched)
-    if answer.values is not None:
-        yield from _value_elements(answer.values)
+    yield Heading("Verdict")
+    yield Fields(_verdict(answer))
 
 
 def progress(gradients: int, line: list[details.Taker]) -> str:
@@ -117,23 +116,7 @@ def progress(gradients: int, line: list[details.Taker]) -> str:
     return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
 
 
-def describe_lock(lock: details.Lock) -> Cell:
-    """Describe the lock and its holder."""
-    if lock.held:
-        pid = formatting.pid(lock.holder_pid, is_here=lock.holder_pid_is_here)
-        text = f"held by pid {pid}" if lock.holder_pid else "held"
-        if lock.held_seconds is not None:
-            text += f", in an operation for {formatting.duration(lock.held_seconds)}"
-        halted = lock.holder_condition in {"stopped", "traced"}
-        if halted:
-            text += f"; the process is {lock.holder_condition}, so no process can apply or take"
-        return Cell(text, "bold red" if halted else "yellow")
-    if lock.in_operation:
-        return Cell("free; a death interrupted an operation, the next one undoes it", "yellow")
-    return Cell("free")
-
-
-def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
+def _facts(answer: details.Details, now: float) -> Iterator[tuple[str, Cell]]:
     segment = answer.segment
     yield "name", Cell(segment.name, "bold")
     detail = f" ({segment.detail})" if segment.detail and answer.error is None else ""
@@ -147,7 +130,7 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         return
     yield from _made_as(answer)
     if segment.kind in ARRAYS:
-        yield from _facts_of_arrays(answer, counters, lock)
+        yield from describing_arrays.facts(answer, counters, lock, now)
         return
     sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
     if answer.round_open_seconds is not None:
@@ -158,6 +141,13 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         yield "contributors", Cell(f"{answer.contributors} in the round")
     yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
     yield "round", Cell(progress(segment.gradients or 0, answer.line))
+    final = answer.final_round
+    if final is not None:
+        what = "is in" if final.is_in else "has begun"
+        held = "" if final.held else "; no process has it open: the next one that takes gets it"
+        since = formatting.duration(now - final.since)
+        text = f"its update, of pid {final.pid}, {what} since {since}{held}"
+        yield "final", Cell(text, "yellow" if held else "")
     if segment.kind == "sparse":
         row = (
             ""
@@ -168,9 +158,6 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         yield "rows", Cell(f"{segment.rows}{row}{load}")
     elif answer.round_shape is not None:
         yield "array", Cell(f"of shape {formatting.shape(answer.round_shape)}")
-    for stall in segment.stalls:
-        yield "stands still", Cell(stall.problem, "bold red")
-        yield "do", Cell(f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy)
     yield "lock", describe_lock(lock)
     if lock.held or lock.in_operation:
         yield "read", Cell("without the lock: the state as last committed", "dim")
@@ -185,16 +172,6 @@ def _facts(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     )
     recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
     yield "commits", Cell(f"{counters.commits}, {recoveries}")
-
-
-def _facts_of_arrays(
-    answer: details.Details, counters: details.Counters, lock: details.Lock
-) -> Iterator[tuple[str, Cell]]:
-    if answer.segment.kind == "parameters":
-        yield "step", Cell(f"{answer.segment.step}")
-        yield "lock", describe_lock(lock)
-        recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
-        yield "updates", Cell(f"{counters.takes}, {recoveries}")
 
 
 def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
@@ -227,14 +204,24 @@ def _of_what(answer: details.Details) -> str:
     )
 
 
-def _array_row(member: details.Member) -> list[Cell]:
-    return [
-        Cell(formatting.printable(member.name), "bold"),
-        Cell(member.dtype),
-        Cell(formatting.shape(member.shape)),
-        page.size(member.bytes_used),
-        Cell("" if member.value is None else str(member.value)),
-    ]
+def _verdict(answer: details.Details) -> Iterator[tuple[str, Cell]]:
+    segment = answer.segment
+    if segment.finished:
+        yield "finished", Cell("the run is over: nothing is accepted or taken any more")
+    for stall in segment.stalls:
+        yield "stands still", Cell(stall.problem, "bold red")
+        yield "do", Cell(_remedy(stall))
+    if segment.stalls:
+        return
+    if answer.suspected is not None:
+        yield "perhaps", Cell(answer.suspected.problem, "yellow")
+        yield "do", Cell(_remedy(answer.suspected))
+    elif not segment.finished:
+        yield "fine", Cell("nothing is known that makes it stand still; `check` verifies more")
+
+
+def _remedy(stall: Stall) -> str:
+    return f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy
 
 
 def _member_row(member: details.Member) -> list[Cell]:
@@ -258,6 +245,7 @@ def event_row(event: details.Event, now: float) -> list[Cell]:
         Cell(formatting.pid(event.pid, is_here=event.pid_is_here)),
         Cell(str(event.step)),
         Cell(who),
+        Cell(formatting.printable(event.reason or "")),
     ]
 
 
@@ -272,7 +260,7 @@ def _process_row(process: details.Process, now: float) -> list[Cell]:
     return [
         Cell(formatting.pid(process.pid, is_here=process.pid_is_here), style or "bold"),
         Cell("yes", "green") if process.alive else Cell("no", "yellow"),
-        Cell(process.condition, "bold red" if halted else style),
+        Cell(process.condition or "", "bold red" if halted else style),
         Cell(process.activity if process.alive else f"died: {process.activity}", style),
         Cell(str(process.applied), style),
         Cell(str(process.dropped), style),
@@ -281,7 +269,7 @@ def _process_row(process: details.Process, now: float) -> list[Cell]:
         Cell(formatting.ago(process.last_seen, now), style),
         Cell(formatting.ago(process.attached_at, now), style),
         Cell("" if process.started is None else formatting.ago(process.started, now), style),
-        Cell(formatting.printable(process.command), style),
+        Cell(formatting.printable(process.command or ""), style),
     ]
 
 
@@ -312,6 +300,20 @@ def _region_row(region: details.Region) -> list[Cell]:
             word=percent.replace(" ", ""),
         ),
     ]
+
+
+def _layout_elements(answer: details.Details) -> Iterator[Element]:
+    yield Heading("Layout", Cell(f"{formatting.size(answer.segment.bytes_reserved)} of memory"))
+    arrays = answer.segment.kind in ARRAYS
+    regions = [region for region in answer.regions if region.reserved or not arrays]
+    yield Table(_REGION_COLUMNS, [_region_row(region) for region in regions])
+
+
+def _examined(answer: details.Details) -> Iterator[Element]:
+    if answer.most_touched is not None:
+        yield from _row_elements(answer.most_touched)
+    if answer.values is not None:
+        yield from _value_elements(answer.values)
 
 
 def _row_elements(rows: details.Rows) -> Iterator[Element]:

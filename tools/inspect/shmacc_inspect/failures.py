@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Final, NoReturn
 
-from shmacc_inspect import page
+from shmacc_inspect import formatting, page
 
 FINE: Final = 0
 WRONG_OR_FAILED: Final = 1
 USAGE: Final = 2
 NO_SUCH_NAME: Final = 3
 TIMED_OUT: Final = 124  # as timeout(1)
+_LONG_WORD: Final = r"\S{300,}"  # longer than any name in /dev/shm
+_KEPT: Final = 100
 
 
 class UsageError(Exception):
@@ -40,5 +42,8 @@ def status_of(error: Exception) -> int | None:
 
 def explain(error: Exception) -> None:
     """Print the error on stderr."""
-    page.write_line(str(error) or type(error).__name__)
+    import re  # late: see the package
+
+    said = str(error) or type(error).__name__
+    page.write_line(re.sub(_LONG_WORD, lambda word: formatting.shorten(word[0], _KEPT), said))
     sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc.errors import ShmaccError
-from shmacc_inspect import naming
+from shmacc_inspect import formatting, naming
 from shmacc_inspect.output.metrics import Metric, Sample
 from shmacc_inspect.progress import stragglers
 
@@ -137,6 +137,18 @@ _DEFINITIONS: Final = (
         lambda seen, _: len(seen.summary.stalls),
     ),
     _Definition(
+        "finished",
+        "gauge",
+        "1 if the run is over: nothing is accepted or taken any more.",
+        lambda seen, _: int(seen.stats.finished),
+    ),
+    _Definition(
+        "round_final",
+        "gauge",
+        "1 if the round is final, since its update has begun.",
+        lambda seen, _: int(seen.final_round is not None),
+    ),
+    _Definition(
         "sealed", "gauge", "1 if applies are refused.", lambda seen, _: int(seen.stats.sealed)
     ),
     _Definition("applied", "counter", "Gradients accepted.", lambda seen, _: seen.stats.applied),
@@ -157,6 +169,7 @@ _DEFINITIONS: Final = (
     ),
     _Definition("taken", "counter", "Gradients handed out.", lambda seen, _: seen.stats.taken),
     _Definition("takes", "counter", "Takes.", lambda seen, _: seen.stats.takes),
+    _Definition("updates", "counter", "Updates of parameters.", lambda seen, _: seen.stats.takes),
     _Definition(
         "recoveries",
         "counter",
@@ -175,6 +188,10 @@ _OF_ARRAYS: Final = frozenset(
         "stalled",
     }
 )
+_OF_PARAMETERS: Final = _OF_ARRAYS | {"step", "updates", "recoveries"}
+_ALL: Final = frozenset(definition.name for definition in _DEFINITIONS)
+_HAS: Final = {"arrays": _OF_ARRAYS, "parameters": _OF_PARAMETERS}
+_OF_ACCUMULATORS: Final = _ALL - {"updates"}
 
 
 def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
@@ -192,7 +209,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
         suffix = "_total" if definition.type == "counter" else ""
         samples = []
         for seen in described:
-            if seen.summary.kind in {"arrays", "parameters"} and definition.name not in _OF_ARRAYS:
+            if definition.name not in _HAS.get(seen.summary.kind or "", _OF_ACCUMULATORS):
                 continue
             value = definition.read(seen, now)
             if value is not None:
@@ -200,6 +217,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
                 samples.append(Sample(name, _labels(seen.summary), float(value)))
         yield Metric(PREFIX + definition.name, definition.type, definition.help, samples)
     yield _stalls(described)
+    yield _failures(described)
     yield _info(summaries)
     yield _states(summaries)
     yield _space()
@@ -218,6 +236,21 @@ def _stalls(described: list[Description]) -> Metric:
         for kind in sorted({stall.kind.value for stall in seen.summary.stalls})
     ]
     return Metric(name, "gauge", "Why a segment stands still; always 1.", samples)
+
+
+def _failures(described: list[Description]) -> Metric:
+    name = PREFIX + "failure_timestamp_seconds"
+    last = {}  # of each process and exception
+    for seen in described:
+        for event in seen.events:
+            if event.kind == "failed":
+                labels = {
+                    **_labels(seen.summary),
+                    "pid": event.pid_label,
+                    "reason": formatting.printable(event.reason),
+                }
+                last[tuple(labels.values())] = Sample(name, labels, event.at)
+    return Metric(name, "gauge", "When a process failed, and with what.", list(last.values()))
 
 
 def _info(summaries: Sequence[inspection.Summary]) -> Metric:

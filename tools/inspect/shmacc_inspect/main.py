@@ -7,12 +7,13 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
-from shmacc_inspect.parsers import VERBS, module_of, parser_of, top_parser
+from shmacc_inspect.parsers import HELP, VERBS, module_of, parser_of, top_parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COMPLETE: Final = "--complete"  # for the scripts of `--completion`
+_COMPLETE_DESCRIBED: Final = "--complete-described"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,12 +37,14 @@ def _run(arguments: list[str]) -> None:
         asked: dict[str, Any] = vars(parser_of(first).parse_intermixed_args(arguments[1:]))
         namespace = asked.pop("namespace", None)
         if namespace is not None:
-            os.environ[NAMESPACE_VARIABLE] = namespace
+            _choose(namespace)
         module_of(first).run(**asked)
-    elif first == _COMPLETE:
+    elif first == HELP:
+        _help(arguments[1:])
+    elif first in {_COMPLETE, _COMPLETE_DESCRIBED}:
         from shmacc_inspect import completion
 
-        completion.answer(arguments[1:])
+        completion.answer(arguments[1:], described=first == _COMPLETE_DESCRIBED)
     elif not first:
         top_parser().print_help(sys.stderr)
         failures.end(failures.USAGE)
@@ -49,6 +52,31 @@ def _run(arguments: list[str]) -> None:
         raise failures.UsageError(f"there is no verb {first!r}{_alike(first)} (`{PROGRAM} --help`)")
     else:
         _answer_without_verb(arguments)
+
+
+def _choose(namespace: str) -> None:
+    """Use this namespace, in place of the environment's."""
+    from shmacc import inspection  # late: see the package
+    from shmacc.errors import InvalidArgumentError
+
+    os.environ[NAMESPACE_VARIABLE] = namespace
+    try:
+        inspection.resolve("any")
+    except InvalidArgumentError as error:
+        said = str(error).replace(NAMESPACE_VARIABLE, "--namespace", 1)
+        raise failures.UsageError(said) from None
+
+
+def _help(verbs: list[str]) -> None:
+    """Print the help of a verb, or of all."""
+    if not verbs:
+        top_parser().print_help()
+    elif verbs[0] in VERBS and not verbs[1:]:
+        parser_of(verbs[0]).print_help()
+    else:
+        raise failures.UsageError(
+            f"there is no verb {' '.join(verbs)!r}{_alike(verbs[0])} (`{PROGRAM} --help`)"
+        )
 
 
 def _answer_without_verb(arguments: list[str]) -> None:

@@ -81,9 +81,10 @@ def select_present(given: Sequence[str], *, everywhere: bool) -> list[SegmentNam
 
 def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
     """Yield the summaries of those that are still there."""
+    look = inspection.Look()
     for name in of:
         try:
-            yield inspection.summarise(name)
+            yield inspection.summarise(name, look)
         except NotFoundError:
             continue
 

@@ -24,6 +24,7 @@ VERBS: Final = {
     "wait": "wait for a step, for gradients, or for the end of a segment",
     "metrics": "print or serve Prometheus metrics",
 }
+HELP: Final = "help"
 EXAMPLES: Final = """\
 Examples:
   shmacc-inspect list                what is there

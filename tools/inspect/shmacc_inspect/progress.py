@@ -39,6 +39,8 @@ def stragglers(seen: Description, now: float) -> list[Straggler]:
             process,
             Straggler,
             seconds=max(0.0, now - (process.last_applied or process.attached_at)),
+            condition=process.condition or None,
+            command=process.command or None,
         )
         for process in seen.processes
         if process.alive
@@ -127,7 +129,7 @@ class Course:
             waited_seconds=_since(head.since, now) if head else None,
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
-            events=[answer_of(event, Event) for event in seen.events if event not in known],
+            events=[Event.of(event) for event in seen.events if event not in known],
             steps_per_second=_rate(rated, stats, "global_step", passed),
             gradients_per_second=_rate(rated, stats, "applied", passed),
             bytes_per_second=_rate(rated, stats, "applied_bytes", passed),

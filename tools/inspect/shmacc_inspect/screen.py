@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc_inspect import formatting, keys, page
-from shmacc_inspect.describing import EVENT_COLUMNS, describe_lock, event_row
-from shmacc_inspect.output import answer_of
+from shmacc_inspect.describing import EVENT_COLUMNS, event_row
+from shmacc_inspect.describing_arrays import describe_lock
 from shmacc_inspect.output.details import Event, Lock, Taker, applied_this_round
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.sorting import SORTS
@@ -35,7 +35,7 @@ _SEGMENT_COLUMNS: Final = (
     Column("BYTES/S", right=True, rank=5),
     Column("DROPS/S", right=True, rank=7),
     Column("ALIVE", right=True, rank=8),
-    Column("STATE", rank=9),
+    Column("STATE"),
     Column("STALL"),
 )
 _PROCESS_COLUMNS: Final = (
@@ -258,7 +258,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         room -= 1
     left = room - len(shown) - _EVENT_HEAD_LINES
     if kept and left > 0:
-        events = [event_row(answer_of(event, Event), now.time) for event in reversed(seen.events)]
+        events = [event_row(Event.of(event), now.time) for event in reversed(seen.events)]
         yield ""
         yield from page.lines(Table(EVENT_COLUMNS, events[:left]), terminal)
 

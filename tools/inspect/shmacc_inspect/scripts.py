@@ -17,6 +17,8 @@ _BASH: Final = r"""_shmacc_inspect() {
     if [[ "$word" == *:* && "$COMP_WORDBREAKS" == *:* ]]; then
         COMPREPLY=("${COMPREPLY[@]#"${word%:*}:"}")
     fi
+    [[ "${COMPREPLY[*]}" == *= ]] && compopt -o nospace
+    return 0
 }
 complete -o default -F _shmacc_inspect shmacc-inspect
 """
@@ -31,7 +33,7 @@ compdef _shmacc_inspect shmacc-inspect
 """
 _FISH: Final = r"""function __shmacc_inspect
     set -l words (commandline -opc) (commandline -ct)
-    command $words[1] --complete (math (count $words) - 1) $words[2..-1] 2>/dev/null
+    command $words[1] --complete-described (math (count $words) - 1) $words[2..-1] 2>/dev/null
 end
 complete -c shmacc-inspect -f -a '(__shmacc_inspect)'
 """

@@ -121,6 +121,10 @@ def serve(registry: Any, address: Address) -> None:
     before = os.umask(_SOCKET_UMASK) if is_file else None
     try:
         server = _Server(address)
+    except OSError as error:
+        where = address.shown.replace(":{port}", f":{address.place[1]}")
+        page.write_line(f"--listen: {where}: {error.strerror}")
+        failures.end(failures.WRONG_OR_FAILED)
     finally:
         if before is not None:
             os.umask(before)

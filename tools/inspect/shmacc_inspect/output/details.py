@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from shmacc_inspect.output import SCHEMA_VERSION, answer_of, finite
-from shmacc_inspect.output.segments import Segment
+from shmacc_inspect.output.segments import Segment, Stall
 
 if TYPE_CHECKING:
     from shmacc import inspection
@@ -38,8 +38,8 @@ class Process:
     pid: int
     pid_is_here: bool
     alive: bool
-    condition: str
-    command: str
+    condition: str | None
+    command: str | None
     activity: str
     started: float | None
     attached_at: float
@@ -54,7 +54,13 @@ class Process:
     @classmethod
     def of(cls, entry: inspection.AttachedProcess, seen: inspection.Description) -> Self:
         """Convert the library's record."""
-        return answer_of(entry, cls, applied_this_round=applied_this_round(entry, seen))
+        return answer_of(
+            entry,
+            cls,
+            condition=entry.condition or None,
+            command=entry.command or None,
+            applied_this_round=applied_this_round(entry, seen),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,14 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """What an optimizer keeps of an array."""
+
+    name: str
+    bytes_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A member of a group, a shared array, or all that a single accumulator has."""
 
@@ -128,11 +142,14 @@ class Member:
     rows: int
     bytes_used: int
     value: int | None
+    optimizer: str | None
+    slots: list[Slot]
 
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:
         """Convert the library's record."""
-        return answer_of(member, cls, gradients=member.count)
+        slots = [answer_of(slot, Slot) for slot in member.slots]
+        return answer_of(member, cls, gradients=member.count, slots=slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +171,51 @@ class Event:
     pid_is_here: bool
     step: int
     contributor: int | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, event: inspection.Event) -> Self:
+        """Convert the library's record."""
+        return answer_of(event, cls, reason=event.reason or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A process that had applied or taken, and has died or failed."""
+
+    pid: int
+    pid_is_here: bool
+    died: bool
+    reason: str | None
+    is_attached: bool
+    applied: int
+    took: bool
+    at: float | None
+
+    @classmethod
+    def of(cls, departed: inspection.DepartedProcess) -> Self:
+        """Convert the library's record."""
+        return answer_of(departed, cls, reason=departed.reason or None)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRound:
+    """A round whose update has begun."""
+
+    is_in: bool
+    pid: int
+    since: float
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArraysUpdate:
+    """An update of parameters that runs, or waits to be put back."""
+
+    is_interrupted: bool
+    pid: int | None
+    pid_is_here: bool
+    since: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +278,10 @@ class Details:
     contributors: int | None = None
     events: list[Event] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
+    departed: list[Departed] = field(default_factory=list)
+    final_round: FinalRound | None = None
+    update: ArraysUpdate | None = None
+    suspected: Stall | None = None
     index_load: float | None = None
     most_touched: Rows | None = None
     values: Values | None = None
@@ -246,8 +312,12 @@ class Details:
             members=[Member.of(member) for member in seen.members],
             lanes=[Lane(lane.number, lane.held, lane.pid or None) for lane in seen.lanes],
             contributors=seen.contributors,
-            events=[answer_of(event, Event) for event in seen.events],
+            events=[Event.of(event) for event in seen.events],
             regions=[answer_of(region, Region) for region in seen.regions],
+            departed=[Departed.of(each) for each in seen.departed],
+            final_round=answer_of(seen.final_round, FinalRound) if seen.final_round else None,
+            update=answer_of(seen.update, ArraysUpdate) if seen.update else None,
+            suspected=answer_of(seen.suspected, Stall) if seen.suspected else None,
             index_load=seen.index_load,
             most_touched=rows,
             values=values,

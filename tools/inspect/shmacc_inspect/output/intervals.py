@@ -21,8 +21,8 @@ class Straggler:
     seconds: float
     applied: int
     activity: str
-    condition: str
-    command: str
+    condition: str | None
+    command: str | None
 
 
 @dataclass(frozen=True, slots=True)

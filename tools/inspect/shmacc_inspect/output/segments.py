@@ -39,6 +39,7 @@ class Segment:
     lanes: int | None
     capacity: int | None
     private: bool | None
+    finished: bool | None
     step: int | None
     gradients: int | None
     rows: int | None

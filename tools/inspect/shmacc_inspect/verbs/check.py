@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from shmacc_inspect.output.findings import Findings
+    from shmacc_inspect.output.findings import Finding, Findings
 
 DESCRIPTION: Final = """\
 Verify every invariant of segments; exit status 1 if one is broken.
@@ -75,12 +75,18 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
 
 
 def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
-    for finding in sorted(answer.findings, key=lambda found: found.severity == "note"):
+    shown = [found for found in answer.findings if not (quiet and found.severity == "note")]
+    shown.sort(key=lambda found: found.severity == "note")
+    for finding, after in zip(shown, [*shown, None][1:], strict=True):
         is_note = finding.severity == "note"
-        if is_note and quiet:
-            continue
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
         problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
-        command = f": {finding.command}" if finding.command else ""
-        yield Cell(f"       do: {finding.remedy}{command}")
+        # What helps against several that follow each other is said once, below the last.
+        if after is None or _advice(after) != _advice(finding):
+            command = f": {finding.command}" if finding.command else ""
+            yield Cell(f"       do: {finding.remedy}{command}")
+
+
+def _advice(finding: Finding) -> tuple[str, str, str | None]:
+    return finding.severity, finding.remedy, finding.command

@@ -70,8 +70,8 @@ def run(
     found = _leftovers(names or ["*"], older_than, everywhere=everywhere, private=private)
     removable = [leftover for leftover in found if leftover.removable]
     left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
-    answer = _remove(removable, left) if yes else _plan(removable, left)
-    _show(answer, json=json)
+    answer, things = _remove(removable, left) if yes else _plan(removable, left)
+    _show(answer, things, json=json)
     if answer.failed:
         failures.end(failures.WRONG_OR_FAILED)
 
@@ -99,7 +99,8 @@ def _leftovers(
     return [found[file_name] for file_name in sorted(found)]
 
 
-def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
+def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> tuple[Cleaning, int]:
+    """Return the answer, and how many things it is about."""
     from shmacc import inspection
     from shmacc.errors import ShmaccError
     from shmacc_inspect.output.removals import Cleaning, Leftover
@@ -112,27 +113,30 @@ def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleanin
             would.append(Leftover.of(leftover))
         except ShmaccError as error:
             failed.append(str(error))
-    return Cleaning(
+    answer = Cleaning(
         dry_run=True, removed=[], would_remove=would, left=left, failed=failed, bytes_freed=0
     )
+    return answer, len(would)
 
 
-def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> Cleaning:
+def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> tuple[Cleaning, int]:
+    """Return the answer, and how many things were removed: a segment with its semaphore is one."""
     from shmacc import inspection
     from shmacc.errors import ShmaccError
     from shmacc_inspect.output.removals import Cleaning
 
     removed: list[str] = []
     failed: list[str] = []
-    freed = 0
+    freed = things = 0
     for leftover in removable:
         try:
             names = inspection.clean(leftover)
             removed += names
             freed += leftover.bytes_reserved if names else 0
+            things += bool(names)
         except (ShmaccError, OSError) as error:
             failed.append(f"{leftover.file_name}: {error}")
-    return Cleaning(
+    answer = Cleaning(
         dry_run=False,
         removed=removed,
         would_remove=[],
@@ -140,9 +144,10 @@ def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> Clean
         failed=failed,
         bytes_freed=freed,
     )
+    return answer, things
 
 
-def _show(answer: Cleaning, *, json: bool) -> None:
+def _show(answer: Cleaning, things: int, *, json: bool) -> None:
     from shmacc_inspect.output import to_json
 
     if json:
@@ -158,12 +163,12 @@ def _show(answer: Cleaning, *, json: bool) -> None:
         page.write_line(f"failed: {formatting.printable(failure)}")
     if answer.dry_run:
         size = formatting.size(sum(leftover.bytes_reserved for leftover in answer.would_remove))
-        count = formatting.count_of(len(answer.would_remove), "thing")
+        count = formatting.count_of(things, "thing")
         advice = "; nothing was removed, --yes removes them" if answer.would_remove else ""
         page.write_line(f"{count} to remove ({size}){advice}")
     else:
         freed = formatting.size(answer.bytes_freed)
-        page.write_line(f"{formatting.count_of(len(answer.removed), 'name')} removed ({freed})")
+        page.write_line(f"{formatting.count_of(things, 'thing')} removed ({freed})")
 
 
 def _row(leftover: Leftover) -> list[Cell]:

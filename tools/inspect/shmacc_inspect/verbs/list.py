@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import formatting, options, page
 from shmacc_inspect.page import Cell, Column, Table
+from shmacc_inspect.sorting import urgency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +27,14 @@ Examples:
   shmacc-inspect list
   shmacc-inspect list 'emb*' --sort bytes --reverse
   shmacc-inspect list --orphaned --mine
+  shmacc-inspect list --stalled
   shmacc-inspect list --columns name,reserved --bytes --no-header | sort -nk2
   shmacc-inspect list --quiet --orphaned | xargs -r shmacc-inspect remove
   shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'"""
 
 STATE_STYLES: Final = {
     "sound": "green",
+    "finished": "cyan",
     "starting": "cyan",
     "orphaned": "yellow",
     "damaged": "bold red",
@@ -62,7 +65,7 @@ COLUMNS: Final = (
 
 SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
     "name": lambda segment: segment.name,
-    "state": lambda segment: segment.state,
+    "state": urgency,
     "step": lambda segment: segment.step or 0,
     "gradients": lambda segment: segment.gradients or 0,
     "rows": lambda segment: segment.rows or 0,
@@ -73,12 +76,20 @@ SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
 }
 
 
+def _key(column: Column) -> str:
+    return column.title.lower().replace(" ", "_")
+
+
+COLUMN_KEYS: Final = tuple(map(_key, COLUMNS))
+
+
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_names(parser, without="all")
     parser.add_argument(
         "--orphaned", action="store_true", help="only those that no living process has attached"
     )
+    parser.add_argument("--stalled", action="store_true", help="only those that stand still")
     parser.add_argument("--mine", action="store_true", help="only those of this user")
     parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
     parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
@@ -88,7 +99,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="TITLE,...",
         type=_columns,
         default=list(range(len(COLUMNS))),
-        help="these columns only: " + ", ".join(map(_key, COLUMNS)),
+        help="these columns only: " + ", ".join(COLUMN_KEYS),
     )
     parser.add_argument(
         "-b", "--bytes", action="store_true", help="sizes in bytes, ages in seconds"
@@ -105,6 +116,7 @@ def run(
     *,
     names: list[str],
     orphaned: bool,
+    stalled: bool,
     mine: bool,
     sort: str,
     reverse: bool,
@@ -127,6 +139,7 @@ def run(
         Segment.of(summary, now)
         for summary in found
         if not (orphaned and summary.state is not inspection.SegmentState.ORPHANED)
+        and not (stalled and not summary.stalls)
         and not (mine and summary.owner_uid != os.getuid())
     ]
     key = SORTS[sort]
@@ -164,12 +177,8 @@ def _fullness(space: inspection.Space, removed: int) -> str:
     return text
 
 
-def _key(column: Column) -> str:
-    return column.title.lower().replace(" ", "_")
-
-
 def _columns(text: str) -> list[int]:
-    keys = [_key(column) for column in COLUMNS]
+    keys = COLUMN_KEYS
     asked = text.lower().split(",")
     unknown = [key for key in asked if key not in keys]
     if unknown:

@@ -86,8 +86,12 @@ def run(
     elif output is not None:
         # What reads textfiles knows this format only.
         text = _text("prometheus_client.exposition", watched)
-        with interrupts.raised():
-            _write(output, text)
+        try:
+            with interrupts.raised():
+                _write(output, text)
+        except OSError as error:
+            page.write_line(f"--output: {output}: {error.strerror}")
+            failures.end(failures.WRONG_OR_FAILED)
     else:
         text = _text("prometheus_client.openmetrics.exposition", watched)
         print(text.decode(), end="")

@@ -123,9 +123,11 @@ def _attached(summary: inspection.Summary) -> list[inspection.AttachedProcess]:
 def _obstacle(summary: inspection.Summary, pids: list[str]) -> str:
     from shmacc.inspection import SegmentState
 
-    if summary.state is SegmentState.SOUND:
-        said = f"pid {', '.join(pids)}" if pids else "a living process"
-        return f"{summary.name.system_name} is in use by {said}"
+    if summary.state in {SegmentState.SOUND, SegmentState.FINISHED}:
+        users = f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids)}"
+        return f"{summary.name.system_name} is in use by {users if pids else 'a living process'}"
     if summary.state is SegmentState.ORPHANED:
         return ""
-    return formatting.printable(f"{summary.name.system_name} is {summary.state}: {summary.detail}")
+    detail = summary.detail.removeprefix("The segment is damaged: ")
+    state = "of another version" if summary.state is SegmentState.OTHER_VERSION else summary.state
+    return formatting.printable(f"{summary.name.system_name} is {state}: {detail}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.output import details
 
 DESCRIPTION: Final = """\
-Describe segments in full: processes, waiting takes, lock, counters, layout.
+Describe segments in full: processes, waiting takes, lock, counters, and the verdict.
 
 It takes and changes nothing, and waits for no lock."""
 EXAMPLES: Final = """\
@@ -47,6 +47,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="norm, largest, NaN and infinite numbers of the round's sums",
     )
+    parser.add_argument(
+        "--layout", action="store_true", help="its memory: offset, size and fill of each region"
+    )
     options.add_ascii(parser)
     options.add_namespace(parser)
     options.add_json(parser)
@@ -57,6 +60,7 @@ def run(
     names: list[str],
     rows: int,
     values: bool,
+    layout: bool,
     ascii: bool,  # noqa: A002 - the option's name
     everywhere: bool,
     json: bool,
@@ -73,7 +77,11 @@ def run(
             print(to_json(answer))
         else:
             page.show(
-                [*([Cell("")] if number else []), *describing.elements(answer, now)], plain=ascii
+                [
+                    *([Cell("")] if number else []),
+                    *describing.elements(answer, now, layout=layout),
+                ],
+                plain=ascii,
             )
         if answer.error is not None:
             page.write_line(answer.error)

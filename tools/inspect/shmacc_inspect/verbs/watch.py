@@ -56,7 +56,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count", metavar="N", type=options.count(1), help="end after so many intervals"
     )
-    parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
+    parser.add_argument("--sort", choices=SORTS, default="state", help="what to sort by (state)")
     parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
     options.add_ascii(parser)
     options.add_namespace(parser)

@@ -1,0 +1,66 @@
+"""What `check` notes about the run: who failed, what waits for a chief, what is half done."""
+
+import time
+from collections.abc import Iterator
+
+from shmacc.inspection._description import Description
+from shmacc.inspection._findings import NOTHING, Finding, note
+from shmacc.inspection._remedies import pids
+
+_LATELY = 3600.0  # seconds
+
+
+def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
+    """Yield what is worth knowing about the run of a segment."""
+    yield from _failures(subject, seen)
+    yield from _final_round(subject, seen)
+    yield from _update(subject, seen)
+    if seen.suspected is not None and not seen.summary.stalls:
+        stall = seen.suspected
+        yield note(subject, stall.kind, stall.problem, stall.remedy, stall.command)
+
+
+def _failures(subject: str, seen: Description) -> Iterator[Finding]:
+    """Yield the failures of the last hour; those of the same exception as one."""
+    now = time.time()
+    by_reason: dict[str, list[str]] = {}
+    for event in seen.events:
+        if event.kind == "failed" and now - event.at < _LATELY:
+            by_reason.setdefault(event.reason, []).append(event.pid_label)
+    for reason, labels in by_reason.items():
+        different = list(dict.fromkeys(labels))
+        yield note(
+            subject,
+            "failed",
+            f"{pids(different)} {'has' if len(different) == 1 else 'have'} failed: "
+            f"{reason or 'why is not known'}",
+            "see the log of it; start it again if the run goes on",
+        )
+
+
+def _final_round(subject: str, seen: Description) -> Iterator[Finding]:
+    final = seen.final_round
+    if final is None or final.held:
+        return
+    yield note(
+        subject,
+        "final_round_without_holder",
+        f"the round of step {seen.summary.global_step} is final, and no process has it open: its "
+        f"update, of pid {final.pid}, "
+        + ("is in" if final.is_in else "has begun")
+        + f" since {time.time() - final.since:.0f} s",
+        NOTHING + "the next process that takes gets the same gradients, and makes the update, or "
+        "finds it made; if none comes, start the chief",
+    )
+
+
+def _update(subject: str, seen: Description) -> Iterator[Finding]:
+    update = seen.update
+    if update is not None and update.is_interrupted and not seen.lock.held:
+        yield note(
+            subject,
+            "update_interrupted",
+            f"an update was interrupted by the death of {update.whose}: arrays may be changed in "
+            "part",
+            NOTHING + "the next update, snapshot or restore puts back what it changed",
+        )
