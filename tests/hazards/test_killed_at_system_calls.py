@@ -50,7 +50,12 @@ def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
         case "creating":
             create().close()
             return None, SCENE.testify()
-        case "creating a private one" | "creating shared arrays" | "closing a private one":
+        case (
+            "updating"
+            | "creating a private one"
+            | "creating shared arrays"
+            | "closing a private one"
+        ):
             return None, None  # under another name
         case "a child's first operation" | "applying behind the dead":
             return one, SCENE.testimony(SCENE.perform())

@@ -16,9 +16,10 @@ SECONDS: Final = 6
 _SOAK: Final = Path(__file__).parents[2] / "tools" / "soak" / "soak.py"
 
 
-def test_a_slice() -> None:
+@pytest.mark.parametrize("only", [[], ["--training"]], ids=["all kinds", "training"])
+def test_a_slice(only: list[str]) -> None:
     """It judges itself; what it says is shown if it finds anything."""
-    command = [sys.executable, "-P", str(_SOAK), f"--seconds={SECONDS}", f"--each={SECONDS}"]
+    command = [sys.executable, "-P", str(_SOAK), f"--seconds={SECONDS}", f"--each={SECONDS}", *only]
     # -P keeps the tree's shmacc out of the way of the installed one, and the tools out of its path.
     environment = os.environ | {"PYTHONPATH": str(_SOAK.parent)}
     soak = subprocess.run(

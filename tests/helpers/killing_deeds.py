@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import numpy as np
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, SOON, Scene, Testimony, path, rows
@@ -20,11 +21,14 @@ from helpers.support import until
 
 import shmacc
 from shmacc import (
+    AccumulatorGroup,
+    Parameters,
     SharedArrays,
     SparseConditionalAccumulator,
     TensorSpec,
     errors,
     inspection,
+    optim,
     testing,
 )
 from shmacc._layout import names
@@ -62,6 +66,46 @@ def create_arrays(*_: Any) -> SharedArrays:
         params.close()
         raise
     return params
+
+
+def lay_out(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
+    """Make private parameters whose first update needs memory, and a group of their gradients."""
+    params = Parameters(
+        {"rows": np.ones((900, 32)), "all": TensorSpec((9000,), "float64")},
+        optimizer=optim.Adagrad(0.5),
+        mode=MODE,
+    )
+    specs = params.member_specs(["rows"])
+    group = AccumulatorGroup(specs, reduction_type="SUM", mode=MODE)
+    rows = np.arange(0, 900, 2)
+    group.apply({"rows": (rows, np.ones((450, 32))), "all": np.ones(9000)}, 0)
+    return params, group
+
+
+def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
+    """Make the update, unless it is made; whatever comes of it is all or nothing."""
+    params, group = begun
+    try:
+        if group.num_accumulated():
+            with group.round(1, timeout=0) as taken:
+                params.update(taken)
+    finally:
+        change = 0.5 / np.sqrt(1.1) if params.step else 0.0
+        assert np.all(params["rows"][::2] == 1 - change)
+        assert np.all(params["rows"][1::2] == 1)
+        assert np.all(params["all"] == -change)
+    assert (params.step, group.global_step) == (1, 1)
+
+
+class Both(tuple[Any, ...]):
+    """What was begun together."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Close all of it."""
+        for one in self:
+            one.close()
 
 
 @dataclass(frozen=True)
@@ -170,6 +214,7 @@ DEEDS: Final = (
     CREATING,
     Deed("creating a private one", nothing, nothing, lambda _: create(None)),
     Deed("creating shared arrays", nothing, nothing, create_arrays),
+    Deed("updating", nothing, lambda _: Both(lay_out()), update),
     Deed("finding what the dead left", left_by_the_dead, nothing, lambda _: create()),
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),

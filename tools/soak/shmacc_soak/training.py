@@ -204,9 +204,7 @@ class Training:
         finally:
             for slot in range(len(processes)):
                 processes.kill(slot)
-        found = self._audit()
-        self._directory.cleanup()
-        return found
+        return self.audit()
 
     def _start(self, slots: range) -> None:
         for slot in slots:
@@ -271,7 +269,9 @@ class Training:
             return False
         return True
 
-    def _audit(self) -> Findings:
+    def audit(self) -> Findings:
+        """Remove group and parameters, and hold what they were against the reference."""
+        self._directory.cleanup()
         group, params = _attach()
         with group, params:
             step, arrays = params.snapshot()

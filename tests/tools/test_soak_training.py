@@ -1,0 +1,140 @@
+"""The soak's training campaigns find what they are for, and nothing if nothing is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from shmacc import AccumulatorGroup, Parameters
+from shmacc_soak import model
+from shmacc_soak.campaign import Effort
+from shmacc_soak.training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shmacc_soak.audit import Findings
+
+WORKERS: Final = 3
+ROUNDS: Final = 30
+WRONG: Final = 17  # the round that something is wrong with; 12 and 25 are skipped
+
+
+class Sound:
+    """A run of one process, to be made faulty by a subclass."""
+
+    def __init__(self) -> None:
+        """Make what a campaign makes."""
+        self.training = Training(Effort(WORKERS, 1))
+        self.group = AccumulatorGroup.attach("soak")
+        self.params = Parameters.attach("soak.parameters")
+
+    def run(self) -> Findings:
+        """Make rounds, and audit them as a campaign does."""
+        with self.group, self.params:
+            for step in range(ROUNDS):
+                for worker in range(WORKERS):
+                    self.apply(worker, step)
+                with self.group.round(1) as taken:
+                    self.update(step, taken)
+        return self.training.audit()
+
+    def apply(self, worker: int, step: int) -> None:
+        """Apply a worker's gradient."""
+        self.group.apply(model.gradient(worker, step, self.params), step)
+
+    def update(self, step: int, taken: Any) -> None:
+        """Update, or skip."""
+        if model.skips(step):
+            self.params.skip(taken)
+        else:
+            self.params.update(taken, {"own": model.own(self.params, step)})
+
+
+def test_nothing_is_found_if_nothing_is_wrong() -> None:
+    found = Sound().run()
+    assert (found.faults, found.rounds) == (0, ROUNDS)
+
+
+class Loses(Sound):
+    """A gradient is not in its round."""
+
+    def apply(self, worker: int, step: int) -> None:
+        if (worker, step) != (1, WRONG):
+            super().apply(worker, step)
+
+
+class Doubles(Sound):
+    """A gradient is in its round twice."""
+
+    def apply(self, worker: int, step: int) -> None:
+        super().apply(worker, step)
+        if (worker, step) == (1, WRONG):
+            super().apply(worker, step)
+
+
+class UpdatesTwice(Sound):
+    """A round is in the parameters twice."""
+
+    def apply(self, worker: int, step: int) -> None:
+        for _ in range(1 + (step == WRONG)):
+            super().apply(worker, step)
+
+
+class SkipsOne(Sound):
+    """A round is not in the parameters."""
+
+    def update(self, step: int, taken: Any) -> None:
+        if step == WRONG:
+            self.params.skip(taken)
+        else:
+            super().update(step, taken)
+
+
+class ReadsEarly(Sound):
+    """A gradient is computed from older parameters."""
+
+    def apply(self, worker: int, step: int) -> None:
+        if step == WRONG and worker == 0:
+            self.params.restore(self.before)
+            old = {name: array.copy() for name, array in self.params.items()}
+            self.params.restore(self.now)
+            self.group.apply(model.gradient(worker, step, old), step)
+        else:
+            super().apply(worker, step)
+
+    def update(self, step: int, taken: Any) -> None:
+        self.before = self.params.state()
+        super().update(step, taken)
+        self.now = self.params.state()
+
+
+class WritesHalf(Sound):
+    """One element is not what it should be."""
+
+    def update(self, step: int, taken: Any) -> None:
+        super().update(step, taken)
+        if step == WRONG:
+            state = self.params.state()
+            number = list(self.params).index("dense")
+            state[f"{number}.array"][5] += 1e-9
+            self.params.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (Loses, "lost"),
+        (Doubles, "doubled"),
+        (UpdatesTwice, "updated_twice"),
+        (SkipsOne, "not_updated"),
+        (ReadsEarly, "torn"),
+        (WritesHalf, "torn"),
+    ],
+)
+def test_a_fault_is_found(make: Callable[[], Sound], fault: str) -> None:
+    found = make().run()
+    assert getattr(found, fault) > 0
+    of_rounds = {"lost", "doubled", "updated_twice", "not_updated"} - {fault}
+    assert not any(getattr(found, other) for other in of_rounds)
