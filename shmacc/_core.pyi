@@ -1,6 +1,6 @@
 """The extension (shmacc/native): everything that happens under the lock, and the waits."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
@@ -189,7 +189,7 @@ class AsyncBlock(RoundBlock):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Awaitable[None]: ...
+    ) -> Ended: ...
 
 class BlockAccess:
     def __init__(self, block: RoundBlock) -> None: ...

@@ -36,6 +36,8 @@ from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 _Result = TypeVar("_Result")
 _Result_co = TypeVar("_Result_co", covariant=True)
 
+_PAUSE = 0.05  # seconds between two looks whether a thread has ended
+
 # The task that has a round open would wait for the round's end. Other tasks wait for it in line.
 _in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any]]" = (
     weakref.WeakKeyDictionary()
@@ -69,23 +71,17 @@ async def wait_in_thread(
 
     thread = threading.Thread(target=make_call, name="shmacc: a coroutine's wait", daemon=True)
     try:
-        thread.start()
-    except RuntimeError as error:
-        raise ResourceExhaustedError(f"No thread could be started for a wait: {error}") from error
-    except BaseException:  # a signal handler's: the thread may have been started
-        handle.end_wait(caller)
-        raise
-    try:
+        _start(thread)
         await asyncio.wait([ended])  # unlike `await ended`, does not cancel it
     except GeneratorExit:  # the task was thrown away: it may not wait
         handle.end_wait(caller)
         raise
     except BaseException:
         handle.end_wait(caller)
-        while not ended.done():
+        # Not until `ended`: a loop that a signal handler has interrupted may have lost that.
+        while thread.is_alive():
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([ended])
-        thread.join()  # it has nothing left to do
+                await asyncio.wait([ended], timeout=_PAUSE)
         failures.clear()
         undo()
         raise
@@ -93,6 +89,13 @@ async def wait_in_thread(
     if failures:
         raise failures.pop()  # the error knows this frame, which is not to know the error
     return results.pop()
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ResourceExhaustedError(f"No thread could be started for a wait: {error}") from error
 
 
 class AsyncRound(_core.AsyncBlock, Generic[_Result_co]):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import signal
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -299,6 +302,60 @@ def test_who_removes_on_closing_finishes(end: str) -> None:
             creator.say()
             assert worker.result() == "finished"
     assert shmacc.inspection.leftovers(NAME) == ()
+
+
+CHIEF: Final = """
+    import atexit, sys, threading, time
+    from contextlib import suppress
+
+    def stay() -> None:
+        thread.join(0.3)
+        print("waits" if thread.is_alive() else "ended", flush=True)
+
+    atexit.register(stay)  # after those of the library, which is imported later
+    import shmacc
+
+    acc = shmacc.ConditionalAccumulator("f8", (), {name!r}, unlink_on_close=True)
+    thread = threading.Thread(target=lambda: {wait}, daemon={daemon})
+    thread.start()
+    while acc.stats().waiting == 0 and {daemon}:
+        time.sleep(0.001)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_program_that_ends_in_order_finishes(*, daemon: bool) -> None:
+    """Its own threads that still wait do not hear of it: they would print errors at its end."""
+    wait = "acc.take(99)" if daemon else "None"
+    program = textwrap.dedent(CHIEF).format(name=NAME, wait=wait, daemon=daemon)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program], stdin=-1, stdout=-1, stderr=-1, text=True
+    ) as chief:
+        assert chief.stdout is not None
+        assert chief.stdout.readline() == "ready\n"
+        with ConditionalAccumulator.attach(NAME) as acc, ThreadPoolExecutor() as executor:
+            waiting = executor.submit(acc.wait_step, 0, timeout=LONG)
+            until(lambda: "waits for the step" in activities())
+            said = chief.communicate("end\n", timeout=LONG)
+            assert said == ("waits\n" if daemon else "ended\n", "")
+            assert isinstance(waiting.exception(), errors.FinishedError)
+    assert shmacc.inspection.leftovers(NAME) == ()
+
+
+@pytest.mark.parametrize("unlink_on_close", [True, False])
+def test_closing_is_what_ends_the_waits_of_ones_own_handle(*, unlink_on_close: bool) -> None:
+    """Although it finishes as well, which others are told."""
+    name = NAME if unlink_on_close else None  # a private one goes with its handle, too
+    acc = ConditionalAccumulator("f8", (), name, unlink_on_close=unlink_on_close)
+    with ThreadPoolExecutor() as executor, pickle.loads(pickle.dumps(acc)) as others:
+        own = executor.submit(acc.take, 9, timeout=LONG)
+        other = executor.submit(others.take, 9, timeout=LONG)
+        until(lambda: others.stats().waiting == 2)
+        acc.close()
+        assert isinstance(own.exception(), errors.CancelledError)
+        assert isinstance(other.exception(), errors.FinishedError)
 
 
 def test_unlinking_alone_finishes_nothing() -> None:

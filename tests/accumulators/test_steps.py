@@ -99,7 +99,7 @@ async def _work_async(rank: int) -> list[bool]:
 
 
 def test_a_run_of_coroutines() -> None:
-    async def run(group: Any) -> tuple[list[bool], ...]:
+    async def run(group: Any) -> list[list[bool]]:
         async def lead() -> list[bool]:
             for step in range(5):
                 async with group.round_async(2, timeout=LONG) as taken:
@@ -111,7 +111,7 @@ def test_a_run_of_coroutines() -> None:
         return await asyncio.gather(lead(), _work_async(0), _work_async(1))
 
     with AccumulatorGroup({"w": TensorSpec((), "f8")}, NAME, unlink_on_close=True) as group:
-        assert asyncio.run(run(group))[1:] == ([True] * 5, [True] * 5)
+        assert asyncio.run(run(group))[1:] == [[True] * 5, [True] * 5]
 
 
 def test_the_timeout_is_that_of_each_wait(acc: ConditionalAccumulator) -> None:

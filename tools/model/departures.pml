@@ -11,7 +11,7 @@
  * locks, or their own process change. What else is in a record is written before its fate. The table has room for all: which one
  * gives way when it is full is no matter of order.
  *
- * Checked: of each death and failure at most one wait is told, and in one error once; nothing is told of a process that left in
+ * Checked: there is one record of each death and failure at most, and one wait is told of it; nothing is told of a process that left in
  * order, or lives. At the end of a run one more wait is told all that is left; then each was told once (to a process that may have
  * died of it), and no record is left over.
  *
@@ -19,7 +19,6 @@
  *   BROKEN_FREE_FIRST   the entry is freed before the record has its fate: a sweep that dies in between forgets the death
  *   BROKEN_NO_LOOK      a sweep does not look for a record that a dead one has left: that stays for ever
  *   BROKEN_ONE_LOCK     a wait is told with the lock of one lane: a sweep in the other one records the same death again
- *   BROKEN_EACH_RECORD  a wait is told of each record: two sweeps may have made one each
  *   BROKEN_HALF_READ    a record without a fate is read: it may be of a process that is told of later
  *   BROKEN_TELL_FIRST   the entries are not swept before: a death that nobody has met is told to a later wait only
  */
@@ -148,23 +147,16 @@ inline tell() {
   step(v = 0);
   do
   :: v < VICTIMS ->
-     step(i = 0; once = false);
+     step(i = 0);
      do
      :: atomic { runs(me) && i < RECORDS && whose[i] == v && is_news(i) ->
-          if
-#ifndef BROKEN_EACH_RECORD
-          :: once -> skip
-#endif
-          :: else ->
-             assert(!left[v] && (dead[v] || failed[v]));
-             told[v]++;
-             assert(told[v] == 1);
-             once = true
-          fi;
+          assert(!left[v] && (dead[v] || failed[v]));
+          told[v]++;
+          assert(told[v] == 1);
           whose[i] = NOBODY; fate_of[i] = FREE; i++
         }
      :: atomic { runs(me) && i < RECORDS && !(whose[i] == v && is_news(i)) -> i++ }
-     :: atomic { runs(me) && i == RECORDS -> i = 0; once = false }; break
+     :: atomic { runs(me) && i == RECORDS -> i = 0 }; break
      od;
      step(v++)
   :: v == VICTIMS -> step(v = 0); break
@@ -186,7 +178,6 @@ inline release() {
 
 proctype teller(byte me) {
   byte v, i, at, seen;
-  bool once;
   acquire_all();
   atomic { runs(me) -> due[0] = (dead[0] || failed[0]); due[VICTIMS - 1] = (dead[VICTIMS - 1] || failed[VICTIMS - 1]) };
 #ifndef BROKEN_TELL_FIRST
@@ -202,7 +193,6 @@ proctype teller(byte me) {
 /* ---- where a run ends: one more wait, of a process that fate spares ---- */
 active proctype observer() {
   byte me = OBSERVER, v, i, at, seen;
-  bool once;
   atomic { timeout -> skip };
   acquire_all();
   sweep();

@@ -324,17 +324,17 @@ inline consume_round() {
   fi
 }
 /* One store, without a lock. The record stays until the next commit. */
-inline give_up_round(of) {
-  step(gave_up[me] = (gave_up[me] < of -> of : gave_up[me]); disorder = true);
+inline give_up_round(which) {
+  step(gave_up[me] = (gave_up[me] < which -> which : gave_up[me]); disorder = true);
   announce_progress();
   wake_head()
 }
 
 #ifdef CLOSER
 proctype closer(byte me) {            /* a thread of the first chief, which may have a round open */
-  byte of;
+  byte which;
   if
-  :: atomic { runs(me) && holder_serial != 0 && holder == me -> of = holder_serial }; give_up_round(of)
+  :: atomic { runs(me) && holder_serial != 0 && holder == me -> which = holder_serial }; give_up_round(which)
   :: atomic { runs(me) -> skip }
   fi
 }

@@ -13,9 +13,10 @@
 //   sweep   free -> being written -> kDead, kFailed if it is news; with kTold, if it had only taken
 //   tell    kDead, kFailed -> kTold with it, if it had taken; else free
 //
-// A sweep looks for a record of the process that another one left, which has died; so one death is one record. Two sweeps,
-// in two lanes, may make two at a time: readers know them by their identity. A record is written under its identity before
-// it has a fate, so a half-written one is nobody's news: the entry is still there, and the next sweep writes it again.
+// A sweep looks for a record of the process that another one left, which may have died: so one death is one record, also if
+// two lanes sweep at a time, since nobody frees a record meanwhile. Where records give way (below) there may be two: readers
+// know them by their identity. A record is written under its identity before it has a fate, so a half-written one is
+// nobody's news: the entry is still there, and the next sweep writes it again.
 //
 // The table has kMaxDeparted entries; if all are in use, the oldest gives way. It costs nothing but 64 bytes a process
 // (and, of one that has failed, 1 KiB for the reason), and is read by those alone who ask. If there is no memory for

@@ -10,6 +10,7 @@
 // How a segment gets its name and loses it: opening.hpp.
 #pragma once
 
+#include <atomic>
 #include <cctype>
 #include <exception>
 #include <memory>
@@ -114,6 +115,7 @@ class OpenSegment {
         of_generation_ = fork_generation;
         operations_ = users_ = 0;
         attached_ = failed_ = false;
+        ending_ = false;
         presence_.after_fork_in_child();
         mapping_->after_fork_in_child();
         for (const auto& lane : lanes_) lane->after_fork_in_child();
@@ -215,7 +217,9 @@ class OpenSegment {
     // restores so far; so a restore, which is one commit, starts it again, and a finish that is slow ends nothing that was
     // restored meanwhile. It needs no lock, since a stopped process may have one. An operation under a lock that has
     // just missed the store comes before it.
-    bool finished(const RoundState& round) const { return load(header_.finished) > round.restores; }
+    bool finished(const RoundState& round) const {
+        return !ending_ && load(header_.finished) > round.restores;
+    }
     void finish() {
         const RoundState round = round_.snapshot();
         for (uint64_t seen = load(header_.finished); seen <= round.restores;) {
@@ -227,6 +231,12 @@ class OpenSegment {
         }
         wait_queue_.wake_all();
         wait_queue_.announce_progress();
+    }
+    // The same at the end of this process. Its own threads, which are still at work, do not see it: their errors would
+    // come while the interpreter goes.
+    void finish_for_others() {
+        ending_ = true;
+        finish();
     }
     // Of a round that this process has open: the step is open again as it was. One store, which needs no lock and
     // cannot fail; serials only grow.
@@ -289,6 +299,7 @@ class OpenSegment {
     uint64_t of_generation_ = fork_generation;
     bool attached_ = false;
     bool failed_ = false;
+    std::atomic<bool> ending_{false};
     uint32_t handles_ = 0;
     uint32_t operations_ = 0;
     uint32_t users_ = 0;  // of both, those that are this process's

@@ -11,6 +11,7 @@
 
 namespace shmacc {
 
+constexpr const char* kLeft = "The operation was cancelled: its caller has left";
 constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // a large round may hold the lock for long
 
 class Handle {
@@ -21,8 +22,7 @@ class Handle {
             : released_(released), handle_(handle), caller_(caller) {}
         void check() override {
             released_.check_signals();
-            if (caller_ && caller_->has_left())
-                throw Error(Failure::kCancelled, "The operation was cancelled: its caller has left");
+            if (caller_ && caller_->has_left()) throw Error(Failure::kCancelled, kLeft);
             if (handle_.closed_)
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
@@ -47,7 +47,13 @@ class Handle {
     auto run_in(OpenSegment& segment, WithoutGil& released, Call call, const Caller* caller = nullptr) {
         Waiting waiting(released, *this, caller);
         Act act(segment, waiting);
-        return call(act);
+        try {
+            return call(act);
+        } catch (const Error& error) {
+            if (error.failure() == Failure::kFinished)
+                waiting.check();  // a close of this handle may have finished it
+            throw;
+        }
     }
 
   public:
@@ -71,9 +77,10 @@ class Handle {
     void close(nb::handle error = nb::none()) {
         if (!segment_) return;
         const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
-        end_own();
+        if (maker_.is_here()) unlink_own_names();
         if (!segment_) return;  // another thread was faster
         closed_ = true;
+        if (finishes()) (*segment_)->finish();
         const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
@@ -93,7 +100,9 @@ class Handle {
     }
     // The same of a process that ends with threads of it still at work: it has left as far as others are concerned.
     void end(nb::handle error) {
-        end_own();
+        if (!segment_) return;
+        if (maker_.is_here()) unlink_own_names();
+        if (finishes()) (*segment_)->finish_for_others();
         if (!segment_ || !(*segment_)->file().state().intact) return;
         (*segment_)->after_fork();
         const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
@@ -354,11 +363,9 @@ class Handle {
   private:
     // What is its own goes with the creator's handle, not when a forked child of it ends: the name, and then, as nobody can
     // ever take again, the run. Not before: a name that a dead process leaves must not lead to what is finished.
-    void end_own() {
-        if (!segment_ || !maker_.is_here()) return;
-        unlink_own_names();
-        if (owns_ && segment_ && (*segment_)->config().kind != kArrays && (*segment_)->file().state().intact)
-            (*segment_)->finish();
+    bool finishes() const {
+        return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
+               (*segment_)->file().state().intact;
     }
     void unlink_own_names() {
         if (!own_names_) return;

@@ -10,8 +10,9 @@
 //              runs no Python.
 //
 // Coroutines. A thread waits, and the coroutine takes the round over when the event loop comes to it (coroutines.py);
-// in between there is Python. So the coroutine runs in a Guarded: whatever exception leaves it, the round is given up,
-// or, if it has just been consumed, kept for the handle's next take.
+// in between there is Python. So the coroutine runs in a Guarded: whatever exception leaves it, or if it is dropped, the
+// round is given up, or, if it has just been consumed, kept for the handle's next take. The thread may have it only after
+// that, as one that was just being started: it finds that its caller has left, and gives it up.
 #pragma once
 
 #include <algorithm>
@@ -71,6 +72,7 @@ class RoundBlock {
             handle().open_round(round(), num_required_, at_least_, timeout, raise_departures_, caller);
             if (round().half_updated()) Handle::recover_parameters(round().half_updated(), deadline);
             given_ = make_(taken_);
+            if (caller && caller->has_left()) throw Error(Failure::kCancelled, kLeft);
             open_.push_back(this);
             return given_;
         } catch (...) {
@@ -166,6 +168,16 @@ class Guarded {
         : coroutine_(std::move(coroutine)), block_(std::move(block)) {
         nb::cast<RoundBlock&>(block_);
     }
+    Guarded(const Guarded&) = delete;
+    Guarded& operator=(const Guarded&) = delete;
+    // It may be dropped before it has ended: by the exception of a coroutine that awaits it.
+    ~Guarded() {
+        if (ended_) return;
+        try {
+            nb::inst_ptr<RoundBlock>(block_)->give_back();
+        } catch (...) {  // no memory to keep what was taken
+        }
+    }
     nb::object send(nb::handle value) {
         return guarded([&] { return coroutine_.attr("send")(value); });
     }
@@ -182,12 +194,14 @@ class Guarded {
         try {
             return call();
         } catch (nb::python_error& error) {
+            ended_ = true;
             if (!error.matches(PyExc_StopIteration)) nb::inst_ptr<RoundBlock>(block_)->give_back();
             throw;
         }
     }
 
     nb::object coroutine_, block_;
+    bool ended_ = false;
 };
 
 // What the end of a coroutine's block returns, which has done its work: to await it ends at once.

@@ -53,12 +53,6 @@ CASES = (
     ),
     Case(
         "departures",
-        "BROKEN_EACH_RECORD",
-        "BROKEN_EACH_RECORD SWEEPERS=2 DEATHS=1",
-        "a wait is told of each record: two sweeps may have made one each",
-    ),
-    Case(
-        "departures",
         "BROKEN_HALF_READ",
         "BROKEN_HALF_READ BROKEN_TELL_FIRST DEATHS=2",
         "a record without a fate is read: told twice",

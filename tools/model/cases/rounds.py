@@ -80,7 +80,7 @@ CASES = (
     Case(
         "round",
         "finish",
-        "FINISHER LANES=1 DEATHS=1",
+        "FINISHER LANES=1 GRADIENTS=1 DEATHS=1",
         f"2 takers, finish: {_ROUNDS}; nothing after it, nobody waits on",
         cycles=False,
     ),
