@@ -19,8 +19,9 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
-from shmacc_inspect import output
+from shmacc_inspect import output, sorting
 from shmacc_inspect.parsers import VERBS
+from shmacc_inspect.verbs import list as list_verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,15 @@ def test_the_schema_is_documented() -> None:
             if isinstance(found, type) and dataclasses.is_dataclass(found):
                 for field in dataclasses.fields(found):
                     assert f"`{field.name}`" in page, f"{found.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize(("verb", "keys"), [("list", list_verb.SORTS), ("watch", sorting.SORTS)])
+def test_every_key_of_a_sort_stands_on_the_page(verb: str, keys: dict[str, object]) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"\bby (?:the next of )?((?:[a-z]+, )+[a-z]+ (?:or|and) [a-z]+)", section)
+    [words] = [words for words in listed if words.startswith("name,")]
+    assert re.split(", | or | and ", words) == list(keys)
 
 
 def test_the_verbs_stand_in_the_help() -> None:
