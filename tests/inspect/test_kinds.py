@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers.inspect_tool import COMMAND, Terminal, ask, run, start, stopped_with_the_lock
+from helpers.support import until
 
 from shmacc import (
     AccumulatorGroup,
@@ -93,6 +94,39 @@ def test_what_arrays_have_not_is_refused() -> None:
     ):
         done = run(*arguments)
         assert (done.returncode, "shared arrays" in done.stderr) == (2, True), arguments
+
+
+def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:
+    """Nothing is left half done: what is named is judged before."""
+    with (
+        SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
+        ConditionalAccumulator(np.float32, [2], "c0") as first,
+        ConditionalAccumulator(np.float32, [2], "c2") as last,
+    ):
+        takers = [start(crew, inspect_tool.wait_in_line, name, 3) for name in ("c0", "c2")]
+        until(lambda: first.stats().waiting == last.stats().waiting == 1)
+        named = run("cancel", "c0", "c1", "--yes")
+        assert (named.returncode, named.stdout) == (2, "")
+        assert "nobody takes from shared arrays" in named.stderr
+        assert first.stats().waiting == 1, "nothing was done"
+        assert run("cancel", "c*", "--yes").returncode == 0
+        for taker in takers:
+            taker.result()
+        assert run("wait", "c*", "--for", "count=0", "--timeout", "10").returncode == 0
+        assert run("show", "c*", "--values").returncode == 0
+        assert [run("show", glob, "--rows", "1").returncode for glob in ("c*", "c1*")] == [2, 2]
+        for acc in (first, last, arrays):
+            acc.unlink()
+
+
+def test_clean_of_a_name_that_is_not_there_says_so() -> None:
+    done = run("clean", "typo")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "There is no segment named 'typo'" in done.stderr
+    assert run("clean", "typo*").returncode == 0
+    with ConditionalAccumulator(np.float32, [2], "used") as acc:
+        assert "0 things to remove" in run("clean", "used").stderr
+        acc.unlink()
 
 
 @pytest.mark.usefixtures("parameters")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import alert_scenes
+from shmacc import inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +160,8 @@ def try_scenes() -> list[str]:
                 print(f"{'no ' if (alert, name) in missing else 'yes'}  {alert:<28} {name}")
     finally:
         stage.clear()
+        for segment in inspection.list_names():  # all of them are ours: see above
+            inspection.remove(segment.system_name, force=True)
     return [f"{alert} is not raised by {name or 'its scene'}" for alert, name in sorted(missing)]
 
 

@@ -10,7 +10,7 @@ from shmacc.errors import InvalidArgumentError, NotFoundError
 from shmacc_inspect import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shmacc.inspection import SegmentName, Summary
 
@@ -64,6 +64,41 @@ def select(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
         for name in _meant(text, namespace):
             found.setdefault(name.system_name, name)
     return list(found.values())
+
+
+def exact(given: Iterable[str]) -> set[str]:
+    """Return the names, as in /dev/shm, that are no globs: what a glob found may be gone."""
+    return {inspection.resolve(text).system_name for text in given if not is_glob(text)}
+
+
+def select_fit(
+    given: Sequence[str], *, everywhere: bool, unfit: Callable[[Summary], str]
+) -> list[Summary]:
+    """Return the segments of these names and globs that a verb is for.
+
+    All are judged before anything is done. What a glob found is skipped if the verb is not for it.
+
+    Args:
+        given: The names and globs.
+        everywhere: As for `select`.
+        unfit: Why the verb is not for a segment; empty: it is.
+
+    Raises:
+        InvalidArgumentError: The verb is not for one that was named, or for none that was found.
+        Everything else as for `select`.
+    """
+    named, found, refused = exact(given), [], ""
+    for summary in summaries(select(given, everywhere=everywhere)):
+        why = unfit(summary)
+        if not why:
+            found.append(summary)
+            continue
+        refused = f"{summary.name.system_name}: {why}"
+        if summary.name.system_name in named:
+            raise InvalidArgumentError(refused)
+    if refused and not found:
+        raise InvalidArgumentError(refused)
+    return found
 
 
 def select_present(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from shmacc.inspection import SegmentName
+    from shmacc.inspection import SegmentName, Summary
     from shmacc_inspect.output.removals import Cancelling
 
 DESCRIPTION: Final = """\
@@ -40,16 +40,29 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc_inspect import naming  # late: see the package
+    from shmacc.errors import NotFoundError  # late: see the package
+    from shmacc_inspect import naming
     from shmacc_inspect.output import to_json
 
-    for name in naming.select(names, everywhere=everywhere):
-        answer = _cancel(name, yes=yes)
+    named = naming.exact(names)
+    for summary in naming.select_fit(names, everywhere=everywhere, unfit=_unfit):
+        try:
+            answer = _cancel(summary.name, yes=yes)
+        except NotFoundError:
+            if summary.name.system_name in named:
+                raise
+            continue  # a glob found it, and it is gone
         if json:
             print(to_json(answer))
             continue
         page.show(_lines(answer))
         page.write_line(_verdict(answer))
+
+
+def _unfit(summary: Summary) -> str:
+    """Return why a segment has no takes; empty: it may have."""
+    none = {"arrays": "shared arrays", "parameters": "parameters"}.get(summary.kind or "")
+    return f"nobody takes from {none}" if none else ""
 
 
 def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:

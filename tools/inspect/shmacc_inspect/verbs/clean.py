@@ -79,23 +79,27 @@ def run(
 def _leftovers(
     given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[inspection.Leftover]:
-    """List what is left of these. A name of nothing is no failure here: it is clean already."""
+    """List what is left of these. A glob that nothing matches is no failure: it is clean already.
+
+    Raises:
+        NotFoundError: There is nothing of a name without wildcards.
+    """
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming
 
     namespace = naming.scope(everywhere=everywhere)
-    found = {}
+    found: dict[str, inspection.Leftover] = {}
     for name in given:
         # A name is one segment, with its semaphores; a semaphore may also be named itself.
         exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
         pattern = inspection.resolve(name).system_name if exact else name
-        for leftover in inspection.leftovers(
-            pattern,
-            older_than=older_than,
-            namespace=None if exact else namespace,
-            private=private,
-        ):
-            found[leftover.file_name] = leftover
+        scope = None if exact else namespace
+        leftovers = inspection.leftovers(
+            pattern, older_than=older_than, namespace=scope, private=private
+        )
+        if exact and not leftovers and not inspection.leftovers(pattern):
+            naming.select([name], everywhere=everywhere)  # it may be in use
+        found |= {leftover.file_name: leftover for leftover in leftovers}
     return [found[file_name] for file_name in sorted(found)]
 
 

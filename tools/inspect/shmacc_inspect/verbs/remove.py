@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -40,11 +41,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc_inspect import naming  # late: see the package
+    from shmacc.errors import NotFoundError  # late: see the package
+    from shmacc_inspect import naming
     from shmacc_inspect.output import to_json
 
     found = naming.summaries(naming.select(names, everywhere=everywhere))
-    plan = [_planned(summary, force=force) for summary in found]
+    named = naming.exact(names)
+    plan = []
+    for summary in found:
+        try:
+            plan.append(_planned(summary, force=force))
+        except NotFoundError:  # what a glob found may be gone
+            if summary.name.system_name in named:
+                raise
     refused = any(planned.refused for planned, _ in plan)
     for planned, is_forcible in plan:
         answer = _carried_out(planned, force=force) if yes and not refused else planned
@@ -91,8 +100,11 @@ def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool
 
 def _carried_out(planned: Removal, *, force: bool) -> Removal:
     from shmacc import inspection
+    from shmacc.errors import NotFoundError
 
-    removed = inspection.remove(planned.name, force=force)
+    removed: tuple[str, ...] = ()
+    with contextlib.suppress(NotFoundError):  # it is gone, which is what was asked for
+        removed = inspection.remove(planned.name, force=force)
     return replace(planned, dry_run=False, would_remove=[], removed=list(removed))
 
 

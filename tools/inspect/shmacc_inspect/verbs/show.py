@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, options, page
@@ -30,6 +31,7 @@ _WITHOUT_ROWS: Final = {
     "arrays": "shared arrays have",
     "parameters": "parameters have",
 }
+_WITHOUT_SUMS: Final = {"arrays", "parameters"}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -66,19 +68,28 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect import describing, naming  # late: see the package
+    from shmacc.errors import NotFoundError  # late: see the package
+    from shmacc_inspect import describing, naming
     from shmacc_inspect.output import to_json
 
     failed = False
-    found = naming.summaries(naming.select(names, everywhere=everywhere))
-    for number, summary in enumerate(found):
-        answer, now = _look(summary, rows=rows, values=values)
+    shown, named = 0, naming.exact(names)
+    for summary in naming.select_fit(
+        names, everywhere=everywhere, unfit=partial(_unfit, rows=rows, values=values)
+    ):
+        try:
+            answer, now = _look(summary, rows=rows, values=values)
+        except NotFoundError:
+            if summary.name.system_name in named:
+                raise
+            continue  # a glob found it, and it is gone
+        shown += 1
         if json:
             print(to_json(answer))
         else:
             page.show(
                 [
-                    *([Cell("")] if number else []),
+                    *([Cell("")] if shown > 1 else []),
                     *describing.elements(answer, now, layout=layout),
                 ],
                 plain=ascii,
@@ -90,18 +101,24 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
+def _unfit(summary: inspection.Summary, *, rows: int, values: bool) -> str:
+    """Return why what is asked for cannot be shown of a segment; empty: it can."""
+    kind = summary.kind or ""
+    if rows and kind in _WITHOUT_ROWS:
+        return f"{_WITHOUT_ROWS[kind]} no rows to count"
+    return f"{_WITHOUT_ROWS[kind]} no sums" if values and kind in _WITHOUT_SUMS else ""
+
+
 def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[details.Details, float]:
     """Return what is there, and when."""
     from shmacc import inspection  # late: see the package
-    from shmacc.errors import DataLossError, InvalidArgumentError, PermissionDeniedError
+    from shmacc.errors import DataLossError, PermissionDeniedError
     from shmacc_inspect.output import details
     from shmacc_inspect.output.segments import Segment
 
     system_name = summary.name.system_name
     now = time.time()
     try:
-        if rows and summary.kind in _WITHOUT_ROWS:
-            raise InvalidArgumentError(f"{_WITHOUT_ROWS[summary.kind]} no rows to count")
         seen = inspection.describe(system_name)
         now = time.time()
         answer = details.Details.of(

@@ -11,7 +11,7 @@ from shmacc_inspect import failures, formatting, options, page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc.inspection import SegmentName
+    from shmacc.inspection import SegmentName, Summary
 
 DESCRIPTION: Final = """\
 Wait for a step, for gradients, or for the end of a segment.
@@ -93,7 +93,14 @@ def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list
 
     if condition[0] == "gone":  # so is what was never there
         return naming.select_present(given, everywhere=everywhere)
-    return naming.select(given, everywhere=everywhere)
+    fit = naming.select_fit(given, everywhere=everywhere, unfit=_unfit)
+    return [summary.name for summary in fit]
+
+
+def _unfit(summary: Summary) -> str:
+    """Return why a segment is not waited for; empty: it may be."""
+    none = {"arrays": "shared arrays", "parameters": "parameters"}.get(summary.kind or "")
+    return f"{none} are not waited for: they have no rounds" if none else ""
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
@@ -111,7 +118,7 @@ def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
 def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
     """Return what tells whether the condition holds for that segment."""
     from shmacc import inspection
-    from shmacc.errors import InvalidArgumentError, NotFoundError, ShmaccError
+    from shmacc.errors import NotFoundError, ShmaccError
 
     what, number = condition
 
@@ -130,10 +137,6 @@ def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
 
     def has_come_so_far() -> bool:
         seen = inspection.describe(name.system_name)
-        if seen.summary.kind in {"arrays", "parameters"}:
-            raise InvalidArgumentError(
-                f"{name.system_name!r} is the name of shared arrays, which have no steps"
-            )
         stats = seen.stats
         return (stats.global_step if what == "step" else stats.num_accumulated) >= number
 
