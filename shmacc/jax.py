@@ -1,8 +1,8 @@
-"""JAX's pytrees in and out of groups and shared arrays.
+"""JAX's pytrees in and out of groups, parameters and shared arrays.
 
 A group has members by name, and JAX has trees: parameters, gradients and the states of optimizers
 are nested dicts, lists, tuples and dataclasses of arrays. A `TreeSpec` is made of one tree and
-translates between the two. Groups and shared arrays stay what they are, with all their methods.
+translates between the two. Groups and `Parameters` stay what they are, with all their methods.
 
 Import it as ``import shmacc.jax``: ``import shmacc`` alone imports no JAX. JAX runs threads of its
 own, so start processes by spawn or a forkserver, not by fork.
@@ -86,11 +86,11 @@ class TreeSpec:
 
     @property
     def members(self) -> dict[str, TensorSpec]:
-        """The leaves by name, as `AccumulatorGroup` takes them; `SharedArrays` of zeros, too."""
+        """The leaves by name, as `AccumulatorGroup` takes them; `Parameters` of zeros, too."""
         return dict(self._members)
 
     def flatten(self, tree: Any) -> dict[str, Any]:
-        """Return a tree's leaves by name: for ``group.apply``, or as contents of `SharedArrays`.
+        """Return a tree's leaves by name: for ``group.apply``, or as contents of `Parameters`.
 
         Waits until JAX has computed them. On a CPU nothing is copied.
 
@@ -117,7 +117,7 @@ class TreeSpec:
         }
 
     def unflatten(self, named: GroupTaken | Mapping[str, Any]) -> Any:
-        """Return the tree of what a group's take handed out, or of shared arrays.
+        """Return the tree of what a group's take handed out, or of parameters.
 
         Every leaf is a new JAX array of the spec's dtype on the default device: a copy, which has
         been made when this returns. JAX takes for granted that an array never changes, and computes
@@ -125,7 +125,7 @@ class TreeSpec:
         shared memory, and would change when another process writes.
 
         Args:
-            named: What ``take``, ``round`` or ``snapshot`` of a group returned, or `SharedArrays`,
+            named: What ``take``, ``round`` or ``snapshot`` of a group returned, or `Parameters`,
                 or any mapping from name to array. A member that no gradient of the round had
                 becomes zeros; so do the rows of a sparse one that none had. To update only the
                 rows that there are, use ``named[name].indices`` and ``.values`` instead.

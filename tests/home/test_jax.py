@@ -299,3 +299,56 @@ def test_the_state_of_an_optimizer_is_a_tree_as_well() -> None:
         spec.store(state, shared)
         assert _equal(spec.unflatten(shared), state)
         shared.unlink()
+
+
+def test_a_tree_of_parameters_and_an_optimizers_state_survives_its_chief() -> None:
+    """Another chief goes on from what the first one's update left: as one that did not end."""
+    optimizer = optax.adam(0.1)
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    tree = {"params": params, "state": optimizer.init(params)}
+    whole, spec = TreeSpec(tree), TreeSpec({"params": params})
+    mean = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.5), params)
+
+    def lead(group: AccumulatorGroup, shared: shmacc.Parameters) -> bool:
+        with group.round(1, timeout=0) as taken:
+            now, got = whole.unflatten(shared), spec.unflatten(taken)["params"]
+            updates, state = optimizer.update(got, now["state"], now["params"])
+            after = {"params": optax.apply_updates(now["params"], updates), "state": state}
+            updated = shared.update(taken, whole.flatten(after))
+            if taken.step == 1 and updated:
+                raise ZeroDivisionError
+        return updated
+
+    with (
+        AccumulatorGroup(spec.members) as group,
+        shmacc.Parameters(whole.flatten(tree), "tree", unlink_on_close=True) as shared,
+        shmacc.Parameters.attach("tree") as other,
+    ):
+        for step in range(3):
+            assert group.apply(spec.flatten({"params": mean}), step)
+            if step == 1:
+                with pytest.raises(ZeroDivisionError):
+                    lead(group, shared)
+                assert not lead(group, other)  # it is in already
+            else:
+                assert lead(group, other)
+        expected, state = params, optimizer.init(params)
+        for _ in range(3):
+            updates, state = optimizer.update(mean, state, expected)
+            expected = optax.apply_updates(expected, updates)
+        assert _equal(whole.unflatten(shared), {"params": expected, "state": state})
+        assert shared.step == 3
+
+
+def test_an_optimizer_of_shmacc_updates_a_tree_in_place() -> None:
+    params = {"emb": jnp.ones((5, 2)), "w": jnp.ones(2)}
+    spec = TreeSpec(params, sparse=lambda name: "emb" in name)
+    with (
+        AccumulatorGroup(spec.members) as group,
+        shmacc.Parameters(spec.flatten(params), optimizer=shmacc.optim.SGD(0.5)) as shared,
+    ):
+        group.apply(spec.flatten({"emb": (jnp.array([3]), jnp.ones((1, 2))), "w": None}), 0)
+        with group.round(1, timeout=0) as taken:
+            shared.update(taken)
+        after = {"emb": params["emb"].at[3].set(0.5), "w": params["w"]}
+        assert _equal(spec.unflatten(shared), after)

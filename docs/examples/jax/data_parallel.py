@@ -2,6 +2,7 @@
 
 Each worker has half of the data and computes the gradient of its own half, with as much weight as
 it has images. The mean is the gradient over all data, so the result is that of one process.
+Parameters and the optimizer's state are one tree in shared memory, which each round updates whole.
 """
 
 import multiprocessing
@@ -43,20 +44,20 @@ def data(rank=None):  # all of it, or a worker's part
 
 
 def work(rank, group, shared):
-    spec = shmacc.jax.TreeSpec(jax.eval_shape(initial_params))
+    spec = shmacc.jax.TreeSpec({"params": jax.eval_shape(initial_params)})
     images, labels = data(rank)
     for step in group.steps(timeout=100):
-        params = spec.unflatten(shared)  # read when the step is known
-        grads = spec.flatten(gradient(params, images, labels))
+        params = spec.unflatten(shared)["params"]  # read when the step is known
+        grads = spec.flatten({"params": gradient(params, images, labels)})
         group.apply(grads, step, contributor=rank, weight=len(labels))
 
 
 def train():
     params = initial_params()
-    state = optimizer.init(params)
-    spec = shmacc.jax.TreeSpec(params)
+    tree = {"params": params, "state": optimizer.init(params)}
+    whole, spec = shmacc.jax.TreeSpec(tree), shmacc.jax.TreeSpec({"params": params})
     group = shmacc.AccumulatorGroup(spec.members)
-    shared = shmacc.SharedArrays(spec.flatten(params))
+    shared = shmacc.Parameters(whole.flatten(tree))
     context = multiprocessing.get_context("spawn")  # JAX has threads: no fork
     crew = [context.Process(target=work, args=(rank, group, shared)) for rank in range(WORKERS)]
     with group, shared:
@@ -64,9 +65,10 @@ def train():
             process.start()
         for _ in range(STEPS):
             with group.round(WORKERS, timeout=100) as taken:
-                updates, state = optimizer.update(spec.unflatten(taken), state, params)
-                params = optax.apply_updates(params, updates)
-                spec.store(params, shared)  # in the block: the step moves on when it ends
+                mean, now = spec.unflatten(taken)["params"], whole.unflatten(shared)
+                updates, state = optimizer.update(mean, now["state"], now["params"])
+                params = optax.apply_updates(now["params"], updates)
+                shared.update(taken, whole.flatten({"params": params, "state": state}))
         group.finish()
         for process in crew:
             process.join()
