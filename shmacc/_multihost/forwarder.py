@@ -245,7 +245,7 @@ class ForwarderCore:
         self._grants = self._refused = frozenset()
         if self._order is not None:
             if self._step == self._order.step:
-                self._refused = frozenset({NO_GRANT})  # who applied here waits for the next step
+                self._refused = frozenset({NO_GRANT})  # those who applied wait for the next
             self._fence, self._step = self._order.fence, self._order.step
             self._listed = self._order.listed
         self._count = 0

@@ -17,8 +17,9 @@
 //   Invariant: the current copy of a member is the one with the larger generation among those with at most the
 //              lane's. A copy with a greater generation is that of an operation that has not committed.
 //
-// One operation changes both: `restore` puts contents into the first lane, of a round that begins with them.
-// It holds all locks, and stores the RoundState first; that names the generation that the lane will have
+// Two operations change both: `restore` puts contents into the first lane, of a round that begins with them;
+// what changes parameters (update.hpp) commits their arrays with their step. Each holds all locks, and stores
+// the RoundState first; that names the generation that the lane will have
 // (RoundState::needs). Until the lane's commit, which is the commit of both, the RoundState before it counts. If
 // the process dies in between, `settle` takes the generation back, before the lane may reach that number.
 //
@@ -37,7 +38,8 @@
 // The first apply of a round finds a member of an older one: it starts with no rows, and writes over those,
 // which are void.
 // One kind of data is changed in place: rows that are added to; and rows of the current round that `restore` writes
-// the rows of its own over, whose index it builds in the region that is not current. For them there is an undo log:
+// the rows of its own over, whose index it builds in the region that is not current. (Arrays of parameters are, too: their log
+// is in saved_arrays.hpp, their argument in update.hpp.) For these rows there is an undo log:
 // `begin` stamps the lane's journal with the generation that the operation would become, `publish` stores how many
 // old rows are completely saved (by `restore` with their numbers, in a record of its own), and only then are these
 // rows changed.

@@ -1,5 +1,5 @@
 // What happened in a segment that somebody may ask about later: the last kEvents of it. For people; what ends a wait is
-// elsewhere (presence.hpp, Header::finished).
+// elsewhere (departures.hpp, Header::finished).
 //
 // A writer takes the next serial number and writes the entry that it leads to; the serial is stored last, and 0
 // before that, so a reader knows an entry that is being written, or was left half written by a death. If kEvents

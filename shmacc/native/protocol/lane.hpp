@@ -76,7 +76,7 @@ class Lane {
         store_relaxed(header_.journal.generation, state.generation + 1);
         store_barrier();
     }
-    // For who counts the complete undo records itself (rows/optimizers.hpp).
+    // For a caller that counts the complete undo records itself (rows/optimizers.hpp).
     uint64_t* published() { return &header_.journal.records; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {

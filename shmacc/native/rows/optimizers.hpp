@@ -2,8 +2,7 @@
 //
 // The formulas, in the order of their operations, stand in the docstrings of shmacc/optim.py; results are the same
 // to the bit for every width of vectors (no contraction to fused operations: CMakeLists.txt). Coefficients are
-// computed in double and rounded to the type of the array. A new optimizer is a rule here, a case in with_rule, a
-// number in OptimizerKind, and a class in optim.py.
+// computed in double and rounded to the type of the array.
 //
 // A row that is going to be changed is copied first, with its slots, and counted as copied; only then is it changed
 // (operations/update.hpp says why). Time goes to the cache misses of rows, so rows are fetched some turns ahead; the
@@ -33,7 +32,7 @@ struct TouchedArray {
 // Where entries are copied to before they are changed.
 struct Saving {
     unsigned char* to;  // aligned to kUndoAlign
-    uint64_t* saved;  // how many entries are completely copied, for who comes after a death
+    uint64_t* saved;  // how many entries are completely copied: these are put back after a death
     uint64_t count;
     bool streamed;
 };

@@ -320,7 +320,7 @@ struct QueueHead {
     uint64_t next_ticket;
     uint64_t cancelled_through;  // every ticket up to this one is cancelled
     uint64_t cancels;  // for takes that wait for the lock and have no ticket yet
-    uint32_t top;  // waiter entries from here on have never been used
+    uint32_t top;  // waiter entries from here on are free
     uint32_t progress;  // futex: changes with the step, and when a take or a waiter leaves
 };
 
@@ -423,7 +423,7 @@ enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits =
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// What a contributor's slot has instead of contributions: who applied with it. Greater than kNobodys.
+// What a contributor's slot has instead of contributions: the process that applied with it. Greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put it there
 
