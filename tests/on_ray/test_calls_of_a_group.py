@@ -24,7 +24,13 @@ from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, R
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
-from shmacc.errors import CancelledError, DeadlineExceededError, NotFoundError, WorkerDiedError
+from shmacc.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    WorkerDiedError,
+)
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
 from shmacc.ray._shard import ShardActor
@@ -114,6 +120,25 @@ def test_a_snapshot_in_a_block_shows_the_round(
         assert shown.count == 3
         assert shown["rows"].indices.tolist() == taken["rows"].indices.tolist()
         assert np.array_equal(shown["rows"].values, taken["rows"].values)
+
+
+def test_parameters_are_not_updated_from_a_round_over_hosts(
+    local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
+) -> None:
+    """Another chief would get other gradients after a death: such rounds are not final."""
+    contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
+    step = group.global_step
+    assert local[1].apply(gradient(1), step)
+    with (
+        shmacc.Parameters(contents, optimizer=shmacc.optim.SGD(0.1)) as params,
+        group.round(1, timeout=60) as taken,
+    ):
+        for call in (params.update, params.skip):
+            with pytest.raises(FailedPreconditionError, match=r"shmacc\.ray, which are over many"):
+                call(taken)
+        assert params.step == 0
+        np.testing.assert_array_equal(params["rows"], contents["rows"])
+    assert group.global_step == step + 1
 
 
 def test_cancel_ends_the_waits_of_all_chiefs(group: shmacc.ray.AccumulatorGroup) -> None:
