@@ -258,7 +258,10 @@ def _of_the_next_version(path: Path) -> None:
 )
 def test_another_version_says_so(make: Callable[[Path], None], version: int) -> None:
     make(_path("odd"))
-    words = f"layout version {version}; this one reads version {layout.VERSION}"
+    reader = "shmacc 1.0" if version == 1 else "a newer shmacc"
+    words = (
+        f"layout version {version}, which {reader} reads; this one reads version {layout.VERSION}"
+    )
     opened: tuple[Callable[[str], Any], ...] = (
         shmacc.attach,
         lambda name: ConditionalAccumulator("f4", (), name),
