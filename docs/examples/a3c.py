@@ -2,9 +2,10 @@
 
 Actors walk through a maze, each at its own pace, and apply a gradient after each stretch, whatever
 the step is by then (`NEVER_STALE`). The chief's round takes what has come, and updates the
-parameters in place. An actor may read them while they are updated: asynchronous training bears
-that, its gradients are a little old anyway. For synchronous training (A2C) apply with the step that
-the parameters belong to, follow it with `steps`, and take `round(ACTORS)`.
+parameters in place, by RMSprop. An actor may read them while they are updated: asynchronous
+training bears that, its gradients are a little old anyway. With `capacity` they are not much older,
+and actors whose chief is gone wait for room, and end. For synchronous training (A2C) apply with the
+step that the parameters belong to, follow it with `steps`, and take `round(ACTORS)`.
 """
 
 import multiprocessing
@@ -16,6 +17,7 @@ ACTORS, UPDATES, STRETCH, DISCOUNT = 3, 700, 20, 0.95
 MAZE = ["S.#.", "..#.", ".#..", "...G"]  # from S to G are six steps, down along the left
 SIDE = len(MAZE)
 MOVES = [(0, 1), (1, 0), (0, -1), (-1, 0)]
+OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
 LAYERS = {"actor": [SIDE * SIDE, 32, 32, 32, len(MOVES)], "critic": [SIDE * SIDE, 32, 32, 32, 1]}
 
 
@@ -89,19 +91,13 @@ def walk(params, place, random):
 
 def act(rank):
     random, place, stretch = np.random.default_rng(rank), 0, 0
-    with shmacc.attach("a3c") as group, shmacc.SharedArrays.attach("a3c.params") as params:
+    with shmacc.attach("a3c") as group, shmacc.Parameters.attach("a3c.params") as params:
         while group.running:
             place, gradient = walk(params, place, random)
             # Applied once, even if an actor that is started in another's place applies it again.
-            group.apply(gradient, shmacc.NEVER_STALE, contributor=stretch * ACTORS + rank)
+            number = stretch * ACTORS + rank
+            group.apply(gradient, shmacc.NEVER_STALE, contributor=number, timeout=60)
             stretch += 1
-
-
-def update(params, squares, taken):
-    """Take a step of RMSProp, in place."""
-    for name, part in taken.items():
-        squares[name] = 0.99 * squares[name] + 0.01 * part.value**2
-        params[name] -= 0.003 * part.value / (np.sqrt(squares[name]) + 1e-5)
 
 
 def steps_to_the_goal(params):
@@ -118,19 +114,18 @@ if __name__ == "__main__":
     start = {name: random.normal(size=shape) / np.sqrt(shape[0]) for name, shape in shapes()}
     for name in start:
         start[name] *= "weights" in name  # biases start as zeros
-    members = {name: shmacc.TensorSpec(shape, "float64") for name, shape in shapes()}
-    squares = dict.fromkeys(members, 0.01)
+    rmsprop = shmacc.optim.RMSprop(0.003, rho=0.99, epsilon=1e-6)
     with (
-        shmacc.SharedArrays(start, "a3c.params", unlink_on_close=True) as params,
-        shmacc.AccumulatorGroup(members, "a3c", unlink_on_close=True) as group,
+        shmacc.Parameters(start, "a3c.params", optimizer=rmsprop, **OURS) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), "a3c", capacity=ACTORS, **OURS) as group,
         multiprocessing.get_context("spawn").Pool(ACTORS) as pool,
     ):
         actors = pool.map_async(act, range(ACTORS))
         for _ in range(UPDATES):
-            with group.round(1, timeout=60) as taken:
-                update(params, squares, taken)
+            with group.round(1, timeout=60, on_death="raise") as taken:
+                params.update(taken)
         group.finish()
         actors.get(timeout=60)
         stats = group.stats()
-        print(f"{stats.applied} gradients of {len(members)} tensors, {stats.takes} updates")
+        print(f"{stats.applied} gradients of {len(params)} tensors, {stats.takes} updates")
         assert steps_to_the_goal(params) == 6

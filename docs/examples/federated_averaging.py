@@ -26,7 +26,7 @@ def train(weights, client):
 
 
 def be_client(region, client):
-    with shmacc.attach(region) as group, shmacc.SharedArrays.attach("model") as model:
+    with shmacc.attach(region) as group, shmacc.Parameters.attach("model") as model:
         for step in group.steps(timeout=60):
             mine = {"weights": train(model["weights"], client)}
             group.apply(mine, step, contributor=client, weight=SAMPLES[client])
@@ -41,7 +41,7 @@ def lead(model, regions, root):
         with root.round(len(SAMPLES)) as taken:
             assert taken.contributors.tolist() == [0, 1, 2, 3, 4]
             assert taken.weight == sum(SAMPLES)
-            model["weights"] = taken["weights"].value
+            model.update(taken, {"weights": taken["weights"].value})  # the mean is the model
         yield model["weights"].copy()
         for region in regions.values():
             region.advance_step(root.global_step)  # only now clients read the model
@@ -51,7 +51,7 @@ def lead(model, regions, root):
 
 if __name__ == "__main__":
     with (
-        shmacc.SharedArrays({"weights": np.zeros(FEATURES)}, "model", **OURS) as model,
+        shmacc.Parameters({"weights": np.zeros(FEATURES)}, "model", **OURS) as model,
         shmacc.AccumulatorGroup(MEMBERS, "east", **OURS) as east,
         shmacc.AccumulatorGroup(MEMBERS, "west", **OURS) as west,
         shmacc.AccumulatorGroup(MEMBERS) as root,

@@ -6,25 +6,25 @@ import numpy as np
 import shmacc
 
 WORKERS, STEPS, TRUTH = 4, 200, np.array([3.0, -1.0, 0.5])
+OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
 
 
 def work(rank):
     inputs = np.random.default_rng(rank).normal(size=(100, 3))  # this worker's data
-    with shmacc.attach("line") as group, shmacc.SharedArrays.attach("line.params") as params:
-        for step in group.steps(timeout=60):
+    with shmacc.attach("line") as group, shmacc.Parameters.attach("line.params") as params:
+        for step in group.steps(timeout=60, on_death="raise"):
             error = inputs @ params["weights"] - inputs @ TRUTH
             group.apply({"weights": inputs.T @ error / 100}, step, contributor=rank)
 
 
 if __name__ == "__main__":
-    members = {"weights": shmacc.TensorSpec((3,), "float64")}
-    params = shmacc.SharedArrays({"weights": np.zeros(3)}, "line.params", unlink_on_close=True)
-    with params, shmacc.AccumulatorGroup(members, "line", unlink_on_close=True) as group:
+    start, sgd = {"weights": np.zeros(3)}, shmacc.optim.SGD(0.1)
+    params = shmacc.Parameters(start, "line.params", optimizer=sgd, **OURS)
+    with params, shmacc.AccumulatorGroup(params.member_specs(), "line", **OURS) as group:
         with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-            workers = pool.map_async(work, range(WORKERS))
+            pool.map_async(work, range(WORKERS))
             for _ in range(STEPS):
-                with group.round(WORKERS, timeout=60) as taken:
-                    params["weights"] -= 0.1 * taken["weights"].value
+                with group.round(WORKERS, timeout=60, on_death="raise") as taken:
+                    params.update(taken)
             group.finish()
-            workers.get(timeout=60)
         np.testing.assert_allclose(params["weights"], TRUTH, atol=1e-6)

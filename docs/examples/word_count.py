@@ -41,7 +41,12 @@ def count(piece):
 if __name__ == "__main__":
     with (
         shmacc.SparseConditionalAccumulator(
-            "int64", (None,), "words", reduction_type="SUM", unlink_on_close=True
+            "int64",
+            (None,),
+            "words",
+            reduction_type="SUM",
+            if_exists="replace",
+            unlink_on_close=True,
         ) as acc,
         multiprocessing.get_context("spawn").Pool(4) as pool,
     ):

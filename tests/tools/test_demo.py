@@ -56,7 +56,7 @@ def number_of(what: str, output: str) -> int:
 def test_it_is_short() -> None:
     modules = [TOOLS / "demo.py", *(TOOLS / "shmacc_demo").glob("*.py")]
     assert len(modules) <= 5
-    assert sum(len(module.read_text().splitlines()) for module in modules) <= 400
+    assert sum(len(module.read_text().splitlines()) for module in modules) <= 395
 
 
 def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) -> None:
@@ -82,20 +82,20 @@ def test_the_gradient_is_the_slope_of_the_loss(text: Arrays, table: str) -> None
     plan = Plan(width=8, spans=4, span=32, draws=32)
     batches, state = Batches(text, plan), model.start(len(text["counts"]), plan)
     random = np.random.default_rng(1)
-    for values, _ in state.values():
+    for values in state.values():
         values[:] = random.normal(0, 0.5, values.shape)
-    moved = state[table][0]
+    moved = state[table]
     rows, values = batches.gradient(state, 0, 0)[table]
     slopes = np.zeros_like(moved)
     slopes[rows] = values
 
-    direction = random.normal(0, 1, moved.shape).astype(np.float32)
-    start, width = moved.copy(), np.float32(1e-2)
+    direction = random.normal(0, 1, moved.shape)
+    start, width = moved.copy(), 1e-2
     moved[:] = start + width * direction
     ahead = batches.gradient(state, 0, 0)["figures"][0]
     moved[:] = start - width * direction
     behind = batches.gradient(state, 0, 0)["figures"][0]
-    slope = float(ahead - behind) / (2 * float(width))
+    slope = float(ahead - behind) / (2 * width)
     assert slope == pytest.approx(float(np.vdot(direction, slopes)), rel=0.02)
 
 
@@ -106,17 +106,17 @@ def test_processes_come_to_the_parameters_of_one_process() -> None:
 
 
 def test_workers_killed_while_applying_change_nothing() -> None:
-    output = run("--workers", "2", "--steps", "40", "--kill", "--check")
+    output = run("--workers", "2", "--steps", "20", "--kill", "--check")
     assert "the same vectors, to the bit" in output
     assert number_of("processes killed", output) > 0
-    assert number_of("taken", output) == 80
+    assert number_of("taken", output) == 40
 
 
 def test_chiefs_killed_within_rounds_change_nothing() -> None:
-    output = run("--workers", "2", "--steps", "40", "--kill-chief", "--check")
+    output = run("--workers", "2", "--steps", "100", "--kill-chief", "--check")
     assert "the same vectors, to the bit" in output
     assert number_of("rounds handed out again", output) > 0
-    assert number_of("taken", output) == 80
+    assert number_of("taken", output) == 200
 
 
 def test_backups_let_the_chief_go_on_without_stragglers() -> None:

@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     print("\nNearest neighbours")
     for word in asked.word or words[50:350:30]:
-        print(f"{word:>15}: {', '.join(neighbours(words, text, found['inputs'][0], word))}")
+        print(f"{word:>15}: {', '.join(neighbours(words, text, found['inputs'], word))}")
     print(f"{report}.\nThe books balance: each gradient was taken exactly once.")
     if asked.plot:
         plot(asked.plot, found["figures"])

@@ -2,10 +2,8 @@
 
 Each node has an address and a namespace of names in shared memory of its own, so no segment of one
 is seen on another. On each node a worker process attaches to the node's segments (it is
-demo_ray_worker.py, which does not import Ray). This process is the chief.
-
-The parameters of step s are in copy s % 2, as in the demo on one host. A copy was last written two
-steps ago, so the rows of two rounds have changed in it: these are published.
+demo_ray_worker.py, which does not import Ray). This process is the chief. It updates the parameters
+with NumPy, since `shmacc.Parameters` are of one host, and publishes the rows that have changed.
 """
 
 import argparse
@@ -18,7 +16,7 @@ import uuid
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -29,11 +27,8 @@ import numpy as np
 
 from demo import curve, show
 from shmacc import IndexedSlicesSpec, TensorSpec
-from shmacc_demo.model import TABLES, Arrays, Plan, read, start, update
+from shmacc_demo.model import SQUARES, TABLES, Arrays, Plan, read, start, update
 from shmacc_demo.training import train
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 HOSTS = 3
 WORKER = Path(__file__).with_name("demo_ray_worker.py").resolve()
@@ -116,20 +111,18 @@ def lead(plan: Plan, text: Arrays, environments: list[dict[str, str]]) -> tuple[
     import shmacc.ray  # as in start_cluster
 
     words, name = len(text["counts"]), "demo"
-    now, then = start(words, plan), start(words, plan)
+    tables = start(words, plan)
+    squares = {table: np.full_like(values, SQUARES) for table, values in tables.items()}
     members = {
         "inputs": IndexedSlicesSpec((words, plan.width), "float64"),
         "outputs": IndexedSlicesSpec((words, plan.width), "float64"),
         "bias": IndexedSlicesSpec((words,), "float64"),
         "figures": TensorSpec((2,), "float64", reduction_type="SUM"),
     }
-    copies = {f"{table} {copy}": now[table][0] for table in TABLES for copy in (0, 1)}
-    figures = np.zeros((plan.steps, 2))
-    before: dict[str, NDArray[Any]] = {table: np.empty(0, np.int64) for table in TABLES}
-    sent = 0
+    figures, sent = np.zeros((plan.steps, 2)), 0
     with ExitStack() as stack:
         shared = shmacc.ray.PublishedArrays(
-            {**copies, **text}, f"{name}.arrays", unlink_on_close=True
+            {**tables, **text}, f"{name}.arrays", unlink_on_close=True
         )
         stack.enter_context(shared)
         group = shmacc.ray.AccumulatorGroup(
@@ -147,24 +140,18 @@ def lead(plan: Plan, text: Arrays, environments: list[dict[str, str]]) -> tuple[
             with group.round(plan.workers, timeout=120) as taken:
                 part: Any = taken  # of the kinds that `members` says
                 means = {table: (part[table].indices, part[table].values) for table in TABLES}
-                update(now, then, means, step, plan)
-                now, then = then, now
+                update(shared, squares, means, plan.rate_at(step))
+                shared.publish({table: rows for table, (rows, _) in means.items()})
                 figures[step] = part["figures"].value
-                changed = {}
-                for table, (rows, _) in means.items():
-                    both = np.union1d(rows, before[table])
-                    copy = f"{table} {(step + 1) % 2}"
-                    shared[copy][both] = now[table][0][both]
-                    changed[copy], before[table] = both, rows
-                    sent += len(both)
-                shared.publish(changed)
+                sent += sum(len(rows) for rows, _ in means.values())
             show(plan, step + 1, {"figures": figures}, f"{HOSTS} hosts")
         counters = group.counters()
+        tables = {table: shared[table].copy() for table in TABLES}
     report = (
         f"{counters['gradients']:,} gradients in {counters['rounds']:,} rounds; {sent:,} rows of "
         f"parameters were published to each of {HOSTS - 1} other hosts"
     )
-    return {**now, "figures": figures}, report
+    return {**tables, "figures": figures}, report
 
 
 if __name__ == "__main__":

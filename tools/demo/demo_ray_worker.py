@@ -3,7 +3,7 @@
 import sys
 
 import shmacc
-from shmacc_demo.model import TABLES, Batches, Plan
+from shmacc_demo.model import Batches, Plan
 
 
 def main(name: str, rank: int, workers: int, steps: int) -> None:
@@ -16,8 +16,7 @@ def main(name: str, rank: int, workers: int, steps: int) -> None:
         plan = Plan(workers, steps=steps)
         batches, step = Batches(shared, plan), group.global_step
         while step < plan.steps:
-            state = {table: shared[f"{table} {step % 2}"][None] for table in TABLES}
-            group.apply(batches.gradient(state, step, rank), step, contributor=rank)
+            group.apply(batches.gradient(shared, step, rank), step, contributor=rank)
             step = group.wait_step(step, timeout=120)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TABLES = ("inputs", "outputs", "bias")
+SQUARES = 0.1  # what Adagrad's accumulators start as
 Arrays = Mapping[str, NDArray[Any]]
 
 _WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
@@ -42,6 +43,10 @@ class Plan:
         if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):
             raise ValueError("needed are a step, more workers than backups, and no negative number")
 
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step; it falls to nothing."""
+        return self.rate * (1 - step / self.steps)
+
 
 def read(path: Path | None) -> tuple[list[str], Arrays]:
     """Read a text (the language reference): its words, their counts, and itself as numbers."""
@@ -57,12 +62,11 @@ def read(path: Path | None) -> tuple[list[str], Arrays]:
     return list(counts), {"counts": np.array([*counts.values()]), "stream": stream}
 
 
-def start(words: int, plan: Plan) -> Arrays:
-    """Return the state that training starts from: of each table values, and Adagrad's squares."""
+def start(words: int, plan: Plan) -> dict[str, NDArray[Any]]:
+    """Return the tables that training starts from."""
     noise = np.random.default_rng(plan.seed).random((words, plan.width)) - 0.5
-    inputs = (noise / np.sqrt(plan.width)).astype(np.float32)
-    tables = {"inputs": inputs, "outputs": 0 * inputs, "bias": 0 * inputs[:, 0]}
-    return {name: np.stack([table, np.full_like(table, 0.1)]) for name, table in tables.items()}
+    inputs = noise / np.sqrt(plan.width)
+    return {"inputs": inputs, "outputs": 0 * inputs, "bias": 0 * inputs[:, 0]}
 
 
 class Batches:
@@ -76,8 +80,9 @@ class Batches:
     def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
         """Differentiate: of each table `(rows, values)`; "figures" are the loss and the pairs."""
         centers, targets, pairs, noise = self._draw(step, worker)
-        inputs, outputs = state["inputs"][0, centers], state["outputs"][0, targets]
-        scores = inputs @ outputs.T + state["bias"][0, targets]
+        inputs, outputs = state["inputs"][centers], state["outputs"][targets]
+        inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # to be quicker
+        scores = inputs @ outputs.T + state["bias"][targets].astype(np.float32)
         np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s is at its limit before
         inverse = 1 + np.exp(-scores)  # 1 / s(score)
         slope = (pairs + noise) / inverse - pairs
@@ -119,11 +124,8 @@ def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.rint(values.astype(np.float64) * 2.0**30) / 2.0**30
 
 
-def update(old: Arrays, new: Arrays, means: Mapping[str, Any], step: int, plan: Plan) -> None:
-    """Take a step of Adagrad: write the next state into `new`. The rate falls to nothing."""
-    rate = np.float32(plan.rate * (1 - step / plan.steps))
+def update(tables: Arrays, squares: Arrays, means: Mapping[str, Any], rate: float) -> None:
+    """Do in NumPy what `shmacc.optim.Adagrad` does: to check it, and where parameters travel."""
     for table, (rows, slope) in means.items():
-        new[table][...] = old[table]
-        values, squares = new[table]
-        squares[rows] += slope**2
-        values[rows] -= rate * slope / np.sqrt(squares[rows])
+        squares[table][rows] += slope**2
+        tables[table][rows] -= rate * slope / np.sqrt(squares[table][rows])
