@@ -52,7 +52,8 @@ class Campaign:
             [partial(job, books, plan, _NAME, slot) for slot, job in enumerate(jobs)]
         )
         self._toll = Toll()
-        self._finishes = random.random() < _FINISHED
+        # A chief that restores what it holds, as these do, would start the run again.
+        self._finishes = not plan.chief and random.random() < _FINISHED
         plan.create(_NAME).close()
 
     @property
