@@ -1,7 +1,7 @@
 // Updates of parameters: atomic, and once a round, whichever process dies at whichever instant.
 //
-// Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits; an
-// update makes four, in this order, under the parameters' lock but for the last one:
+// Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits. An
+// update takes four steps, in this order, under the parameters' lock but for the last one:
 //
 //   1  RoundState of the accumulator: final, the update has begun. The round keeps exactly these gradients from here
 //      on: an exception, a close and the holder's death leave it sealed, and the next round hands them out again.
@@ -357,24 +357,24 @@ class Update : public Operation {
         if (!ArraysSession(segment_, deadline, interruption_).held()) deadline_exceeded();
     }
 
-    struct Place {
+    struct ArrayCopy {
         uint32_t array;
         uint32_t region;  // in kArrayRegions
         void* to;
         uint64_t bytes;
     };
     // Copies arrays; returns the step that they are of. updates: of each array.
-    int64_t read(const std::vector<Place>& places, std::vector<int64_t>& updates, int64_t deadline) {
+    int64_t read(const std::vector<ArrayCopy>& copies, std::vector<int64_t>& updates, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ArraysSession session(segment_, deadline, interruption_);
         if (!session.held()) deadline_exceeded();
-        for (const Place& place : places) {
-            Member array = session.array(place.array);
-            const uint32_t region = kArrayRegions[place.region];
-            if (place.bytes > array.state.reserved[region])
+        for (const ArrayCopy& copy : copies) {
+            Member array = session.array(copy.array);
+            const uint32_t region = kArrayRegions[copy.region];
+            if (copy.bytes > array.state.reserved[region])
                 data_loss("an array is larger than what is reserved for it");
-            const auto* from = array.array<unsigned char>(region, place.bytes);
-            if (place.bytes) std::memcpy(place.to, from, place.bytes);
+            const auto* from = array.array<unsigned char>(region, copy.bytes);
+            if (copy.bytes) std::memcpy(copy.to, from, copy.bytes);
         }
         for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
             updates.push_back(session.array(i).state.count);

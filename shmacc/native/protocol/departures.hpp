@@ -47,7 +47,7 @@ class Departures {
         : file_(mapping.file()), presence_(presence),
           table_(mapping, kDepartedRegion, kMaxDeparted, header.departed_top) {}
 
-    // This process has failed. It may go on.
+    // This process, which is attached, has failed. It may go on.
     void fail(const std::string& reason) {
         // Before it counts: a process that finds the failure finds the reason.
         write_reason(file_, presence_.index(), identity_of(presence_.token()), reason);

@@ -81,7 +81,7 @@ An exception of a signal handler comes before that, or after it, but not in betw
 
 Raises:
     FailedPreconditionError: The round has ended before its block: by a new step (``advance_step``,
-        ``set_global_step``), or since the handle was closed.
+        ``set_global_step``, ``restore``), or since the handle was closed.
 )");
 
     nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots));

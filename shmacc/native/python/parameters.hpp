@@ -90,7 +90,7 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& places, std::op
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
     std::vector<std::unique_ptr<ArrayBuffer<unsigned char>>> views;
-    std::vector<Update::Place> asked;
+    std::vector<Update::ArrayCopy> asked;
     for (const nb::handle item : places) {
         const auto [array, region, to] = nb::cast<std::tuple<uint32_t, uint32_t, nb::object>>(item);
         if (array >= segment->config().members || region >= std::size(kArrayRegions))

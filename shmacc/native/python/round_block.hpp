@@ -58,8 +58,8 @@ class RoundBlock {
             give_up();
         else if (!consume())
             throw Error(Failure::kFailedPrecondition,
-                        "The round was ended before its block: by advance_step or set_global_step, which do "
-                        "not wait for it, or by a fork (it is the parent's)");
+                        "The round was ended before its block: by advance_step, set_global_step or restore, "
+                        "which do not wait for it, or by a fork (it is the parent's)");
     }
 
     // For coroutines.

@@ -165,13 +165,10 @@ class Presence {
         return Claim::kFull;
     }
 
-    // The process has failed, and does not leave for that. Whether it had applied or taken.
-    bool fail() {
-        if (!claimed()) return false;
+    // The process, which is attached, has failed, and does not leave for that.
+    void fail() {
         Participant& entry = own();
-        if (!has_applied(entry) && !has_taken(entry)) return false;
-        store(entry.failures, entry.failures + 1);
-        return true;
+        if (has_applied(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }
     // The process ends, while threads of it may go on until it has.
     void end(bool failed) {
