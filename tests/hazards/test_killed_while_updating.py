@@ -88,6 +88,8 @@ def test_new_contents_are_computed_from_whole_arrays() -> None:
     with killing.begun(killing.images(scene), scene.act) as child, Apart(_stand_by) as chief:
         chief.hear()
         _until_something_is_saved(child)
+        while killing.contents() == before:
+            child.step()
         child.kill()
         chief.say()
         torn, in_block, after = chief.result()

@@ -158,7 +158,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
         Whether the update was in.
     """
     before, after, after_more = known
-    touched = _contents() != contents_in(before)
+    touched = contents() != contents_in(before)
     with AccumulatorGroup.attach(GROUP) as group:
         accepted = group.apply(gradient(3), 1)
         # A gradient counts only if nothing that it may have been computed from was changed.
@@ -181,7 +181,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
     return was_in
 
 
-def _contents() -> list[bytes]:
+def contents() -> list[bytes]:
     """What the arrays have, torn or not, whoever looks."""
     found = []
     with SegmentFile(paths()[0]) as file:
