@@ -108,7 +108,7 @@ def test_a_run_of_coroutines() -> None:
                         group.finish()
             return []
 
-        return await asyncio.gather(lead(), _work_async(0), _work_async(1))
+        return list(await asyncio.gather(lead(), _work_async(0), _work_async(1)))
 
     with AccumulatorGroup({"w": TensorSpec((), "f8")}, NAME, unlink_on_close=True) as group:
         assert asyncio.run(run(group))[1:] == [[True] * 5, [True] * 5]

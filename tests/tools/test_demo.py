@@ -56,7 +56,7 @@ def number_of(what: str, output: str) -> int:
 def test_it_is_short() -> None:
     modules = [TOOLS / "demo.py", *(TOOLS / "shmacc_demo").glob("*.py")]
     assert len(modules) <= 5
-    assert sum(len(module.read_text().splitlines()) for module in modules) <= 395
+    assert sum(len(module.read_text().splitlines()) for module in modules) <= 400
 
 
 def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) -> None:

@@ -5,8 +5,8 @@
 // computed in double and rounded to the type of the array.
 //
 // Rows that are going to be changed are copied first, some at a time, with their slots, and counted as copied; only
-// then are they changed (operations/update.hpp says why). Time goes to the cache misses of rows, so rows are fetched some turns ahead; the
-// copies, which nobody reads but after a death, are streamed past the caches if they are many.
+// then are they changed (operations/update.hpp says why). Time goes to the cache misses of rows, so rows are fetched
+// some turns ahead; the copies, which nobody reads but after a death, are streamed past the caches if they are many.
 #pragma once
 
 #include <cmath>

@@ -86,7 +86,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
 
 class _Crew:  # the chief and the workers, a process each
     def __init__(self, group: AccumulatorGroup, *more: Any) -> None:
-        self._name, self.killed = group.shared_name, 0
+        self._group, self.killed = group, 0
         self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
         self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
         self._processes = {rank: self._start(rank) for rank in self._jobs}
@@ -110,11 +110,15 @@ class _Crew:  # the chief and the workers, a process each
     def kill(self, rank: int) -> None:
         """Kill a chief within a round, a worker within an apply or after it, if caught there."""
         process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
-        for pid in [process.pid or 0] * 1000:  # it may be starting, or wait for others who are
+        tries = 20 if rank == CHIEF else 1000  # it may be starting, or wait for others that are
+        for pid in [process.pid or 0] * tries:
             if not process.is_alive():
                 return  # its work is done
+            soon = time.monotonic() + 0.1 * (rank == CHIEF)  # its rounds are short
+            while time.monotonic() < soon and self._group.stats().round_pid != pid:
+                time.sleep(0.0001)
             os.kill(pid, signal.SIGSTOP)  # so that it is still at it when we have looked
-            found = inspection.describe(self._name)
+            found = inspection.describe(self._group.shared_name)
             at_it = [one.pid for one in found.processes if one.activity == doing]
             if pid in (*at_it, found.stats.round_pid):
                 break
