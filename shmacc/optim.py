@@ -72,6 +72,17 @@ class Optimizer:
         """Return what it keeps of each element, in order."""
         return ()
 
+    def check_rate(self, rate: float, smallest: float) -> None:
+        """Refuse a learning rate that is too small for this optimizer.
+
+        Args:
+            rate: Not negative.
+            smallest: The smallest normal number of the array's dtype.
+
+        Raises:
+            InvalidArgumentError: It is; for `Ftrl`, which divides by it.
+        """
+
     def config(self) -> tuple[int, tuple[float, ...]]:
         """Return it as the extension takes it: its number, and its fields in order."""
         numbers = tuple(float(getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -247,6 +258,14 @@ class Ftrl(Optimizer):
     def slots(self) -> tuple[Slot, ...]:
         """Return ``accumulator`` and ``linear``."""
         return Slot("accumulator", self.initial_accumulator_value), Slot("linear")
+
+    def check_rate(self, rate: float, smallest: float) -> None:
+        """Refuse one whose reciprocal the array's dtype does not have."""
+        if rate < smallest:
+            raise InvalidArgumentError(
+                f"learning_rate must be positive for Ftrl, and at least {smallest:.3g} in the "
+                f"array's dtype, but was {rate:g}"
+            )
 
 
 def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:

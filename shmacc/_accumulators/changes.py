@@ -106,9 +106,15 @@ class Change(NamedTuple):
 
 
 def of_update(
-    known: Mapping[str, Array], gradients: Mapping[str, Any], values: object
+    known: Mapping[str, Array], gradients: Mapping[str, Any], values: object, rate: float | None
 ) -> list[Change]:
     """Return the changes that gradients and new contents make, in the order of the arrays.
+
+    Args:
+        known: The arrays.
+        gradients: Of a round.
+        values: New contents.
+        rate: The learning rate; None: the optimizers' own, which were checked.
 
     Raises:
         InvalidArgumentError: One of them does not fit its array, or there is no such array.
@@ -126,16 +132,18 @@ def of_update(
         if name in values:
             made.append(_contents(array, values[name]))
         elif name in gradients:
-            made.append(_gradient(array, gradients[name]))
+            made.append(_gradient(array, gradients[name], rate))
     return made
 
 
-def _gradient(array: Array, taken: SparseTaken | DenseTaken) -> Change:
+def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None) -> Change:
     if array.optimizer is None:
         raise InvalidArgumentError(
             f"Array {array.name!r} has no optimizer, so its gradient can change nothing: give its "
             "new contents in values"
         )
+    if rate is not None:
+        array.optimizer.check_rate(rate, float(np.finfo(array.dtype).tiny))
     if isinstance(taken, DenseTaken):
         _check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)

@@ -218,9 +218,7 @@ class Parameters(SharedArrays):
         found, gradients = self._round_of(taken)
         rate, seconds = optim.learning_rate(learning_rate), arguments.timeout(timeout)
         arrays = {array.name: array for array in self._arrays}
-        made = changes.of_update(arrays, gradients, {} if values is None else values)
-        if rate == 0 and any(type(array.optimizer) is optim.Ftrl for array in self._arrays):
-            raise InvalidArgumentError("learning_rate must be positive for Ftrl, but was 0")
+        made = changes.of_update(arrays, gradients, {} if values is None else values, rate)
         return self._commit(found, made, rate, seconds)
 
     def skip(
@@ -403,6 +401,7 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
             "An array with an optimizer has dtype float32 or float64, but array "
             f"{name!r} has {dtype}"
         )
+    optimizer.check_rate(optimizer.learning_rate, float(np.finfo(array.spec.dtype.numpy).tiny))
     return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
 
 

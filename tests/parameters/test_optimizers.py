@@ -145,3 +145,26 @@ def test_they_differ_by_class_and_numbers() -> None:
 def test_bad_numbers_are_refused(make: object, what: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=what):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [("float32", 1e-39), ("float64", 1e-310)])
+def test_ftrl_refuses_a_rate_by_which_it_cannot_divide(dtype: str, rate: float) -> None:
+    """In the array's dtype; and of the arrays that are updated, no others."""
+    contents = {"a": np.ones(2, dtype), "b": np.ones(2, dtype)}
+    with pytest.raises(errors.InvalidArgumentError, match=r"learning_rate .* Ftrl, and at least"):
+        Parameters(contents, optimizer=optim.Ftrl(rate))
+    by = {"a": optim.SGD(1.0), "b": optim.Ftrl(1.0)}
+    with (
+        Parameters(contents, optimizer=by) as params,
+        AccumulatorGroup(params.member_specs()) as group,
+    ):
+        group.apply({"a": contents["a"], "b": contents["b"]}, 0)
+        with group.round(1) as taken:
+            for bad in (rate, 0.0):
+                with pytest.raises(errors.InvalidArgumentError, match="at least"):
+                    params.update(taken, learning_rate=bad)
+            assert params.update(taken)
+        group.apply({"a": contents["a"]}, 1)
+        with group.round(1) as taken:
+            assert params.update(taken, learning_rate=0.0), "it is an SGD's"
+        assert np.isfinite(params["b"]).all()
