@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from shmacc._layout.reports import (
     TableState,
     Waiter,
 )
+
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 # The layout (layout.hpp); shmacc.layout gives it out.
 VERSION: int
@@ -156,7 +158,7 @@ class RoundBlock:
         raise_departures: bool,
     ) -> None: ...
 
-class Round(RoundBlock):
+class Round(RoundBlock, Generic[_Result_co]):
     def __init__(
         self,
         handle: Handle,
@@ -166,7 +168,7 @@ class Round(RoundBlock):
         timeout: float | None,
         raise_departures: bool,
     ) -> None: ...
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> _Result_co: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -174,7 +176,7 @@ class Round(RoundBlock):
         traceback: TracebackType | None,
     ) -> None: ...
 
-class AsyncBlock(RoundBlock):
+class AsyncBlock(RoundBlock, Generic[_Result_co]):
     def __init__(
         self,
         handle: Handle,

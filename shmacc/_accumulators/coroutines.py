@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from shmacc import _core
 from shmacc._core import TakenRound
@@ -98,7 +98,7 @@ def _start(thread: threading.Thread) -> None:
         raise ResourceExhaustedError(f"No thread could be started for a wait: {error}") from error
 
 
-class AsyncRound(_core.AsyncBlock, Generic[_Result_co]):
+class AsyncRound(_core.AsyncBlock[_Result_co]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
     As `Round`; but waiting for the gradients does not block the event loop. If the task is

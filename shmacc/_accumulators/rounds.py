@@ -6,7 +6,7 @@ one's is in place.
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from shmacc import _core
 from shmacc._core import TakenRound
@@ -64,7 +64,7 @@ def look(
     return finish(taken)
 
 
-class Round(_core.Round, Generic[_Result_co]):
+class Round(_core.Round[_Result_co]):
     """A round of gradients that is consumed when a ``with`` block ends; made by ``round()``.
 
     Entering waits for the gradients as a take does, seals the step and returns the reduction.

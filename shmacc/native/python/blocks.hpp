@@ -58,7 +58,7 @@ inline void bind_blocks(nb::module_& m) {
         .def("consume", [](BlockAccess& block) { return block->consume(); })
         .def("give_back", [](BlockAccess& block) { block->give_back(); });
 
-    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots));
+    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots), nb::is_generic());
     with_init(round);
     round
         .def("__enter__", &Round::enter,
@@ -84,7 +84,7 @@ Raises:
         ``set_global_step``, ``restore``), or since the handle was closed.
 )");
 
-    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots));
+    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots), nb::is_generic());
     with_init(async_block);
     async_block.def(
         "__aexit__",
