@@ -3,13 +3,14 @@
 A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. The
 names of a package are in one table at run time, and with types in its ``__init__.pyi``; a test
 compares the two. In which private module a class is defined may change, so to documentation,
-tracebacks and pickles it is the package's. This follows scientific Python's SPEC 1, without a
-dependency.
+tracebacks and pickles it is the package's, and so are its methods, whose modules ``help`` shows
+from Python 3.13 on. This follows scientific Python's SPEC 1, without a dependency.
 """
 
 import importlib
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 
@@ -33,8 +34,12 @@ def attach(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home_of[name]), name)
         for shown in getattr(value, "__mro__", (value,)):
-            if getattr(shown, "__module__", "").startswith(f"{package}._"):
-                shown.__module__ = package
+            methods = (getattr(m, "__func__", m) for m in getattr(shown, "__dict__", {}).values())
+            for named in (shown, *methods):
+                if isinstance(named, type | FunctionType) and named.__module__.startswith(
+                    f"{package}._"
+                ):
+                    named.__module__ = package
         setattr(sys.modules[package], name, value)
         return value
 
