@@ -42,7 +42,7 @@ demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on th
 	.venv-ray/bin/python tools/demo/demo_ray.py $(DEMO_RAY)
 
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 test-all: ## the same under every Python from 3.11 on that is found
 	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \

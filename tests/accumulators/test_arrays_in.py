@@ -199,7 +199,7 @@ REFUSED: Final = [
     ("float32", [None]),
     ("float32", [[1.0], [1.0, 2.0]]),
     ("float32", {1.0}),
-    ("float32", object()),
+    ("float32", object),
     ("float32", [Fraction(1, 3)]),
     ("float32", np.array(["2020-01-01"], "datetime64[D]")),
     ("float32", np.zeros(1, [("x", "f4")])),

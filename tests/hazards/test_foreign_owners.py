@@ -141,7 +141,7 @@ BAD_OWNERS: Final = (
     [True],
     [1.0],
     {"mine"},
-    object(),
+    object,
 )
 
 

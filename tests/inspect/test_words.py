@@ -93,8 +93,8 @@ def test_users_of_a_removed_segment_are_in_the_plural_and_its_memory_in_one_unit
         found = [one for one in own if one.kind == "removed_in_use"]
         assert len(found) == 1
         assert re.match(
-            rf"pids {pids[0]}, {pids[1]}, {pids[2]} still use a segment of this name that was removed, "
-            r"of [\d.]+ KiB;",
+            rf"pids {pids[0]}, {pids[1]}, {pids[2]} still use a segment of this name that was "
+            r"removed, of [\d.]+ KiB;",
             found[0].problem,
         )
         acc.close()
