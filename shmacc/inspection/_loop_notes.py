@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from shmacc.inspection._description import Description
-from shmacc.inspection._findings import NOTHING, Finding, note
+from shmacc.inspection._findings import NOTHING, Finding, note, wrong
 from shmacc.inspection._remedies import pids
 
 _LATELY = 3600.0  # seconds
@@ -15,6 +15,7 @@ def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
     yield from _failures(subject, seen)
     yield from _final_round(subject, seen)
     yield from _update(subject, seen)
+    yield from _load(subject, seen)
     if seen.suspected is not None and not seen.summary.stalls:
         stall = seen.suspected
         yield note(subject, stall.kind, stall.problem, stall.remedy, stall.command)
@@ -63,4 +64,15 @@ def _update(subject: str, seen: Description) -> Iterator[Finding]:
             f"an update was interrupted by the death of {update.whose}: arrays may be changed in "
             "part",
             NOTHING + "the next update, snapshot or restore puts back what it changed",
+        )
+
+
+def _load(subject: str, seen: Description) -> Iterator[Finding]:
+    """Parameters have no applies that could be refused: their seal is that of a load."""
+    if seen.summary.kind == "parameters" and seen.stats.sealed and seen.round_holder is None:
+        yield wrong(
+            subject,
+            "load_interrupted",
+            "the load of a checkpoint into them was interrupted: they take no update",
+            "load the checkpoint again, into the same accumulators and parameters",
         )

@@ -21,6 +21,7 @@ from shmacc.optim import SGD, Adagrad
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from helpers.apart import Crew
 
@@ -415,6 +416,33 @@ def test_an_update_that_a_death_interrupted_waits_to_be_put_back(crew: Crew) -> 
             arrays.snapshot()
         assert ask("show", "large.params")["update"] is None
         assert "update_interrupted" not in notes("large.params")
+
+
+def load_half(params: str) -> None:
+    """Be in the middle of a load: the parameters are in, their accumulator is not."""
+    with Parameters.attach(params) as arrays:
+        arrays._begin_load(arrays.state())
+        signal.pause()
+
+
+def test_a_load_that_a_death_interrupted_is_wrong_until_it_is_made_again(
+    crew: Crew, tmp_path: Path
+) -> None:
+    with Parameters.attach(PARAMS) as arrays, shmacc.attach(NAME) as acc:
+        saved = {"params": arrays, "acc": acc}
+        shmacc.save(tmp_path / "saved.npz", saved)
+        loader = start(crew, load_half, PARAMS)
+        until(lambda: ask("show", PARAMS)["sealed"])
+        assert f"of a checkpoint: pid {loader.pid};" in run("show", PARAMS).stdout
+        assert "load_interrupted" not in notes(PARAMS)
+        kill(loader)
+        assert "of a checkpoint was interrupted" in run("show", PARAMS).stdout
+        found = {one["kind"]: one for one in ask("check", PARAMS, status=1)["findings"]}
+        assert found["load_interrupted"]["severity"] == "wrong"
+        assert found["load_interrupted"]["remedy"].startswith("load the checkpoint again")
+        shmacc.load(tmp_path / "saved.npz", saved)
+        assert "load_interrupted" not in notes(PARAMS)
+        assert "of a checkpoint" not in run("show", PARAMS).stdout
 
 
 def test_parameters_have_metrics_of_their_own() -> None:

@@ -74,6 +74,14 @@ def facts(
                     "snapshot or restore puts back what it changed"
                 )
             yield "update", Cell(text, "yellow")
+        if answer.sealed:
+            loader = formatting.pid(
+                answer.round_holder_pid, is_here=bool(answer.round_holder_pid_is_here)
+            )
+            text = f"of a checkpoint: pid {loader}; no update until it has ended"
+            if answer.round_holder_pid is None:
+                text = "of a checkpoint was interrupted: no update until one has ended"
+            yield "load", Cell(text, "yellow")
 
 
 def describe_lock(lock: details.Lock) -> Cell:
