@@ -11,6 +11,7 @@ from helpers.inspect_tool import ask, path_of, run
 from helpers.support import SHM_DIRECTORY
 
 from shmacc import ConditionalAccumulator, inspection, testing
+from shmacc_inspect.main import main
 from shmacc_inspect.naming import typed_name
 
 if TYPE_CHECKING:
@@ -208,3 +209,31 @@ def test_the_name_of_a_namespaces_segment_elsewhere(
     assert typed_name(name) == name.system_name
     os.environ["SHMACC_NAMESPACE"] = namespace
     assert f"{SHM_DIRECTORY}/{name.system_name}" == name.path
+
+
+@pytest.mark.parametrize("looked_at", ["list_names", "summarise"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["show"], ["show", "--values"], ["cancel", "--yes"]],
+    ids=" ".join,
+)
+def test_what_a_glob_found_and_lost_meanwhile_is_skipped(
+    arguments: list[str], looked_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside jobs that end all the while; of who was named, it is told."""
+    real = getattr(inspection, looked_at)
+
+    def remove_when_found(*given: object, **options: object) -> object:
+        found = real(*given, **options)
+        if (found if looked_at == "list_names" else [found]) and path_of("c2").exists():
+            inspection.remove("c2", force=True)
+        return found
+
+    verb, *options = arguments
+    with ConditionalAccumulator(np.float32, [2], "c1") as acc:
+        ConditionalAccumulator(np.float32, [2], "c2").close()
+        monkeypatch.setattr(inspection, looked_at, remove_when_found)
+        assert main([verb, "c*", *options]) == 0
+        assert not path_of("c2").exists()
+        assert main([verb, "c2", *options]) == 3
+        acc.unlink()
