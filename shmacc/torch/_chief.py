@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.parameters import Optimizers
 from shmacc._gradients import arguments
 from shmacc._gradients.arguments import OnDeath
+from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch import _updates as updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Chief:
         total_num_replicas: int,
         capacity: int | None,
         *,
+        optimizer: Optimizers,
         mode: int | None,
         owners: Owners,
         if_exists: IfExists,
@@ -67,42 +70,36 @@ class Chief:
         self._parameters = on_model.parameters(model)
         self._total = total
         self._maker = os.getpid()
-        numbers = np.zeros(5, np.int64)
+        numbers = np.zeros(4, np.int64)
         numbers[run.ASYNCHRONOUS] = self._asynchronous
+        contents = {name: value.detach() for name, value in own.items()}
+        contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
+        options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         # Replicas attach to the group first, which is the last to be made.
-        self._shared = SharedArrays(
-            {name: value.detach() for name, value in own.items()}
-            | {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)},
-            run.of_params(shared_name),
-            mode=mode,
-            owners=owners,
-            if_exists=if_exists,
-            unlink_on_close=True,
+        self._updates = updates.of_chief(
+            contents, run.of_params(shared_name), self._parameters, optimizer, options
         )
+        self._shared = self._updates.arrays
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_kind(shared_name)
-            self._run[run.STOPPED] = 0
-            self._group = AccumulatorGroup(
-                members,
-                shared_name,
-                reduction_type="CMEAN",
-                mode=mode,
-                owners=owners,
-                if_exists=if_exists,
-                unlink_on_close=True,
-                capacity=capacity,
-            )
+            self._group = _group(members, shared_name, capacity, options)
+            if not self._group.running:  # a chief has died in its `close`
+                self._group.unlink()
+                self._group.close()
+                self._group = _group(members, shared_name, capacity, options)
         except BaseException:
             self._shared.close()
             raise
         # If a chief died between its update and the commit, what it took is in the parameters. And
         # one that died in `close` has left parameters without their group: this one is new.
-        if self._run[run.DONE] > self._group.global_step:
-            self._group.advance_step(int(self._run[run.DONE]))
+        if self._updates.done > self._group.global_step and self._group.stats().update is None:
+            self._group.advance_step(self._updates.done)
         self._own = own
-        self._places = on_model.place(own, self._shared)
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
+        placed = own if self._updates.places_buffers else self._parameters
+        self._places = on_model.place(placed, self._shared)
+        self._follow()
 
     def _check_kind(self, shared_name: str) -> None:
         if self._run[run.ASYNCHRONOUS] != self._asynchronous:
@@ -139,7 +136,11 @@ class Chief:
         return self._total - int(np.count_nonzero(self._left))
 
     def round(
-        self, *, timeout: float | None = None, on_death: OnDeath = "wait"
+        self,
+        *,
+        timeout: float | None = None,
+        on_death: OnDeath = "wait",
+        learning_rate: float | None = None,
     ) -> AbstractContextManager[Update]:
         """Wait for gradients, and let the block update the parameters with their mean.
 
@@ -147,13 +148,21 @@ class Chief:
         the round if replicas say how many they had; None, if no replica had one. The block clips,
         and calls ``optimizer.step()``. At its end the replicas go on, with the new parameters.
 
-        After an exception in the block, or the death of the process in it, parameters may be half
-        updated: then rounds are a FailedPreconditionError until `load_state_dict` was called.
+        With an optimizer of torch, after an exception in the block, or the death of the process in
+        it, parameters may be half updated: then rounds are a FailedPreconditionError until
+        `load_state_dict` was called.
+
+        With an optimizer of `shmacc.optim` the end of the block makes the update, of what is in
+        ``.grad`` then. Until then an exception or a death changes
+        nothing, and whenever a chief dies the next round has the same gradients, or the next ones
+        if the update was in: parameters are those of a run without deaths.
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
                 ``with`` block; each ends one wait.
+            learning_rate: In place of that of the optimizer of `shmacc.optim`, for this update: for
+                schedules, as functions of `global_step`.
 
         Returns:
             A context manager whose value is the `Update`.
@@ -162,46 +171,41 @@ class Chief:
             DeadlineExceededError: The timeout passed; nothing was consumed.
             WorkerDiedError: A replica died or failed (``reasons``), and ``on_death`` is "raise";
                 nothing was consumed.
-            CancelledError: This object was closed by another thread, or another chief has ended the
-                training.
-            FailedPreconditionError: All replicas have left, or the training was ended; the
-                parameters may be half updated; or the model is not in shared memory any more.
+            FinishedError: Another chief has ended the training.
+            CancelledError: This object was closed by another thread.
+            FailedPreconditionError: All replicas have left; the parameters may be half updated; or
+                the model is not in shared memory any more.
+            InvalidArgumentError: A learning rate without an optimizer of `shmacc.optim`; or, with
+                one, the block has given a ``.grad`` another shape or other rows, or removed it.
+                The round is open again.
         """
-        return self._round(timeout, on_death)
+        self._updates.check_rate(learning_rate)
+        return self._round(timeout, on_death, learning_rate)
 
     @contextmanager
-    def _round(self, timeout: float | None, on_death: OnDeath) -> Iterator[Update]:
+    def _round(
+        self, timeout: float | None, on_death: OnDeath, rate: float | None
+    ) -> Iterator[Update]:
         while True:
-            if self._run[run.STOPPED]:
-                raise FailedPreconditionError("The training has been ended")
             if not self.active:
                 raise FailedPreconditionError("All replicas have left")
             with self._group.round(self._required(), timeout=timeout, on_death=on_death) as taken:
                 # Another chief died, while this one waited, between its update and the commit:
                 # these gradients are in it.
-                done = taken.step < self._run[run.DONE]
-                if not done:
-                    self._check_whole()
+                done = taken.step < self._updates.done
+                if done:
+                    self._updates.pass_over(taken)
+                else:
                     on_model.check_in_place(self._own, self._places)
-                    self._run[run.UPDATING] = 1
+                    self._updates.begin(self._group)
                     yield self._begin(taken)
-                    self._end(taken)
+                    self._end(taken, rate)
+            self._follow()
             if not done:
                 return
 
     def _required(self) -> int:
         raise NotImplementedError
-
-    def _check_whole(self) -> None:
-        """Refuse to go on from parameters that may be half updated.
-
-        In the round, which another chief that lives would have.
-        """
-        if self._run[run.UPDATING]:
-            raise FailedPreconditionError(
-                "The parameters may be half updated: a chief has died in a round's block, or its "
-                "block has raised. Go on from a checkpoint (load_state_dict)"
-            )
 
     def _begin(self, taken: GroupTaken) -> Update:
         ranks = [int(who) % self._total for who in taken.contributors if who < run.LEAVING]
@@ -216,28 +220,30 @@ class Chief:
                 parameter.grad = gradient
         return Update(self.global_step, tuple(sorted(ranks)), weight)
 
-    def _end(self, taken: GroupTaken) -> None:
-        """Write what the block has not; the last store says that all is whole.
-
-        A chief that dies before it leaves parameters that may be half updated, and says so; one
-        that dies after it, before the group's commit, leaves the number of the round that the
-        parameters have: the next chief gets the same gradients, and only commits them.
-        """
-        ranks = np.array([who for who in taken.contributors if who < run.LEAVING], np.int64)
+    def _end(self, taken: GroupTaken, rate: float | None) -> None:
+        """Bring the update in, with what the block does not change."""
+        ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
+        leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
+        values = {name: taken[name].value for name in self._buffers if name in taken}
+        numbers, left = self._run.copy(), self._left.copy()
+        left[ranks] = False  # has come back
+        left[leaving] = True  # in an asynchronous round also after its last gradient
+        numbers[run.STEP] += bool(len(ranks))
+        values |= {run.RUN: numbers, run.LEFT: left}
+        self._updates.end(taken, self._parameters, values, rate)
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def _follow(self) -> None:
+        """Take over buffers that are this process's own."""
         for name, buffer in self._buffers.items():
-            if name in taken:
-                buffer.copy_(taken[name].to_torch())
-        leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
-        self._left[ranks % self._total] = False  # has come back
-        self._left[leaving] = True  # in an asynchronous round also after its last gradient
-        self._run[run.STEP] += bool(len(ranks))
-        self._run[run.DONE] = taken.step + 1
-        self._run[run.UPDATING] = 0
+            if name not in self._places:
+                buffer.copy_(on_model.in_memory(self._shared[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state, the step and who has left; not the optimizer's state.
+        """Return the model's state, the step and who has left.
+
+        Of an optimizer of `shmacc.optim` its state as well, but not that of torch's.
 
         As that of a module, it has the parameters themselves: save it before the next round.
         """
@@ -245,17 +251,19 @@ class Chief:
             "step": self.global_step,
             "left": torch.from_numpy(self._left.copy()),
             "model": self._model.state_dict(),
+            **self._updates.saved(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load the optimizer's state as well.
+        """Go on from what `state_dict` returned; load the state of torch's optimizer as well.
 
         Gradients that wait are dropped. Replicas that are running go on with these parameters and
         this step, without being started again.
 
         Raises:
             RuntimeError: The state of another model, in torch's words.
-            InvalidArgumentError: That of another number of replicas.
+            InvalidArgumentError: That of another number of replicas, or without the state of these
+                optimizers of `shmacc.optim`.
         """
         if len(state["left"]) != self._total:
             raise InvalidArgumentError(
@@ -263,14 +271,12 @@ class Chief:
             )
         # Gradients from a mixture of old and new parameters carry the group's step of now, which
         # never goes back: they are dropped by the new one, or stale.
-        self._run[run.UPDATING] = 1
-        self._model.load_state_dict(state["model"])
-        self._left[:] = np.asarray(state["left"])
-        self._run[run.STEP] = state["step"]
-        following = self._group.global_step + 1
-        self._run[run.DONE] = following
-        self._run[run.UPDATING] = 0
-        self._group.advance_step(following)
+        numbers = self._run.copy()
+        numbers[run.STEP] = state["step"]
+        values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
+        self._updates.load(self._group, self._model, state, values)
+        self._group.advance_step(self._updates.done)
+        self._follow()
 
     def close(self) -> None:
         """End the training: replicas that wait return, and the names are removed. Idempotent.
@@ -279,13 +285,25 @@ class Chief:
         that is started in its place finds replicas and parameters. In a forked child of the chief
         this ends nothing.
         """
+        maker, self._maker = self._maker, 0
         try:
-            if self._maker == os.getpid() and not self._run[run.STOPPED]:
-                self._run[run.STOPPED] = 1
-                self._group.advance_step(self._group.global_step + 1)  # wakes those that wait
-                self._group.cancel()  # and another chief, which has no replicas now
+            if maker == os.getpid() and self._group.running:
+                self._group.finish()  # another chief has no replicas now, either
                 self._group.unlink()
                 self._shared.unlink()
         finally:
             self._group.close()
             self._shared.close()
+
+
+def _group(
+    members: dict[str, TensorSpec], shared_name: str, capacity: int | None, options: dict[str, Any]
+) -> AccumulatorGroup:
+    return AccumulatorGroup(
+        members,
+        shared_name,
+        reduction_type="CMEAN",
+        unlink_on_close=True,
+        capacity=capacity,
+        **options,
+    )

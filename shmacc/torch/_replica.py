@@ -71,6 +71,7 @@ class Replica:
                     f"arrays {run.of_params(shared_name)!r} are no model's"
                 )
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
+            self._closed = False
             self._total = len(self._left)
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             on_model.check_agreement(own, self._shared)
@@ -110,7 +111,8 @@ class Replica:
         """
         step = self._group.global_step
         if not self._asynchronous and contributor in self._group.contributors():
-            step = self._group.wait_step(step, timeout=self._timeout)
+            with suppress(FinishedError):  # the chief has ended the training meanwhile
+                step = self._group.wait_step(step, timeout=self._timeout)
         return step
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -157,8 +159,8 @@ class Replica:
 
     @property
     def running(self) -> bool:
-        """Whether the chief has not ended the training."""
-        return not self._run[run.STOPPED]
+        """Whether the chief has not ended the training, and this object is not closed."""
+        return not self._closed and self._group.running
 
     def step(self, *, weight: int = 1) -> bool:
         """Hand over the gradients that ``loss.backward()`` has left, and clear them.
@@ -189,7 +191,8 @@ class Replica:
         if self._asynchronous:
             self._follow(self._group.global_step)
         elif self.running:
-            self._follow(self._group.wait_step(self._step, timeout=self._timeout))
+            with suppress(FinishedError):
+                self._follow(self._group.wait_step(self._step, timeout=self._timeout))
         counts, self._handed = self._handed, None
         # One that a checkpoint or the end has dropped was in a round, but is in no update.
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
@@ -219,13 +222,13 @@ class Replica:
             DeadlineExceededError: The timeout passed.
         """
         if self.running and not self._left[self._rank]:
-            with suppress(FinishedError):  # the chief has ended the training meanwhile
-                self._step_without(self._rank)
+            self._step_without(self._rank)
             self._group.apply(
                 {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=self._timeout
             )
 
     def close(self) -> None:
         """Detach, without leaving. Idempotent. The model keeps the parameters as they are."""
+        self._closed = True
         self._group.close()
         self._shared.close()

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from shmacc._accumulators.parameters import Optimizers
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import InvalidArgumentError
@@ -24,7 +25,9 @@ class SyncReplicas(Chief):
     Parameters that do not require grad are shared, and not trained; one without a gradient in all
     replicas has ``.grad`` None; tied parameters are one. Weights of `nn.Embedding` and
     `nn.EmbeddingBag` with ``sparse=True`` have sparse gradients. Any ``torch.optim`` optimizer will
-    do that needs no closure. Learning rate schedulers and clipping are the chief's.
+    do that needs no closure; its updates are lost or half done if the chief dies. Those of
+    `shmacc.optim` (``optimizer=``) survive that. Learning rate schedules and clipping are the
+    chief's.
 
     Use as a context manager, and `close` ends the training.
     """
@@ -38,6 +41,7 @@ class SyncReplicas(Chief):
         *,
         total_num_replicas: int,
         replicas_to_aggregate: int | None = None,
+        optimizer: Optimizers = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
@@ -52,13 +56,18 @@ class SyncReplicas(Chief):
             total_num_replicas: How many replicas there are; their ranks are less.
             replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Of
                 replicas that have left none is expected.
+            optimizer: Of `shmacc.optim`, for all parameters that require grad, which are float32 or
+                float64; or a mapping from their names to optimizers. Parameters and its slots are
+                `Parameters`, which only rounds change, wholly or not at all, and once, whenever a
+                chief dies. None: the block has one of torch.
             mode: Permission bits, as are the next two as for an accumulator.
             owners: Whose segments may be attached.
             if_exists: "replace" for a run that is not to go on from what a killed one left.
 
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
-                train; two of its parameters have the same memory; what exists is another model's.
+                train; two of its parameters have the same memory; what exists is another model's,
+                or has another optimizer; a parameter's dtype has none, or it has no optimizer.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.
         """
         total = arguments.int64(total_num_replicas, "total_num_replicas")
@@ -72,7 +81,14 @@ class SyncReplicas(Chief):
             )
         self._aggregated = required
         super().__init__(
-            model, shared_name, total, None, mode=mode, owners=owners, if_exists=if_exists
+            model,
+            shared_name,
+            total,
+            None,
+            optimizer=optimizer,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
         )
 
     def _required(self) -> int:
@@ -98,6 +114,7 @@ class AsyncReplicas(Chief):
         *,
         total_num_replicas: int,
         capacity: int | None = None,
+        optimizer: Optimizers = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
@@ -110,6 +127,7 @@ class AsyncReplicas(Chief):
             total_num_replicas: How many replicas there are.
             capacity: How many gradients may wait for the chief; None: as many as there are
                 replicas.
+            optimizer: As for `SyncReplicas`.
             mode: Permission bits.
             owners: Whose segments may be attached.
             if_exists: What to do with existing ones.
@@ -123,6 +141,7 @@ class AsyncReplicas(Chief):
             shared_name,
             total_num_replicas,
             room,
+            optimizer=optimizer,
             mode=mode,
             owners=owners,
             if_exists=if_exists,

@@ -95,14 +95,15 @@ def test_the_end_is_one_for_all_chiefs(in_line: Any) -> None:
     with chief_of(one_layer()) as first:
         waits = in_line(first)
         chief_of(one_layer()).close()
-        with pytest.raises(errors.CancelledError):
+        with pytest.raises(errors.FinishedError):
             waits.result(LONG)
-        with pytest.raises(errors.FailedPreconditionError, match="has been ended"):
+        with pytest.raises(errors.FinishedError):
             first.round(timeout=LONG).__enter__()
 
 
-def test_parameters_that_are_left_without_their_group_are_trained_on() -> None:
-    """A chief may die in its close, which removes the group first."""
+@pytest.mark.parametrize("removed", [True, False], ids=["removed", "finished"])
+def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed: bool) -> None:
+    """A chief may die in its close, which finishes the group first, then removes it."""
     model, other = one_layer(), one_layer()
     ended = chief_of(model)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
@@ -111,8 +112,10 @@ def test_parameters_that_are_left_without_their_group_are_trained_on() -> None:
             with ended.round(timeout=LONG):
                 pass
             assert replica.step()
-        ended._run[_run.STOPPED] = 1
-    ended._group.unlink()
+        ended._group.finish()
+        assert not replica.running
+    if removed:
+        ended._group.unlink()
     ended._group.close()
     with chief_of(one_layer()) as replicas:
         assert replicas.global_step == 3

@@ -1,0 +1,231 @@
+"""How a round's update gets into the shared tensors: by the block in place, or by `Parameters`."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shmacc import optim
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.parameters import Optimizers, Parameters
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._gradients import arrays as as_arrays
+from shmacc._records.array_types import ValueArray
+from shmacc._records.conversions.torch import tensor
+from shmacc._records.taken import GroupTaken
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.torch import _model as on_model
+from shmacc.torch import _run as run
+
+
+class InPlace:
+    """The block changes the parameters, with an optimizer of torch; a death there is told of."""
+
+    places_buffers = True
+
+    def __init__(self, arrays: SharedArrays) -> None:
+        self.arrays = arrays
+        self._run = arrays[run.RUN]
+
+    @property
+    def done(self) -> int:
+        """Before which step of the group all rounds are in the parameters."""
+        return int(self._run[run.DONE])
+
+    def begin(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
+        """Refuse to go on from parameters that may be half updated.
+
+        In the round, which another chief that lives would have.
+        """
+        if self._run[run.UPDATING]:
+            raise FailedPreconditionError(
+                "The parameters may be half updated: a chief has died in a round's block, or its "
+                "block has raised. Go on from a checkpoint (load_state_dict)"
+            )
+        self._run[run.UPDATING] = 1
+
+    def end(
+        self,
+        taken: GroupTaken,
+        parameters: Mapping[str, nn.Parameter],  # noqa: ARG002 - the block has changed them
+        values: Mapping[str, ValueArray],
+        rate: float | None,  # noqa: ARG002
+    ) -> None:
+        """Write what the block has not; the last store says that all is whole.
+
+        A chief that dies before it leaves parameters that may be half updated, and says so; one
+        that dies after it, before the group's commit, leaves the number of the round that the
+        parameters have: the next chief gets the same gradients, and only commits them.
+        """
+        self._write(values, taken.step + 1)
+
+    def _write(self, values: Mapping[str, ValueArray], done: int) -> None:
+        for name, value in values.items():
+            if name != run.RUN:
+                self.arrays[name] = value
+        self._run[run.STEP] = values[run.RUN][run.STEP]
+        self._run[run.DONE] = done
+        self._run[run.UPDATING] = 0
+
+    def pass_over(self, taken: GroupTaken) -> None:
+        """Let a round end that is in the parameters already."""
+
+    def check_rate(self, rate: float | None) -> None:
+        """Check an update's learning rate."""
+        if rate is not None:
+            raise InvalidArgumentError(
+                "A learning_rate is for optimizers of shmacc.optim; one of torch has its own"
+            )
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint has beside the model, the step and who has left."""
+        return {}
+
+    def load(
+        self,
+        group: AccumulatorGroup,
+        model: nn.Module,
+        state: Mapping[str, Any],
+        values: Mapping[str, ValueArray],
+    ) -> None:
+        """Restore a checkpoint as of the group's next step; `values` as for `end`."""
+        self._run[run.UPDATING] = 1
+        model.load_state_dict(state["model"])
+        self._write(values, group.global_step + 1)
+
+
+class Atomic:
+    """Each update is one of `Parameters`, numbers of the run and buffers included."""
+
+    places_buffers = False  # a forward pass writes them, and these arrays are read-only
+
+    def __init__(self, arrays: Parameters) -> None:
+        self.arrays = arrays
+        arrays.snapshot()  # puts back what a dead chief has left half done, before it is read
+
+    @property
+    def done(self) -> int:
+        """Before which step of the group all rounds are in the parameters."""
+        return self.arrays.step
+
+    def begin(self, group: AccumulatorGroup) -> None:
+        """Let the block see whole parameters."""
+        if group.stats().update is not None:  # another chief has died since
+            self.arrays.snapshot()
+
+    def end(
+        self,
+        taken: GroupTaken,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, ValueArray],
+        rate: float | None,
+    ) -> None:
+        """Make the update, with new contents of what no optimizer changes."""
+        for name, parameter in parameters.items():
+            given = taken[name].to_torch() if name in taken else None
+            if not _take_back(parameter.grad, given):
+                raise InvalidArgumentError(
+                    f".grad of {name!r} cannot be taken from the block: an optimizer of "
+                    "shmacc.optim needs one, of the same shape and rows, where the round has "
+                    "given one, and none elsewhere"
+                )
+        self.arrays.update(taken, values, learning_rate=rate)
+
+    def pass_over(self, taken: GroupTaken) -> None:
+        """Let a round end that is in the parameters already."""
+        self.arrays.skip(taken)  # asks that it is in, which ends the round
+
+    def check_rate(self, rate: float | None) -> None:
+        """Check an update's learning rate."""
+        optim.learning_rate(rate)
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint has beside the model, the step and who has left."""
+        return {
+            "optimizer": {key: tensor(value) for key, value in self._optimizers_state().items()}
+        }
+
+    def _optimizers_state(self) -> dict[str, ValueArray]:
+        """Return slots, and how often each array was updated."""
+        others = {"arrays", "specs", "step"}
+        return {
+            key: value
+            for key, value in self.arrays.state().items()
+            if key not in others and not key.endswith(".array")
+        }
+
+    def load(
+        self,
+        group: AccumulatorGroup,
+        model: nn.Module,
+        state: Mapping[str, Any],
+        values: Mapping[str, ValueArray],
+    ) -> None:
+        """Restore a checkpoint as of the group's next step; `values` as for `end`."""
+        saved = state.get("optimizer", {})
+        if saved.keys() != self._optimizers_state().keys():
+            raise InvalidArgumentError(
+                "The state's 'optimizer' is not that of these optimizers of shmacc.optim"
+            )
+        copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
+        copy.load_state_dict(state["model"])
+        contents: dict[str, Any] = {**_detached(on_model.tensors(copy)), **values}
+        if group.stats().update is not None:  # of a dead chief
+            with group.round(1) as taken:
+                self.arrays.skip(taken)
+        restored = self.arrays.state()
+        for number, name in enumerate(restored["arrays"].tolist()):
+            restored[f"{number}.array"] = as_arrays.as_array(contents[name], name)
+        for key, value in saved.items():
+            restored[key] = as_arrays.as_array(value, key)
+        restored["step"] = np.array(group.global_step + 1)
+        self.arrays.restore(restored)
+
+
+def of_chief(
+    contents: Mapping[str, Any],
+    shared_name: str,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: Optimizers,
+    options: Mapping[str, Any],
+) -> InPlace | Atomic:
+    """Make the shared arrays, or attach to them.
+
+    Raises:
+        InvalidArgumentError: A parameter that requires grad has no optimizer.
+        Everything else as for `SharedArrays` and `Parameters`.
+    """
+    if optimizer is None:
+        return InPlace(SharedArrays(contents, shared_name, unlink_on_close=True, **options))
+    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    if not isinstance(optimizer, Mapping):
+        optimizer = dict.fromkeys(trained, optimizer)
+    for name in trained:
+        if optimizer.get(name) is None:
+            raise InvalidArgumentError(f"{name!r} requires grad, but there is no optimizer for it")
+    return Atomic(
+        Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=True, **options)
+    )
+
+
+def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in tensors.items()}
+
+
+def _take_back(gradient: torch.Tensor | None, given: torch.Tensor | None) -> bool:
+    """Write what the block has made of a gradient to where it was given, if it is like it."""
+    if gradient is None or given is None:
+        return gradient is given
+    if (gradient.layout, gradient.shape) != (given.layout, given.shape):
+        return False
+    if given.is_sparse:  # torch's operations in place give these other values
+        gradient = gradient.coalesce()
+        if not torch.equal(gradient.indices(), given.indices()):
+            return False
+        gradient, given = gradient.values(), given.values()
+    if gradient.data_ptr() != given.data_ptr():
+        given.copy_(gradient.detach())
+    return True

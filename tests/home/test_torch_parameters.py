@@ -1,0 +1,381 @@
+"""Torch models whose updates are those of `shmacc.Parameters`: whoever dies, they are the same."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import mmap
+import multiprocessing
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+from helpers.apart import Apart, Crew
+from helpers.support import LONG
+from torch import nn
+
+import shmacc
+from shmacc import _core, errors, testing
+from shmacc.optim import SGD, Adagrad, Adam
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME: Final = "replicas"
+ADAM: Final = Adam(0.05)
+DEATHS: Final = 50
+UPDATES: Final = 20
+# Children of a server that has torch already, which takes seconds to import.
+CONTEXT: Final = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call the function, in a child of a server that has another namespace."""
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    torch.set_num_threads(1)
+    return function(*args)
+
+
+@pytest.fixture
+def start(namespace: str) -> Iterator[Callable[..., Apart]]:
+    """Start a child that calls a function with arguments."""
+    crew = Crew("forkserver")
+    yield functools.partial(crew.start, within, namespace)
+    crew.end()
+
+
+class Words(nn.Module):
+    """Rows by number, a dense layer, a frozen one of bfloat16, statistics, a mask."""
+
+    def __init__(self) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.rows = nn.Embedding(20, 4, sparse=True)
+        self.layer = nn.Linear(4, 2)
+        self.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+        self.unused = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, words: torch.Tensor) -> Any:
+        """Return logits."""
+        return self.norm(self.layer(self.rows(words)))
+
+
+def chief_of(model: nn.Module, total: int = 1, optimizer: Any = ADAM) -> SyncReplicas:
+    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer)
+
+
+def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
+    found = replicas._shared
+    assert isinstance(found, shmacc.Parameters)
+    return found
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    words = torch.randint(0, 20, (8,), generator=random)
+    nn.functional.cross_entropy(model(words), words % 2).backward()
+
+
+def hand_over(replica: Replica, model: nn.Module) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    backward(model, replica.rank, replica.global_step)
+    with pytest.raises(errors.DeadlineExceededError):
+        replica.step()
+
+
+def contents(model: nn.Module) -> dict[str, Any]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ADAM,
+        {
+            "rows.weight": Adagrad(0.1, rowwise=True),
+            **dict.fromkeys(
+                [
+                    "layer.weight",
+                    "layer.bias",
+                    "unused.weight",
+                    "unused.bias",
+                    "norm.weight",
+                    "norm.bias",
+                ],
+                SGD(0.3, momentum=0.9),
+            ),
+        },
+    ],
+    ids=["one for all", "by name"],
+)
+def test_updates_are_those_of_parameters_by_hand(optimizer: Any) -> None:
+    """Scaled, with a schedule; what is frozen or not used stays."""
+    model, other = Words(), Words()
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    by_hand = shmacc.Parameters(
+        {name: value.detach().clone() for name, value in trained.items()}, optimizer=optimizer
+    )
+    group = shmacc.AccumulatorGroup(by_hand.member_specs(sparse=["rows.weight"]))
+    before = contents(model)
+    with (
+        chief_of(model, optimizer=optimizer) as replicas,
+        by_hand,
+        group,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        for step in range(4):
+            hand_over(replica, other)
+            rate = 0.1 / (1 + step)
+            with replicas.round(timeout=LONG, learning_rate=rate) as update:
+                assert (update.step, update.replicas) == (step, (0,))
+                assert model.unused.weight.grad is None
+                for parameter in trained.values():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(0.5)
+                gradient = {
+                    name: parameter.grad.clone()
+                    for name, parameter in trained.items()
+                    if parameter.grad is not None
+                }
+            assert model.rows.weight.grad is None
+            statistics = other.norm.running_var.clone()
+            assert replica.step()
+            group.apply(gradient, step)
+            with group.round(1) as taken:
+                assert by_hand.update(taken, learning_rate=rate)
+            for name, value in by_hand.items():
+                np.testing.assert_array_equal(trained[name].detach().numpy(), value, name)
+            assert torch.equal(model.norm.running_var, statistics)
+        same(contents(other), contents(model))
+        assert replica.global_step == replicas.global_step == 4
+    for name in ("frozen", "unused.weight", "mask"):
+        assert torch.equal(model.state_dict()[name], before[name])
+    assert not torch.equal(model.rows.weight, before["rows.weight"])
+    assert int(model.norm.num_batches_tracked) == 4
+
+
+def compute(rank: int) -> None:
+    """A replica, until the chief ends."""
+    model = Words()
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        while replica.running:
+            backward(model, rank, replica.global_step)
+            replica.step()
+
+
+def kill_myself(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_the_update() -> None:
+    kill_myself()
+
+
+def after_the_update() -> None:
+    """Die at the end of the block, before the round is consumed."""
+    real = _core.update
+
+    def update_and_die(*args: Any) -> Any:
+        real(*args)
+        kill_myself()
+
+    _core.update = update_and_die  # type: ignore[assignment]
+
+
+def in_the_update() -> None:
+    """Die by the last array's new contents, which cannot be read: all others are changed then."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    real = _core.update
+
+    def update_and_crash(*args: Any) -> Any:
+        made = args[4]
+        number, region, by_optimizer, rows, values, size = made[-1]
+        nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
+        unreadable = np.frombuffer(nobodys, np.uint8)[: len(values)]
+        made[-1] = (number, region, by_optimizer, rows, unreadable, size)
+        return real(*args)
+
+    _core.update = update_and_crash  # type: ignore[assignment]
+
+
+# Where four chiefs die in one round, and what it knows of its update then.
+PLACES: Final = (
+    (before_the_update, None),
+    (in_the_update, "begun"),
+    (before_the_update, "begun"),
+    (after_the_update, "in"),
+)
+
+
+def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
+    """A chief that dies in its first block, or trains to the end; returns everything there is."""
+    model = Words()
+    with chief_of(model, 2) as replicas:
+        while replicas.global_step < UPDATES:
+            with replicas.round(timeout=LONG):
+                nn.utils.clip_grad_norm_(model.layer.parameters(), 0.1)
+                if die is not None:
+                    die()
+        found = {key: value.tobytes() for key, value in parameters_of(replicas).state().items()}
+        own = b"".join(value.float().numpy().tobytes() for value in model.state_dict().values())
+        return found | {"the chief's": own}
+
+
+def test_fifty_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
+    """Parameters, slots, statistics and steps are to the bit those of a run without deaths."""
+    ends = []
+    for deaths in (0, DEATHS):
+        children = [start(compute, rank) for rank in range(2)]
+        for die, update in itertools.islice(itertools.cycle(PLACES), deaths):
+            status = start(lead, die).wait()
+            assert status == (signal.SIGSEGV if die is in_the_update else signal.SIGKILL)
+            with shmacc.AccumulatorGroup.attach(NAME) as group:
+                assert group.stats().update == update
+        ends.append(start(lead, None).result())
+        for child in children:
+            child.result()
+    undisturbed, disturbed = ends
+    assert undisturbed.keys() == disturbed.keys()
+    for key, value in undisturbed.items():
+        assert disturbed[key] == value, key
+    assert np.frombuffer(undisturbed["step"], np.int64)[0] == UPDATES
+
+
+def test_an_exception_in_the_block_changes_nothing() -> None:
+    model, other = Words(), Words()
+    before = contents(model)
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        hand_over(replica, other)
+        with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):
+            raise ZeroDivisionError
+        wrong = {"layer.bias": None, "rows.weight": torch.ones(20, 4), "unused.bias": torch.ones(2)}
+        for name, gradient in wrong.items():
+            with (
+                pytest.raises(errors.InvalidArgumentError, match=f".grad of '{name}' cannot"),
+                replicas.round(timeout=LONG),
+            ):
+                model.get_parameter(name).grad = gradient
+        same(contents(model), before)
+        assert (replicas.global_step, replicas._group.num_accumulated()) == (0, 1)
+        with replicas.round(timeout=LONG):
+            model.layer.bias.grad = torch.zeros(2)
+        assert replica.step()
+        assert torch.equal(model.layer.bias, before["layer.bias"])
+        assert not torch.equal(model.layer.weight, before["layer.weight"])
+
+
+@pytest.mark.parametrize("final", [False, True], ids=["between rounds", "an update has begun"])
+def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> None:
+    """Also in place of an update that a dead chief has begun."""
+    model, other = Words(), Words()
+    first = chief_of(model)
+    with Replica(other, NAME, 0, timeout=0.01) as replica:
+
+        def train(replicas: SyncReplicas, updates: int) -> None:
+            for _ in range(updates):
+                hand_over(replica, other)
+                with replicas.round(timeout=LONG):
+                    pass
+                assert replica.step()
+
+        train(first, 2)
+        saved = io.BytesIO()
+        torch.save(first.state_dict(), saved)
+        saved.seek(0)
+        train(first, 2)
+        expected = contents(model), parameters_of(first).slots["rows.weight"]["v"].copy()
+        if final:
+            hand_over(replica, other)
+            assert start(lead_alone, in_the_update).wait() == signal.SIGSEGV
+        checkpoint = torch.load(saved, weights_only=True)
+        first.load_state_dict(checkpoint)
+        assert (first.global_step, first._group.num_accumulated()) == (2, 0)
+        same(contents(model), dict(checkpoint["model"]))
+        replica._handed = None
+        replica._follow(first._group.global_step)
+        train(first, 2)
+        same(contents(model), expected[0])
+        np.testing.assert_array_equal(parameters_of(first).slots["rows.weight"]["v"], expected[1])
+        for wrong in ({}, {"0.accumulator": torch.ones(1)}):
+            with pytest.raises(errors.InvalidArgumentError, match="'optimizer' is not that"):
+                first.load_state_dict(checkpoint | {"optimizer": wrong})
+        same(contents(model), expected[0])
+    first.close()
+
+
+def lead_alone(die: Callable[[], None]) -> None:
+    """A chief of one replica, that dies in its block."""
+    with chief_of(Words()) as replicas, replicas.round(timeout=LONG):
+        die()
+
+
+def test_asynchronous_replicas() -> None:
+    model, other = Words(), Words()
+    before = contents(model)
+    with AsyncReplicas(model, NAME, total_num_replicas=1, capacity=2, optimizer=ADAM) as replicas:
+        with Replica(other, NAME, 0, timeout=LONG) as replica:
+            for _ in range(2):
+                backward(other, 0, replica.global_step)
+                assert replica.step()
+            with replicas.round(timeout=LONG) as update:
+                assert update.replicas == (0, 0)
+        assert replicas.active == 1
+        with replicas.round(timeout=LONG) as update:
+            assert update.replicas == ()
+        assert (replicas.active, replicas.global_step) == (0, 1)
+    assert not torch.equal(model.layer.bias, before["layer.bias"])
+
+
+def test_a_chief_may_evaluate_in_training_mode() -> None:
+    """Statistics of its forward pass are its own, until the round's."""
+    model, other = Words(), Words()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        model(torch.arange(8))
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            pass
+        assert replica.step()
+        same(contents(model), contents(other))
+
+
+def test_arguments_that_are_refused(namespace: str) -> None:
+    def refused(optimizer: Any, words: str, model: nn.Module | None = None) -> None:
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            chief_of(Words() if model is None else model, optimizer=optimizer)
+
+    refused(torch.optim.SGD([torch.ones(1, requires_grad=True)]), r"one of shmacc.optim's")
+    refused({"rows.weight": ADAM}, r"'layer.weight' requires grad, but there is no optimizer")
+    linear = nn.Linear(2, 1)
+    by_name = {"weight": ADAM, "bias": ADAM}
+    refused(by_name | {"bia": ADAM}, "'bia', which is no array", linear)
+    refused(by_name | {"bias": None}, "'bias' requires grad, but there is no", linear)
+    refused(ADAM, "float32 or float64, but array 'weight' has bfloat16", linear.bfloat16())
+    assert not testing.leaked_names(namespace)
+    with chief_of(Words()) as replicas:
+        refused(Adam(0.1), "optimizer of array")
+        refused(None, _run.of_params(NAME))
+        with pytest.raises(errors.InvalidArgumentError, match="learning_rate must not be negative"):
+            replicas.round(learning_rate=-1)
+    with (
+        chief_of(Words(), optimizer=None) as replicas,
+        pytest.raises(errors.InvalidArgumentError, match=r"learning_rate is for .*shmacc.optim"),
+    ):
+        replicas.round(learning_rate=0.1)
