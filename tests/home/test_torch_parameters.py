@@ -239,6 +239,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
         return found | {"the chief's": own}
 
 
+@pytest.mark.timeout(300)
 def test_fifty_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
     """Parameters, slots, statistics and steps are to the bit those of a run without deaths."""
     ends = []
