@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py 
 	$(addprefix tests/inspect/test_,habits.py metrics.py terminal.py) tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
+.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
 	soak asan tsan aarch64 bench \
 	instructions pictures alerts reference pins clean
 
@@ -115,6 +115,9 @@ tsan: ## the tests that have threads once more, under ThreadSanitizer
 
 aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
 	bash tools/chores/aarch64.sh
+
+bench-updates: .venv-home/.installed ## time updates of parameters, and rounds with them, beside NumPy and torch
+	.venv-home/bin/python tools/bench/updates.py
 
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
 	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)

@@ -1,8 +1,6 @@
 """Times updates of parameters, and whole rounds with them, beside NumPy and torch.
 
-Run it in the environment of `make test-home`, on a machine that does nothing else:
-
-    .venv-home/bin/python tools/bench/updates.py
+`make bench-updates`, in the environment of `make test-home`, on a machine that does nothing else.
 
 30,000 rows drawn at random of 1,000,000 x 64 float32, and a dense array of 1,000,000; one thread,
 in turns. The whole round: two workers apply 50,000 ids each, as real ones are (they repeat, and are
