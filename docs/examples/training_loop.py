@@ -5,7 +5,7 @@ import multiprocessing
 import numpy as np
 import shmacc
 
-WORKERS, STEPS, TRUTH = 4, 200, np.array([3.0, -1.0, 0.5])
+WORKERS, STEPS, TRUTH, SGD = 4, 200, np.array([3.0, -1.0, 0.5]), shmacc.optim.SGD(0.1)
 OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
 
 
@@ -18,13 +18,13 @@ def work(rank):
 
 
 if __name__ == "__main__":
-    start, sgd = {"weights": np.zeros(3)}, shmacc.optim.SGD(0.1)
-    params = shmacc.Parameters(start, "line.params", optimizer=sgd, **OURS)
+    params = shmacc.Parameters({"weights": np.zeros(3)}, "line.params", optimizer=SGD, **OURS)
     with params, shmacc.AccumulatorGroup(params.member_specs(), "line", **OURS) as group:
         with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-            pool.map_async(work, range(WORKERS))
+            workers = pool.map_async(work, range(WORKERS))
             for _ in range(STEPS):
                 with group.round(WORKERS, timeout=60, on_death="raise") as taken:
                     params.update(taken)
             group.finish()
+            workers.get(timeout=60)
         np.testing.assert_allclose(params["weights"], TRUTH, atol=1e-6)

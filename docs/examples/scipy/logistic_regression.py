@@ -42,11 +42,12 @@ if __name__ == "__main__":
         shmacc.SparseConditionalAccumulator("float64", shape, "clicks", **OURS) as acc,
         multiprocessing.get_context("spawn").Pool(WORKERS) as pool,
     ):
-        pool.map_async(work, range(WORKERS))
+        workers = pool.map_async(work, range(WORKERS))
         for _ in range(STEPS):
             with acc.round(WORKERS, timeout=60, on_death="raise") as taken:
                 params.update(taken)  # the rows of these features, and no others
         acc.finish()
+        workers.get(timeout=60)
         inputs, labels = data(np.random.default_rng(10**6), 2000)
         right = ((inputs @ params["weights"] > 0) == labels).mean()
         used = np.count_nonzero(params["weights"])
