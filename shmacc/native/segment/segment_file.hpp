@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -224,9 +225,10 @@ class SegmentFile {
         return found;
     }
 
-    // As long as it is now; set when that has been checked, before the file is used as a segment.
-    void set_size(uint64_t size) { size_ = size; }
-    uint64_t size() const { return size_; }
+    // As long as it is now; set when that has been checked, before the file is used as a segment. Atomic, since whoever
+    // opens it once more sets it, to the same, while other threads of this process use it.
+    void set_size(uint64_t size) { size_.store(size, std::memory_order_relaxed); }
+    uint64_t size() const { return size_.load(std::memory_order_relaxed); }
 
     struct State {
         bool open;  // the descriptor is still this file's
@@ -236,7 +238,7 @@ class SegmentFile {
     State state() const {
         struct stat found{};
         const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
-        return {open, open && static_cast<uint64_t>(found.st_size) == size_, open && found.st_nlink > 0};
+        return {open, open && static_cast<uint64_t>(found.st_size) == size(), open && found.st_nlink > 0};
     }
     // Before anything is locked, reserved or touched.
     void check_open() const { status(); }
@@ -292,7 +294,7 @@ class SegmentFile {
     }
 
     const Id id_;
-    uint64_t size_ = 0;
+    std::atomic<uint64_t> size_ = 0;
     Descriptor readable_;
     Descriptor writable_;
 };
