@@ -85,10 +85,13 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
 
 
 class _Crew:  # the chief and the workers, a process each
-    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:
-        self._group, self.killed = group, 0
-        self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
-        self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
+    def __init__(
+        self, group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan
+    ) -> None:
+        self._group, self._begun, self.killed = group, books["begun"], 0
+        shared = group, params, books, plan
+        self._jobs: dict[int, Any] = {CHIEF: (lead, *shared)}
+        self._jobs |= {rank: (work, *shared, rank) for rank in range(plan.workers)}
         self._processes = {rank: self._start(rank) for rank in self._jobs}
 
     def _start(self, rank: int) -> SpawnProcess:
@@ -99,19 +102,19 @@ class _Crew:  # the chief and the workers, a process each
         return process
 
     def works(self) -> bool:
-        """Start others in place of the killed; return False when all have done their work."""
+        """Return False when all have done their work."""
         for rank, process in self._processes.items():
-            if process.exitcode == -signal.SIGKILL:
-                self._processes[rank] = self._start(rank)
-            elif process.exitcode:
+            if process.exitcode:
                 raise RuntimeError(f"Process {rank} ended with status {process.exitcode}")
         return any(process.is_alive() for process in self._processes.values())
 
     def kill(self, rank: int) -> None:
-        """Kill a chief within a round, a worker within an apply or after it, if caught there."""
+        """Kill a chief within a round, a worker within an apply or after it, if caught there.
+
+        Another one is started in its place.
+        """
         process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
-        tries = 20 if rank == CHIEF else 1000  # it may be starting, or wait for others that are
-        for pid in [process.pid or 0] * tries:
+        for pid in [process.pid or 0] * 1000:  # it may be starting
             if not process.is_alive():
                 return  # its work is done
             soon = time.monotonic() + 0.1 * (rank == CHIEF)  # its rounds are short
@@ -120,13 +123,15 @@ class _Crew:  # the chief and the workers, a process each
             os.kill(pid, signal.SIGSTOP)  # so that it is still at it when we have looked
             found = inspection.describe(self._group.shared_name)
             at_it = [one.pid for one in found.processes if one.activity == doing]
-            if pid in (*at_it, found.stats.round_pid):
+            in_round = found.stats.round_pid == pid and self._begun[found.stats.global_step] > 0
+            if in_round or pid in at_it:
                 break
             os.kill(pid, signal.SIGCONT)
             time.sleep(random.uniform(0, 0.005))
         process.kill()
         process.join()
         self.killed += 1
+        self._processes[rank] = self._start(rank)
 
     def close(self) -> None:
         for process in self._processes.values():
