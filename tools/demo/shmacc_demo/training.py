@@ -85,13 +85,10 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
 
 
 class _Crew:  # the chief and the workers, a process each
-    def __init__(
-        self, group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan
-    ) -> None:
-        self._group, self._begun, self.killed = group, books["begun"], 0
-        shared = group, params, books, plan
-        self._jobs: dict[int, Any] = {CHIEF: (lead, *shared)}
-        self._jobs |= {rank: (work, *shared, rank) for rank in range(plan.workers)}
+    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:  # as `lead` has them
+        self._group, self._begun, self.killed = group, more[1]["begun"], 0
+        self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
+        self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
         self._processes = {rank: self._start(rank) for rank in self._jobs}
 
     def _start(self, rank: int) -> SpawnProcess:
@@ -109,10 +106,7 @@ class _Crew:  # the chief and the workers, a process each
         return any(process.is_alive() for process in self._processes.values())
 
     def kill(self, rank: int) -> None:
-        """Kill a chief within a round, a worker within an apply or after it, if caught there.
-
-        Another one is started in its place.
-        """
+        """Replace a chief that dies within a round, a worker within an apply or after it."""
         process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
         for pid in [process.pid or 0] * 1000:  # it may be starting
             if not process.is_alive():
