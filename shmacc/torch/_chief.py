@@ -197,6 +197,7 @@ class Chief:
                     self._updates.pass_over(taken)
                 else:
                     on_model.check_in_place(self._own, self._places)
+                    on_model.check_trained(self._parameters, self._group.members)
                     self._updates.begin(self._group)
                     yield self._begin(taken)
                     self._end(taken, rate)

@@ -1,7 +1,7 @@
 """A torch model's tensors in shared memory: which there are, and where each process has them."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -147,6 +147,21 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
             raise FailedPreconditionError(
                 f"{name!r} is not in shared memory any more: the model was converted or moved "
                 "(`.to()`, `.half()`, `.share_memory()`); do that before it is shared"
+            )
+
+
+def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[str]) -> None:
+    """Refuse a model one of whose parameters is to be trained only since it was shared.
+
+    Raises:
+        FailedPreconditionError: It has no place for its gradients; the message names it.
+    """
+    for name, parameter in all_of_them.items():
+        if parameter.requires_grad and name not in trained:
+            raise FailedPreconditionError(
+                f"{name!r} requires grad now, but did not when the chief shared the model. Let all "
+                "that will ever be trained require grad then, in chief and replicas, and freeze it "
+                "for a while by requires_grad_(False) after that"
             )
 
 

@@ -180,7 +180,8 @@ class Replica:
                 in the round: another `step` waits on, and hands nothing over. Of an asynchronous
                 one it is not: another `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
-            FailedPreconditionError: The model is not in shared memory any more.
+            FailedPreconditionError: The model is not in shared memory any more; or a parameter that
+                did not require grad when the chief shared the model does now.
             ResourceExhaustedError: Shared memory is full.
         """
         before = self._global_step
@@ -199,6 +200,7 @@ class Replica:
 
     def _hand_over(self, weight: int) -> bool:
         on_model.check_in_place(self._parameters, self._places)
+        on_model.check_trained(self._parameters, self._trained)
         gradient = dict(on_model.gradients(self._trained, self._sparse))
         gradient |= {
             name: own for name, own, shared in self._buffers() if not torch.equal(own, shared)

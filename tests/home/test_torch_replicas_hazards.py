@@ -214,6 +214,40 @@ def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
             replica.step()
 
 
+def test_a_parameter_that_is_frozen_for_a_while() -> None:
+    """It requires grad when the model is shared: frozen after that, and trained again later."""
+    model, other = one_layer(), one_layer()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        for frozen in (True, False):
+            for layer in (model, other):
+                layer.bias.requires_grad_(not frozen)
+            hand_over(replica, other)
+            with replicas.round(timeout=LONG):
+                assert model.weight.grad is not None
+                assert (model.bias.grad is None) == frozen
+            assert replica.step(), "it has been in the round"
+
+
+def test_a_parameter_that_requires_grad_only_later_is_refused_with_the_way_out() -> None:
+    model, other = one_layer(), one_layer()
+    for layer in (model, other):
+        layer.bias.requires_grad_(requires_grad=False)
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        hand_over(replica, other)
+        model.bias.requires_grad_()
+        with pytest.raises(errors.FailedPreconditionError, match="'bias' requires grad now"):
+            replicas.round(timeout=LONG).__enter__()
+        assert replicas._group.num_accumulated() == 1, "nothing was consumed"
+        model.bias.requires_grad_(requires_grad=False)
+        with replicas.round(timeout=LONG):
+            assert model.weight.grad is not None
+        replica._handed = None
+        other.bias.requires_grad_()
+        other(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(errors.FailedPreconditionError, match="'bias' requires grad now"):
+            replica.step()
+
+
 def test_refusals_of_models_name_the_parameter(namespace: str) -> None:
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     layers[1].weight.data = layers[0].weight.data
