@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import shmacc
 import shmacc.ray
 from shmacc._multihost.messages import Report
-from shmacc.ray._link import find_owner
+from shmacc.ray._parts import find_actor
 
 ROWS, WIDTH, GRADIENTS, HOSTS = 50_000, 64, 4, 2
 
@@ -40,14 +40,21 @@ import shmacc
 group = shmacc.attach("bench", timeout=60)
 seed, table = int(sys.argv[1]), int(sys.argv[2])
 random = np.random.default_rng(seed)
+rows = ROWS // MEMBERS
 gradients = [
-    (np.sort(random.choice(table, ROWS, replace=False)), np.ones((ROWS, WIDTH), np.float32))
+    {
+        f"table {member}": (
+            np.sort(random.choice(table // MEMBERS, rows, replace=False)),
+            np.ones((rows, WIDTH), np.float32),
+        )
+        for member in range(MEMBERS)
+    }
     for _ in range(GRADIENTS)
 ]
 for line in sys.stdin:
     step = group.wait_step(int(line) - 1, timeout=60)
     for gradient in gradients:
-        assert group.apply({"table": gradient}, step)
+        assert group.apply(gradient, step)
     print("applied", flush=True)
 """
 
@@ -85,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--table", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--members", type=int, default=1, help="tables that the rows are of")
     parser.add_argument("--shards", type=int, default=2)
     options = parser.parse_args()
     os.chdir(tempfile.mkdtemp())  # Ray puts the current folder into its workers' path
@@ -97,6 +105,7 @@ def main() -> None:
             object_store_memory=1 << 30,
             env_vars={"SHMACC_NAMESPACE": f"{run}{number}"},
         )
+    os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # as on the node to which this process belongs
     ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
     try:
         measure(run, options)
@@ -108,8 +117,9 @@ def main() -> None:
 
 def measure(run: str, options: argparse.Namespace) -> None:
     """Time rounds and bare calls by turns."""
-    members = {"table": shmacc.IndexedSlicesSpec((options.table, WIDTH), "float32")}
-    constants = f"ROWS, WIDTH, GRADIENTS = {ROWS}, {WIDTH}, {GRADIENTS}"
+    spec = shmacc.IndexedSlicesSpec((options.table // options.members, WIDTH), "float32")
+    members = {f"table {member}": spec for member in range(options.members)}
+    constants = f"ROWS, WIDTH, GRADIENTS, MEMBERS = {ROWS}, {WIDTH}, {GRADIENTS}, {options.members}"
     ours: list[float] = []
     bare: list[float] = []
     ours_busy: list[float] = []
@@ -140,7 +150,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
                 ours.append(time.perf_counter() - start)
                 ours_busy.append(_processor_seconds() - busy)
             if not senders:
-                senders, keepers, size = _bare(taken["table"], options.shards, options.table)
+                senders, keepers, size = _bare(taken, options)
             time.sleep(0.2)
             busy, start = _processor_seconds(), time.perf_counter()
             ray.get([sender.send.remote(keepers) for sender in senders])
@@ -150,7 +160,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
         for worker in workers:
             worker.kill()
             worker.wait()
-    out = taken["table"].values.nbytes / 1e6
+    out = sum(part.values.nbytes for part in taken.values()) / 1e6
     print(f"bytes: {size / 1e6:.0f} MB to the shards, {out:.0f} MB out")
     for name, times in ("round", ours[1:]), ("bare Ray calls", bare[1:]):
         print(f"{name}: median {statistics.median(times) * 1e3:.0f} ms, all {_shown(times)}")
@@ -179,8 +189,9 @@ def _processor_seconds() -> float:
     return sum(number for pid, number in ticks.items() if is_ours(pid)) / os.sysconf("SC_CLK_TCK")
 
 
-def _bare(taken: Any, shards: int, table: int) -> tuple[list[Any], list[Any], int]:
-    """Actors that hold what hosts and shards would send."""
+def _bare(taken: Any, options: argparse.Namespace) -> tuple[list[Any], list[Any], int]:
+    """Actors that hold what hosts and shards would send, in as few arrays as it can be."""
+    shards, table = options.shards, options.table
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0
     senders = []
@@ -194,8 +205,8 @@ def _bare(taken: Any, shards: int, table: int) -> tuple[list[Any], list[Any], in
         there = NodeAffinitySchedulingStrategy(nodes[host], soft=False)
         sender = ray.remote(Sender).options(num_cpus=0, scheduling_strategy=there)
         senders.append(sender.remote([piece] * shards))
-    each = len(taken.indices) // shards
-    mean = (taken.indices[:each], taken.values[:each], taken.row_counts[:each])
+    each = sum(len(part.indices) for part in taken.values()) // shards
+    mean = (np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int))
     keepers = []
     for shard in range(shards):  # where the group's shards are
         there = NodeAffinitySchedulingStrategy(sorted(nodes)[shard % len(nodes)], soft=False)
@@ -208,7 +219,7 @@ def announces() -> None:
     """Print how many reports one owner takes in a second."""
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "announces", shards=1, unlink_on_close=True) as group:
-        owner: Any = find_owner(group.shared_name)
+        owner: Any = find_actor(f"{group.shared_name}/owner")
         reports = [Report(f"host {i}", 1, i, None, 0, 0) for i in range(2000)]
         start = time.perf_counter()
         ray.get([owner.report.remote(report, -1) for report in reports])
