@@ -68,7 +68,9 @@ What dies, and what that costs
     owner      The next one does not know the step, and refuses rounds until `set_global_step`.
                Whether the last round was consumed only the chief can know. Segments whose step is
                the one that was set keep their gradients, the others start empty. The owner's
-               `term` is part of all its numbers, so what its predecessor said is thrown away.
+               `term` is part of all its numbers, so what its predecessor said is thrown away. It is
+               the time, and the clock of another node may be behind: hosts report the latest term
+               that they know, and the owner goes on in a later one.
 
 Void steps
     A step is void when its gradients cannot be had as workers believe: it moves on by one without a
@@ -79,16 +81,14 @@ Void steps
     round once. If a worker is restarted on another host after its first gradient was accepted, both
     segments have accepted one, and a sum cannot be taken apart again. If only one of the two hosts
     lives, the other one's batch is dropped: its gradients are as if never applied. If both live,
-    the step is void. In the next steps one of the two is let in later than the other: when the
-    contributor has come there, and then with the contributor listed as being in, so that its apply
-    here returns True and adds nothing, as on one host; or after `stagger`, if it did not come. So a
-    contributor that is alive on two hosts costs one step and not all of them.
+    the step is void; in the next one a worker that has moved is at one host only. If the
+    contributor is at two hosts again, processes on both live and apply as the same one: that is the
+    chief's error, at every other such step, until one of them is ended.
       Judged over the batches' contributors when a round's members are about to be fixed, so before
     anybody has seen the round. Cost: eight bytes for each contributor and round; a step for each
-    restart elsewhere within the step of the first one's apply; until the contributor is at one host
-    only, a host's delay. Rejected: to refuse one host's batch alone, since its other workers would
-    wait for a step that does not come; to keep contributors' gradients apart, which would ship all
-    of them instead of their sums.
+    restart elsewhere within the step of the first one's apply. Rejected: to refuse one host's batch
+    alone, since its other workers would wait for a step that does not come; to keep contributors'
+    gradients apart, which would ship all of them instead of their sums.
 
     Too few after all. Hosts sealed for a grant and refused gradients, and then others were lost, so
     that the grant came to nothing. Those whose gradients were refused wait for the next step, on
@@ -97,6 +97,12 @@ Void steps
     know, since its forwarder was started again), the step is void. A host that does not know also
     makes a step void in which nothing has come for as long as `expiry`: once, for it knows then.
     A block that raises is no such reason: its gradients are all there, and enough.
+
+The end
+    `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes
+    its segment once no block is open. A process of a host that finishes its segment says it to all:
+    the forwarder reports it. A forwarder that finds a finished segment, and whose owner does not
+    know of an end, empties it: the segment is of an earlier run.
 
 What True means
     An apply that returned True is in the mean of its step, unless its host was lost, its forwarder

@@ -34,10 +34,9 @@ class Consume:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Empty the segment and set its step, in one commit, with these contributors in (`moved`)."""
+    """Empty the segment and set its step, in one commit (`moved`)."""
 
     step: int
-    listed: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,16 @@ class SetStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """Finish the segment (`finished`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """A later incarnation is at work: give the segment's round up, and end."""
 
 
-Action = Seal | Ship | Release | Consume | Reset | SetStep | Stop
+Action = Seal | Ship | Release | Consume | Reset | SetStep | Finish | Stop
 
 
 class ForwarderCore:
@@ -74,10 +78,7 @@ class ForwarderCore:
         self._fence: Fence | None = None  # the content is of this fence
         self._step = 0
         self._count = 0
-        self._present: frozenset[int] = frozenset()
-        self._listed: frozenset[int] = (
-            frozenset()
-        )  # in the segment as a contributor, not a gradient
+        self._is_finished = False
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
         self._batch: Batch | None = None  # of the content, while it is known to be unchanged
@@ -100,11 +101,6 @@ class ForwarderCore:
         return self._fence
 
     @property
-    def listed(self) -> frozenset[int]:
-        """The contributors that the segment lists without a gradient, which do not count."""
-        return self._listed
-
-    @property
     def has_answer_to_come(self) -> bool:
         """Whether it ships for a grant that it has not answered yet: it will report soon anyway."""
         last = None if self._reported is None else self._reported.sealed_for
@@ -114,11 +110,6 @@ class ForwarderCore:
     def _pace(self) -> float:
         return 1.0 if self._order is None else self._order.pace
 
-    @property
-    def watched(self) -> frozenset[int]:
-        """The contributors that the owner asks about; `observe` takes which of them are there."""
-        return frozenset() if self._order is None else self._order.watched
-
     def receive(self, order: Order) -> None:
         """Take an order in."""
         last = self._order
@@ -127,18 +118,17 @@ class ForwarderCore:
         if last is None or (order.term, order.serial) >= (last.term, last.serial):
             self._order = order
 
-    def observe(
-        self, step: int, count: int, dropped: int, present: frozenset[int] = frozenset()
-    ) -> None:
+    def observe(self, step: int, count: int, dropped: int, *, finished: bool = False) -> None:
         """Say what the segment has, before each `next_action`.
 
         Args:
             step: Its step.
             count: Its gradients.
             dropped: How many it has ever refused, or accepted and then dropped.
-            present: Which of the watched contributors it has.
+            finished: Whether it is finished.
         """
-        self._step, self._count, self._dropped, self._present = step, count, dropped, present
+        self._is_finished = finished
+        self._step, self._count, self._dropped = step, count, dropped
         if dropped == 0 and self._refused is None:
             self._refused = frozenset()
         if self._grants and dropped > self._dropped_before and self._refused is not None:
@@ -171,7 +161,9 @@ class ForwarderCore:
         if (move := self._next_move(order)) is not None:
             return move
         if not order.hold:
-            return Release() if self._held else None
+            if self._held:
+                return Release()
+            return Finish() if order.finished and not self._is_finished else None
         return Seal() if not self._held else self._next_for(order)
 
     def _next_for(self, order: Order) -> Action | None:
@@ -190,8 +182,10 @@ class ForwarderCore:
             return None if self._step == order.step else SetStep(order.step)
         if self._fence is None or self._fence.term != order.term:
             # A living forwarder knows its step better than its last report does.
-            if order.adopt and (self._fence is None or self._step == order.step):
-                self._fence, self._listed = order.fence, order.listed
+            is_at_step = self._fence is None or self._step == order.step
+            # One that is finished, and this group is not, is of an earlier run.
+            if order.adopt and is_at_step and (order.finished or not self._is_finished):
+                self._fence = order.fence
                 self._batch = self._unshipped = self._sealed_for = None
                 if self._refused or self._grants:
                     self._refused, self._grants = frozenset({NO_GRANT}), frozenset()
@@ -201,10 +195,9 @@ class ForwarderCore:
             and self._batch is not None
             and order.consumed == self._batch.seq
             and order.step == self._step + 1
-            and not order.listed
         ):
             return Consume()
-        return Reset(order.step, order.listed)
+        return Reset(order.step)
 
     def sealed(self, content: Sealed, began: float) -> None:
         """Say that the segment is sealed, and has this; sealing began then."""
@@ -247,12 +240,15 @@ class ForwarderCore:
             if self._step == self._order.step:
                 self._refused = frozenset({NO_GRANT})  # those who applied wait for the next
             self._fence, self._step = self._order.fence, self._order.step
-            self._listed = self._order.listed
         self._count = 0
-        self._present = frozenset()
+        self._is_finished = False
         self._deaths = ()  # those before the last take are nobody's concern
         self._batch = None
         self.released()
+
+    def finished(self) -> None:
+        """Say that the segment is finished."""
+        self._is_finished = True
 
     def step_set(self) -> None:
         """Say that the segment is at the order's step, and open."""
@@ -304,12 +300,14 @@ class ForwarderCore:
             sealed_for=self._sealed_for,
             batch=self._batch if self._sealed_for is not None else None,
             refused=self._refused,
-            present=self._present,
             deaths=self._deaths,
             pace=self._pace,
+            term=0 if self._order is None else self._order.term,
+            finished=self._is_finished,
         )
 
 
 def _told_at_once(report: Report) -> tuple[object, ...]:
     state = (report.fence, report.step, report.batch)
-    return (*state, report.refused, report.present, report.deaths, report.pace)
+    told = (report.refused, report.deaths, report.pace, report.finished)
+    return (*state, *told)

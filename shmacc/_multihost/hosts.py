@@ -61,10 +61,6 @@ class Host:
             return self.report.count
         return self.member.batch.sealed.count if self.member is not None else 0
 
-    def has_come(self, contributor: int, fence: Fence) -> bool:
-        """Whether a contributor that the owner asks about is in its segment."""
-        return self.is_at(fence) and self.report is not None and contributor in self.report.present
-
     def has_answered(self, grant: int, fence: Fence) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
         return self.is_at(fence) and self.report is not None and self.report.sealed_for == grant
@@ -145,8 +141,8 @@ class Hosts:
 
     def enrol(self, name: str, now: float) -> int:
         """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
-        host = self._hosts.setdefault(name, Host(name, self._term << _INCARNATION_BITS, now))
-        self._start(host, host.incarnation + 1)
+        host = self._hosts.setdefault(name, Host(name, 0, now))
+        self._start(host, max(host.incarnation, self._term << _INCARNATION_BITS) + 1)
         host.heard = now
         return host.incarnation
 
@@ -197,6 +193,11 @@ class Hosts:
         former.member, host.member = host.member, None
         self._hosts[former.name] = former
 
+    def begin_term(self, term: int) -> None:
+        """Give forwarders numbers of another term from now on; forget all batches."""
+        self._term = term
+        self.forget_batches()
+
     def forget_batches(self) -> None:
         """Forget all batches, and which ones were consumed: a new fence."""
         self._hosts = {host.name: host for host in self if host.incarnation}
@@ -211,11 +212,12 @@ class Hosts:
 
 
 def two_with_one_contributor(members: list[Member]) -> tuple[int, BatchKey, BatchKey] | None:
-    """Return a contributor that is in two batches, and which they are."""
+    """Return the lowest contributor that is in two batches, and which they are."""
     seen: dict[int, BatchKey] = {}
+    found = []
     for key, batch in members:
         for contributor in batch.sealed.contributors:
             other = seen.setdefault(contributor, key)
             if other != key:
-                return contributor, other, key
-    return None
+                found.append((contributor, other, key))
+    return min(found, default=None)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from shmacc._multihost.messages import Loss
+from shmacc._multihost.messages import Conflict, Loss
 
 _REMEMBERED = 1024
 
@@ -18,6 +18,7 @@ class Ticket:
         heard: When it asked last.
         tell: Whether it wants to know of hosts that are lost, and of workers that have died.
         lost: Those that were, while it waited.
+        conflict: What it has to be told in place of a round.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Ticket:
     heard: float
     tell: bool = False
     lost: list[Loss] = field(default_factory=list)
+    conflict: Conflict | None = None
 
 
 class Line:

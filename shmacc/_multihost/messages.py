@@ -24,7 +24,6 @@ class Timing:
         grace: How long a round that has enough waits for hosts that have not answered the grant.
         expiry: How long a grant waits for those that have, and still ship.
         chief_lease: A chief that does not ask for so long is lost.
-        stagger: How long a host waits for a contributor to come at another one.
     """
 
     heartbeat: float = 0.25
@@ -34,7 +33,6 @@ class Timing:
     grace: float = 0.5
     expiry: float = 30.0
     chief_lease: float = 10.0
-    stagger: float = 1.0
 
     def pace(self, hosts: int) -> float:
         """Return by how much slower than at best so many hosts are to report."""
@@ -128,9 +126,10 @@ class Report:
         segment: Which segment it is: a number that no other one has.
         refused: Grants for which the segment was sealed when it refused gradients of this fence;
             NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
-        present: Which of the contributors that the owner asked about are in the segment.
         deaths: All that were noticed since the fence moved on.
         pace: That of the last order: the owner waits for the next report accordingly.
+        term: That of the last order, of whichever owner.
+        finished: Whether the segment is finished: a process of the host may have done so.
     """
 
     host: str
@@ -143,9 +142,10 @@ class Report:
     sealed_for: int | None = None
     batch: Batch | None = None
     refused: frozenset[int] | None = frozenset()
-    present: frozenset[int] = frozenset()
     deaths: tuple[Death, ...] = ()
     pace: float = 1.0
+    term: int = 0
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,11 @@ class Order:
         fence: What the content must belong to.
         step: The step.
         hold: Whether the segment must be sealed.
+        finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
         honoured: The host's batch that counts, if it has one.
         consumed: The host's batch that the round which led to this fence consumed.
         adopt: To a forwarder that has just started: the content is that of this fence.
-        listed: Contributors that are in the round, at another host.
-        watched: Contributors that the owner asks about.
         slack: By how much the count must have grown to be worth a report at once.
         pace: How many times as long as `Timing` says are the times between two reports.
     """
@@ -179,12 +178,11 @@ class Order:
     fence: Fence = NO_FENCE
     step: int = 0
     hold: bool = False
+    finished: bool = False
     grant: int | None = None
     honoured: int | None = None
     consumed: int | None = None
     adopt: bool = False
-    listed: frozenset[int] = frozenset()
-    watched: frozenset[int] = frozenset()
     slack: int = 1
     pace: float = 1.0
 
@@ -274,12 +272,28 @@ class Died:
     losses: tuple[Loss, ...]
 
 
+class Conflict(NamedTuple):
+    """A contributor was accepted on two hosts in two steps one after the other.
+
+    Attributes:
+        contributor: The contributor.
+        hosts: The two.
+    """
+
+    contributor: int
+    hosts: tuple[str, str]
+
+
 class NotReady(NamedTuple):
     """The owner was restarted and knows no step until `set_global_step`."""
+
+
+class Finished(NamedTuple):
+    """The group is finished: there are no more rounds."""
 
 
 class Ended(NamedTuple):
     """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
 
 
-Answer = Opened | Waiting | Died | NotReady | Ended
+Answer = Opened | Waiting | Died | Conflict | NotReady | Finished | Ended

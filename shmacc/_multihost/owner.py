@@ -3,7 +3,8 @@
     counting --- a chief waits, and enough are reported ---> granted
     granted  --- the batches are there, and enough       ---> block
              --- they are there, or late, and too few    ---> counting
-             --- a contributor is in two of them          ---> counting, at the next step (void)
+             --- a contributor is in two of them          ---> counting, at the next step (void);
+                 once; if it is again, the chief is told, and gets no round
     block    --- its chief leaves it in order             ---> counting, at the next step
              --- it raises, or its chief is lost          ---> counting
              --- set_global_step, advance_step            ---> counting, at once
@@ -14,7 +15,6 @@ which event it was that made them so.
 
 import logging
 
-from shmacc._multihost.contested import Contested
 from shmacc._multihost.counters import Counters
 from shmacc._multihost.grant import Grant
 from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
@@ -22,9 +22,11 @@ from shmacc._multihost.line import Line
 from shmacc._multihost.messages import (
     Answer,
     BatchKey,
+    Conflict,
     Died,
     Ended,
     Fence,
+    Finished,
     Loss,
     Member,
     NotReady,
@@ -58,12 +60,13 @@ class OwnerCore:
         self._serial = 0
         self._hosts = Hosts(term)
         self._line = Line()
-        self._contested = Contested(timing.stagger)
+        self._conflict: Conflict | None = None  # for which the last step was void
         self._grant: Grant | None = None
         self._block: Opened | None = None  # the head of the queue has it
         self._opening = 0  # the serial that came with it
         self._last_required = 0  # by the last chief that got a block
         self._block_ticket = ""
+        self._finished = False
         self._withdrawn = Withdrawn(timing.expiry, first=self._ready)
 
     @property
@@ -75,6 +78,11 @@ class OwnerCore:
     def is_ready(self) -> bool:
         """Whether the step is known."""
         return self._ready
+
+    @property
+    def finished(self) -> bool:
+        """Whether there are no more rounds; a block that is open goes on to its end."""
+        return self._finished
 
     @property
     def step(self) -> int:
@@ -114,6 +122,8 @@ class OwnerCore:
 
     def report(self, report: Report, now: float) -> None:
         """Take a report in."""
+        if report.term > self._fence.term:
+            self._raise_term(report.term + 1)
         host = self._hosts.heard(report, now)
         self._hosts.changed()
         if host is None:
@@ -128,6 +138,8 @@ class OwnerCore:
                 self._line.lost(Loss(host.name, *death[1:]))
                 self._changed()
         grant, batch = self._grant, report.batch
+        if report.finished and report.fence is not None:  # else it may be of an earlier run
+            self.finish(now)
         # Grants of different owners may have the same number, fences never.
         at_fence = report.fence == self._fence
         if grant and batch and at_fence and report.sealed_for == grant.number:
@@ -143,25 +155,22 @@ class OwnerCore:
             return Order(term, self._serial, incarnation, refused=host is not None)
         if not self._ready or host.report is None:
             return Order(term, self._serial, incarnation)
-        back = self._contested.held_back(name) if host.fence is not None else None
-        fence, step = (self._fence, self._step) if back is None else (back.fence, back.step)
         sealed = self._grant is not None or self._block is not None
         return Order(
             term=term,
             serial=self._serial,
             incarnation=incarnation,
             ready=True,
-            fence=fence,
-            step=step,
-            hold=sealed or back is not None,
-            grant=self._grant.number if self._grant is not None and back is None else None,
+            fence=self._fence,
+            step=self._step,
+            hold=sealed,
+            finished=self._finished and not sealed,
+            grant=self._grant.number if self._grant is not None else None,
             honoured=host.member.key.seq
             if host.member is not None and host.member.key.incarnation == incarnation
             else None,
             consumed=host.consumed,
-            adopt=host.may_be_adopted(fence, step, self._set_at),
-            listed=self._contested.listed(name) if back is None else frozenset(),
-            watched=self._contested.watched(name),
+            adopt=host.may_be_adopted(self._fence, self._step, self._set_at),
             slack=self._slack(),
             pace=self.pace,
         )
@@ -207,7 +216,7 @@ class OwnerCore:
             now: The time.
             tell: Whether hosts that are lost, and workers that have died, end its wait.
         """
-        if self._ready:
+        if self._ready and not self._finished:
             self._line.ask(ticket, required, now, tell=tell)
             self._settle(now)
         return self.answer(ticket)
@@ -217,10 +226,12 @@ class OwnerCore:
         if not self._ready:
             return NotReady()
         found = self._line.find(ticket)
-        if found is None:
-            return Ended()
-        if self._block is not None and self._block_ticket == ticket:
+        if found is not None and self._block is not None and self._block_ticket == ticket:
             return self._block
+        if self._finished or found is None:
+            return Finished() if self._finished else Ended()
+        if found.conflict is not None:
+            return found.conflict
         if found.lost and self._grant is None:  # a number that is reached is served
             return Died(tuple(found.lost))
         living = tuple(sorted(host.name for host in self._hosts if not host.lost))
@@ -232,7 +243,7 @@ class OwnerCore:
         The answer to a message that comes again is the same.
         """
         if self._block is not None and self._block_ticket == ticket:
-            self._end_block(consume=consume, now=now)
+            self._end_block(consume=consume)
             self._line.leave(ticket, served=consume)
         else:
             self._line.leave(ticket, served=False)
@@ -247,6 +258,16 @@ class OwnerCore:
         self._changed()
         self._settle(now)
 
+    def finish(self, now: float) -> None:
+        """End the run, for good: no round is opened from now on; one that is open goes on."""
+        if not self._finished:
+            self._finished = True
+            if self._grant is not None:
+                self._withdrawn.add(self._grant.number)
+                self._grant = None
+            self._changed()
+            self._settle(now)
+
     def missing(self, ticket: str, keys: tuple[BatchKey, ...], now: float) -> None:
         """Take the block back from a chief for which shards did not have these batches.
 
@@ -256,7 +277,7 @@ class OwnerCore:
             return
         for host in self._hosts.with_batches(keys):
             self._lose_batch(host)
-        self._end_block(consume=False, now=now)
+        self._end_block(consume=False)
         self._settle(now)
 
     def set_global_step(self, step: int, request: str, now: float) -> int:
@@ -282,7 +303,7 @@ class OwnerCore:
         dropped = self.accumulated
         self._ready = True
         self._end_round()
-        self._move(step, now)
+        self._move(step)
         self._settle(now)
         return dropped
 
@@ -298,8 +319,6 @@ class OwnerCore:
         times = [now + min(timing.lease, timing.chief_lease) / 4]
         if self._grant is not None:
             times += self._grant.times(timing)
-        if (stagger := self._contested.next_time()) is not None:
-            times.append(stagger)
         return min(time for time in times if time > now)
 
     # Transitions
@@ -307,13 +326,12 @@ class OwnerCore:
     def _settle(self, now: float) -> None:
         self._lose_hosts(now)
         self._lose_chiefs(now)
-        if self._contested.let_in(self._is_present, now):
-            self._changed()
         if self._grant is not None:
             self._close_grant(self._grant, now)
         self._withdrawn.counted(self.accumulated, now)
         head = self._line.head
-        if head is None or not self._ready or self._grant is not None or self._block is not None:
+        busy = self._grant is not None or self._block is not None
+        if head is None or not self._ready or busy or self._finished:
             return
         if self.accumulated >= head.required:
             self.counters.grants += 1
@@ -325,7 +343,7 @@ class OwnerCore:
                 "Step %d is void: it has too few gradients, and workers wait", self._step
             )
             self.counters.voided += 1
-            self._move(self._step + 1, now)
+            self._move(self._step + 1)
 
     def _close_grant(self, grant: Grant, now: float) -> None:
         """End the grant if its batches are there or late."""
@@ -333,12 +351,11 @@ class OwnerCore:
         count = sum(member.batch.sealed.count for member in members)
         head = self._line.head
         enough = head is not None and count >= head.required
-        get_it = (host for host in self._hosts if self._contested.held_back(host.name) is None)
-        if not grant.is_over(get_it, self._fence, now, self._timing, enough=enough):
+        if not grant.is_over(self._hosts, self._fence, now, self._timing, enough=enough):
             return
         self._grant = None
         self._changed()
-        if self._has_contested(members, now):
+        if self._has_contested(members):
             return
         if enough and head is not None:
             self._block = Opened(self._fence, self._step, tuple(members))
@@ -348,7 +365,7 @@ class OwnerCore:
             self.counters.withdrawn += 1
             self._withdrawn.add(grant.number)
 
-    def _has_contested(self, members: list[Member], now: float) -> bool:
+    def _has_contested(self, members: list[Member]) -> bool:
         """Drop a lost host's batch, or void the step, if a contributor is in two batches."""
         found = two_with_one_contributor(members)
         if found is None:
@@ -367,8 +384,12 @@ class OwnerCore:
                 contributor,
             )
             self.counters.voided += 1
-            self._contested.void(contributor, (one, two))
-            self._move(self._step + 1, now)
+            head, last = self._line.head, self._conflict
+            self._conflict = Conflict(contributor, (one, two))
+            if head is not None and last is not None and last.contributor == contributor:
+                # Told; what the one that is ended now has left behind is no reason to tell again.
+                head.conflict, self._conflict = self._conflict, None
+            self._move(self._step + 1)
         return True
 
     def _lose_batch(self, host: Host) -> None:
@@ -378,7 +399,7 @@ class OwnerCore:
         self.counters.lost_batches += 1
         self._withdrawn.add_all(self.counters.grants)
 
-    def _end_block(self, *, consume: bool, now: float) -> None:
+    def _end_block(self, *, consume: bool) -> None:
         block, self._block = self._block, None
         self._changed()
         if not consume or block is None:
@@ -386,8 +407,9 @@ class OwnerCore:
         self.counters.rounds += 1
         self.counters.gradients += block.count
         self._line.consumed()
+        self._conflict = None
         consumed = {member.key.host: member for member in block.members}
-        self._move(self._step + 1, now)
+        self._move(self._step + 1)
         for host in self._hosts:
             if (member := consumed.get(host.name)) and member.key.incarnation == host.incarnation:
                 host.consumed = member.key.seq
@@ -400,34 +422,39 @@ class OwnerCore:
             self._withdrawn.add(self._grant.number)
         self._block = self._grant = None
 
-    def _move(self, step: int, now: float) -> None:
+    def _move(self, step: int) -> None:
         """Move the step and the fence on: no gradient that was accepted before counts any more."""
-        self._contested.moved(self._fence, self._step, now)
         self._fence = Fence(self._fence.term, self._fence.number + 1)
         self._step = step
         self._withdrawn.moved(self.counters.grants)
         self._hosts.forget_batches()
         self._changed()
 
+    def _raise_term(self, term: int) -> None:
+        """Go on as a later owner: the clock is behind that of an earlier one, whom hosts follow.
+
+        What is open ends. Hosts that know this owner's fence already are to it as those of an
+        earlier owner: they keep their gradients if they are at its step.
+        """
+        self._end_round()
+        self._fence = self._set_at = Fence(term, 0)
+        self._hosts.begin_term(term)
+        self._changed()
+
     def _lose_hosts(self, now: float) -> None:
         for host in self._hosts.silent(now, self._timing):
             host.lost = True
             self.counters.lost_hosts += 1
-            self._contested.forget(host.name)
             self._line.lost(Loss(host.name))
             self._changed()
 
     def _lose_chiefs(self, now: float) -> None:
         for ticket in self._line.silent(now - self._timing.chief_lease):
             if self._block is not None and self._block_ticket == ticket:
-                self._end_block(consume=False, now=now)
+                self._end_block(consume=False)
             self._line.leave(ticket, served=False)
             self.counters.lost_chiefs += 1
             self._changed()
-
-    def _is_present(self, name: str, contributor: int) -> bool:
-        host = self._hosts.find(name)
-        return host is not None and host.has_come(contributor, self._fence)
 
     def _changed(self) -> None:
         self._hosts.changed()

@@ -2,13 +2,7 @@
 
 The seal is a round that the forwarder has open: applies of this step are refused, later ones wait,
 nothing is consumed, and the death of the forwarder ends it.
-
-A contributor that is listed without a gradient is an empty gradient to the group: it touches
-nothing.
-What is said of the segment here is without these.
 """
-
-import numpy as np
 
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Sealed
@@ -40,14 +34,6 @@ class LocalSegment:
         stats = self.group.stats()
         return stats.dropped + stats.discarded
 
-    def present(self, watched: frozenset[int]) -> frozenset[int]:
-        """Return which of these contributors it has."""
-        return watched & set(self.group.contributors().tolist()) if watched else frozenset()
-
-    def pending(self, listed: frozenset[int]) -> int:
-        """Return how many gradients it has."""
-        return max(0, self.group.num_accumulated() - len(listed))
-
     def deaths(self) -> WorkerDiedError | None:
         """Return the error for processes that had applied and are gone, as a take is told; once."""
         try:
@@ -56,18 +42,15 @@ class LocalSegment:
             return error
         return None
 
-    def copy(self, listed: frozenset[int]) -> GroupPartial:
+    def copy(self) -> GroupPartial:
         """Return a copy of what it has; neither seals nor consumes."""
-        return _without(self.group.look(), listed)
+        return self.group.look()
 
-    def seal(self, listed: frozenset[int] = frozenset()) -> GroupPartial:
+    def seal(self) -> GroupPartial:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing.
 
         Rows come shard by shard, as `Plan.split` takes them.
         """
-        return _without(self._sealed(), listed)
-
-    def _sealed(self) -> GroupPartial:
         if self._round:
             return self.group.look(self._shards)
         if self.group.stats().round_pid is not None:
@@ -84,12 +67,11 @@ class LocalSegment:
         """Consume the round, if it is still open: the step moves on by one."""
         step, self._round, serial = self.group.global_step + 1, 0, self._round
         if not self._handle.consume_round(serial):
-            self.reset(step, frozenset())
+            self.reset(step)
 
-    def reset(self, step: int, listed: frozenset[int]) -> None:
-        """Empty it and set its step, with these contributors in; an open round ends."""
-        who = np.array(sorted(listed), dtype=np.int64) if listed else None
-        self._handle.restore([], step, (len(listed), len(listed), who, None))
+    def reset(self, step: int) -> None:
+        """Empty it and set its step; an open round ends."""
+        self._handle.restore([], step, (0, 0, None, None))
         self._forget_round()
 
     def set_step(self, step: int) -> None:
@@ -100,15 +82,6 @@ class LocalSegment:
     def _forget_round(self) -> None:
         self._handle.give_up_round(self._round)
         self._round = 0
-
-
-def _without(partial: GroupPartial, listed: frozenset[int]) -> GroupPartial:
-    """Leave out the contributors that are listed without a gradient."""
-    if not listed:
-        return partial
-    who = np.array([c for c in partial.contributors.tolist() if c not in listed], np.int64)
-    extra = len(listed)
-    return GroupPartial(partial, partial.count - extra, partial.step, partial.weight - extra, who)
 
 
 def describe(partial: GroupPartial) -> Sealed:

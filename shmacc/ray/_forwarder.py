@@ -8,6 +8,7 @@ What it has done is counted in shared arrays of the node, ``<name>.forwarder``, 
 ``shmacc-inspect show`` shows them.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -31,7 +32,9 @@ from shmacc._multihost.pieces import Plan, bytes_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial
-from shmacc.ray._parts import LOST, Config, counters_of, find, was_restarted
+from shmacc.errors import ShmaccError
+from shmacc.ray._packed import Packed, pack
+from shmacc.ray._parts import LOST, Config, counters_of, find
 
 _logger = logging.getLogger("shmacc")
 
@@ -39,8 +42,10 @@ _BUSY = 0.001  # how long the thread waits for answers between two looks at the 
 _IDLE = 0.02  # the same, if it is sealed, or nothing has changed for a while
 _RESTING = 0.5  # after so long
 _AGAIN = 0.2  # until a call that failed is tried again
+_COPY = 10.0  # that the thread has for a copy of what the segment has
 
 _COUNTERS = (
+    "group",  # the number of the group that the segment is of
     "starts",  # of forwarders on this node
     "reports",  # to the owner
     "orders",  # of the owner
@@ -62,36 +67,49 @@ class _Asked(Future[tuple[Fence | None, GroupPartial]]):
 
 
 class ForwarderActor:
-    """The forwarder of the node that it is on."""
+    """The forwarder of the node that it is on; the owner has it serve, and makes another."""
 
     def __init__(self, config: Config, host: str) -> None:
         self._config = config
         self._host = host
-        options = dict(config.options)
-        if was_restarted():
-            options["if_exists"] = "attach"  # its own
-        self._group = HostGroup(
-            config.members, config.name, reduction_type=config.reduction, **options
-        )
-        self._plan = Plan(self._group.members, config.shards)
-        self._counters = SharedArrays(
-            dict.fromkeys(_COUNTERS, np.int64(0)),
-            counters_of(config.name),
-            mode=options["mode"],
-            owners=options["owners"],
-            if_exists="replace" if options["if_exists"] == "replace" else "attach",
-        )
-        self._counters["starts"][...] += 1
+        self._group: HostGroup | None = None
+        self._counters: SharedArrays | None = None
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="shmacc forwarder")
-        self._thread.start()
+        self._turn = threading.Condition()  # of what follows
+        self._calls = 0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._ended = False
 
     def pid(self) -> int:
         """Return the process that the forwarder is."""
         return os.getpid()
 
-    def copy(self, seconds: float) -> tuple[Fence | None, GroupPartial]:
+    def config(self) -> Config:
+        """Return what the group was made with."""
+        return self._config
+
+    def serve(self) -> None:
+        """Make the segment and follow the owner, until `end`; another call ends this one's wait.
+
+        Raises:
+            Whatever making the segment, or following the owner, has raised.
+        """
+        with self._turn:
+            self._calls += 1
+            mine = self._calls
+            self._turn.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, daemon=True, name="shmacc forwarder"
+                )
+                self._thread.start()
+            self._turn.wait_for(lambda: self._ended or self._calls != mine)
+            if self._error is not None:
+                raise self._error
+
+    def copy(self) -> tuple[Fence | None, GroupPartial]:
         """Return what the segment has, and to which fence it belongs.
 
         Raises:
@@ -99,37 +117,78 @@ class ForwarderActor:
         """
         asked = _Asked()
         self._asked.put(asked)
-        return asked.result(seconds)
+        return asked.result(_COPY)
 
-    def stats(self) -> Stats:
-        """Return the segment's counters."""
-        return self._group.stats()
+    def stats(self) -> Stats | None:
+        """Return the segment's counters; None: there is no segment yet."""
+        return None if self._group is None else self._group.stats()
 
     def end(self) -> None:
-        """Stop, and remove the segment's name; attached processes go on using it."""
+        """Stop, finish the segment, and remove its name: nobody will ever take of it."""
         self._stop.set()
-        self._thread.join(timeout=10)
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        if self._group is not None:
+            self._group.finish()
         for kept in self._group, self._counters:
-            kept.unlink()
-            kept.close()
+            if kept is not None:
+                kept.unlink()
+                kept.close()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                _Loop(
-                    self._config,
-                    self._host,
-                    self._group,
-                    self._plan,
-                    self._counters,
-                    self._asked,
-                    self._stop,
-                ).run()
-            except (*LOST, ValueError):  # the owner is not there: it will be, or unlink ends this
+        try:
+            group, counters = self._make()
+            while not self._stop.is_set():
+                owner = find(self._config, "owner")
+                shards = [find(self._config, f"shard {n}") for n in range(self._config.shards)]
+                if owner is not None and None not in shards:
+                    with contextlib.suppress(*LOST):  # there will be another one
+                        _Loop(
+                            self._config,
+                            self._host,
+                            owner,
+                            shards,
+                            group,
+                            counters,
+                            self._asked,
+                            self._stop,
+                        ).run()
                 self._stop.wait(_AGAIN)
-            except BaseException:
-                _logger.exception("The forwarder of %r ends; Ray starts it again", self._host)
-                os._exit(1)
+        except BaseException as error:
+            _logger.exception("The forwarder of %r ends", self._host)
+            self._error = error
+        finally:
+            with self._turn:
+                self._ended = True
+                self._turn.notify_all()
+
+    def _make(self) -> tuple[HostGroup, SharedArrays]:
+        """Make the segment, or go on with that of an earlier forwarder of the same group."""
+        config = self._config
+        options = dict(config.options)
+        is_ours = self._has_segment()
+        if is_ours:
+            options["if_exists"] = "attach"
+        self._group = HostGroup(
+            config.members, config.name, reduction_type=config.reduction, **options
+        )
+        self._counters = SharedArrays(
+            dict.fromkeys(_COUNTERS, np.int64(0)),
+            counters_of(config.name),
+            mode=options["mode"],
+            owners=options["owners"],
+            if_exists="attach" if is_ours else "replace",
+        )
+        self._counters["starts"][...] += 1
+        self._counters["group"][...] = config.number  # last: now the segment is this group's
+        return self._group, self._counters
+
+    def _has_segment(self) -> bool:
+        try:
+            with SharedArrays.attach(counters_of(self._config.name)) as found:
+                return int(found["group"]) == self._config.number
+        except (ShmaccError, KeyError):
+            return False
 
 
 class _Loop:
@@ -139,19 +198,21 @@ class _Loop:
         self,
         config: Config,
         host: str,
+        owner: Any,
+        shards: list[Any],
         group: HostGroup,
-        plan: Plan,
         counters: SharedArrays,
         asked: queue.SimpleQueue[_Asked],
         stop: threading.Event,
     ) -> None:
-        self._host, self._group, self._plan, self._stop = host, group, plan, stop
+        self._host, self._group, self._stop = host, group, stop
+        self._config, self._plan = config, Plan(group.members, config.shards)
         self._counters, self._asked = counters, asked
         self._heartbeat = config.timing.heartbeat
         self._deaths_at = 0.0  # when they are looked for next
-        self._owner = find(config, "owner")
-        self._shards = [find(config, f"shard {number}") for number in range(config.shards)]
-        self._incarnation: int = ray.get(self._owner.enrol.remote(host))
+        self._owner: Any = owner  # None: it has died, and no chief has made another one
+        self._incarnation: int = ray.get(owner.enrol.remote(host))
+        self._shards = shards
         token = group.handle.config()["token"]  # a number of the segment's own
         self._core = ForwarderCore(host, self._incarnation, config.timing, token)
         self._segment = LocalSegment(group, config.shards)
@@ -187,9 +248,12 @@ class _Loop:
 
     def _look(self) -> None:
         group = self._group
-        present = self._segment.present(self._core.watched)
-        pending = self._segment.pending(self._core.listed)
-        self._core.observe(group.global_step, pending, self._segment.dropped(), present)
+        self._core.observe(
+            group.global_step,
+            group.num_accumulated(),
+            self._segment.dropped(),
+            finished=not group.running,
+        )
 
     def _look_for_deaths(self, now: float) -> None:
         """Look now and then: it takes a system call for each process that is attached."""
@@ -205,7 +269,7 @@ class _Loop:
         while not self._asked.empty():
             asked = self._asked.get()
             try:
-                asked.set_result((self._core.fence, self._segment.copy(self._core.listed)))
+                asked.set_result((self._core.fence, self._segment.copy()))
             except Exception as error:  # noqa: BLE001  the caller's
                 asked.set_exception(error)
 
@@ -213,14 +277,14 @@ class _Loop:
         """Count, for those who look; a death costs the count at most the last number."""
         self._counters[what][...] += number
 
-    def _act(self) -> bool:
+    def _act(self) -> bool:  # noqa: C901  one case for each action
         """Do all that is to be done; False: this incarnation must end."""
         core, segment = self._core, self._segment
         while (action := core.next_action()) is not None:
             match action:
                 case act.Seal():
                     began = time.monotonic()
-                    self._sealed = segment.seal(core.listed)
+                    self._sealed = segment.seal()
                     core.sealed(describe(self._sealed), began)
                     self._count("seals")
                 case act.Ship(seq):
@@ -234,13 +298,16 @@ class _Loop:
                     segment.consume()
                     core.moved()
                     self._count("rounds")
-                case act.Reset(step, listed):
-                    segment.reset(step, listed)
+                case act.Reset(step):
+                    segment.reset(step)
                     core.moved()
                     self._count("resets")
                 case act.SetStep(step):
                     segment.set_step(step)
                     core.step_set()
+                case act.Finish():
+                    self._group.finish()
+                    core.finished()
                 case act.Stop():
                     self._count("refused")
                     return False
@@ -272,6 +339,10 @@ class _Loop:
 
     def _talk(self, now: float) -> None:
         """Report, if it is time; have a call at the owner that waits for a new order."""
+        if self._owner is None:
+            if now >= self._poll_from:
+                self._owner, self._poll_from = find(self._config, "owner"), now + _AGAIN
+            return
         listens = self._polls or self._core.has_answer_to_come or now < self._poll_from
         if self._core.report_due(now) <= now or not listens:
             self._count("reports")
@@ -294,7 +365,9 @@ class _Loop:
     def _heard(self, call: "Future[Order]") -> None:
         try:
             order = call.result()
-        except LOST:
+        except LOST as error:
+            if isinstance(error, ray.exceptions.ActorDiedError):
+                self._owner = None
             self._poll_from = time.monotonic() + _AGAIN
             return
         self._core.receive(order)
@@ -317,13 +390,13 @@ class _Shipping:
         self.seq = seq
         self.gradients = self.bytes = self.resent = 0
         self._fence, self._key, self._stages = fence, key, stages
-        self._pieces: dict[int, GroupPartial] = {}
+        self._pieces: dict[int, GroupPartial | Packed] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         for shard, piece in pieces:
             self.gradients = piece.count
             self.bytes += bytes_of(piece)
-            self._pieces[shard] = piece
+            self._pieces[shard] = pack(piece)
             self._send(shard)
         self.shards = frozenset(self._pieces)
 

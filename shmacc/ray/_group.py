@@ -1,20 +1,16 @@
 """The chief's side: a group over many hosts, with the calls of a group on one."""
 
-import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
-from shmacc._multihost.messages import Timing
+from shmacc._multihost.messages import Finished, Timing
 from shmacc._multihost.pieces import Plan
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.array_types import IndexArray
@@ -23,19 +19,18 @@ from shmacc._records.taken import GroupTaken
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
+    FinishedError,
     InvalidArgumentError,
     NotFoundError,
 )
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import PARKED, Link, end, find_owner
-from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, ShardedTaken, living_nodes
+from shmacc.ray._link import PATIENCE, Link, Wait, find_config, finished
+from shmacc.ray._parts import Config, HostState, ShardedTaken, check_connected, living_nodes
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0
-_HOMING = 30.0  # seconds that Ray has to put the owner where it belongs
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
@@ -87,12 +82,13 @@ class AccumulatorGroup:
 
         Raises:
             InvalidArgumentError: A bad argument, or the cluster's group of this name disagrees.
-            FailedPreconditionError: Ray is not initialised, or `if_exists` is "error" and the
-                cluster has a group of this name.
+            FailedPreconditionError: Ray is not initialised; this process has another
+                ``SHMACC_NAMESPACE`` than its node; `if_exists` is "error" and the
+                cluster has a group of this name; or a node cannot have its segment, for instance
+                since it has one from earlier that disagrees. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
-        if not ray.is_initialized():
-            raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
+        check_connected()
         names.segment_name(shared_name)
         with LocalGroup(members, reduction_type=reduction_type) as group:  # checks, fills in
             specs, reduction = group.members, group.reduction_type
@@ -112,18 +108,24 @@ class AccumulatorGroup:
             shards=arguments.limit(shards, "shards", 1 << 16) or max(1, len(wanted)),
             hosts=chosen,
             timing=timing or Timing(),
-            home=ray.get_runtime_context().get_node_id(),
+            number=uuid.uuid4().int >> 65,
         )
         Plan(specs, config.shards)
-        existing = find_owner(shared_name)
+        existing = find_config(shared_name)
         if existing is not None and if_exists == "error":
             raise FailedPreconditionError(f"The cluster has a group {shared_name!r} already")
         if existing is not None and if_exists == "replace":
-            end(existing)
-        self._adopt(_make_owner(config), name)
+            Link(existing, None).end()
+            existing = None
+        self._adopt(Link(config, 0) if existing is None else Link(existing, None), name)
         self._unlink_on_close = unlink_on_close
         self._check_agreement(specs)
-        self._wait_for_hosts(wanted)
+        try:
+            self._wait_for_hosts(wanted)
+        except BaseException:
+            if self._link.config.number == config.number:  # nobody else has made it
+                self.unlink()
+            raise
 
     @classmethod
     def attach(cls, shared_name: str, *, timeout: float | None = None) -> Self:
@@ -135,11 +137,14 @@ class AccumulatorGroup:
 
         Raises:
             NotFoundError: There is none.
+            FailedPreconditionError: Ray is not initialised, or this process has another
+                ``SHMACC_NAMESPACE`` than its node.
             DeadlineExceededError: There was none for so long.
         """
+        check_connected()
         seconds = arguments.timeout(timeout)
         until = None if seconds is None else time.monotonic() + seconds
-        while (owner := find_owner(shared_name)) is None:
+        while (config := find_config(shared_name)) is None:
             missing = f"The cluster has no group {shared_name!r}"
             if until is None:
                 raise NotFoundError(missing).with_fields(shared_name=shared_name)
@@ -147,12 +152,12 @@ class AccumulatorGroup:
                 raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
             time.sleep(_LOOK)
         self = cls.__new__(cls)
-        self._adopt(owner, None)
+        self._adopt(Link(config, None), None)
         self._unlink_on_close = False
         return self
 
-    def _adopt(self, owner: Any, name: str | None) -> None:
-        self._link = Link(owner)
+    def _adopt(self, link: Link, name: str | None) -> None:
+        self._link = link
         self._label = name or "accumulator_group"
 
     def _check_agreement(self, asked: Mapping[str, TensorSpec]) -> None:
@@ -171,14 +176,23 @@ class AccumulatorGroup:
         Ray takes a node for alive until it has missed heartbeats for half a minute.
         """
         end = time.monotonic() + _START
-        while missing := nodes - {name for name, host in self.hosts().items() if host.alive}:
-            nodes = nodes & living_nodes(None)
+        while True:
+            hosts = self.hosts()
+            missing = sorted(nodes - {name for name, host in hosts.items() if host.alive})
+            if not missing:
+                return
+            for node in missing:
+                if node in hosts and (problem := hosts[node].problem) is not None:
+                    raise FailedPreconditionError(
+                        f"Node {node} cannot have its segment of {self.shared_name!r}: {problem}"
+                    )
             if time.monotonic() > end:
                 raise DeadlineExceededError(
                     f"After {_START:g} seconds these nodes have no segment of "
-                    f"{self.shared_name!r}: {', '.join(sorted(missing))}"
+                    f"{self.shared_name!r}: {', '.join(missing)}"
                 )
             time.sleep(_LOOK)
+            nodes = nodes & living_nodes(None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shared_name!r} over Ray>"
@@ -312,43 +326,93 @@ class AccumulatorGroup:
 
         Raises:
             DeadlineExceededError: The timeout (seconds) passed.
+            FinishedError: The group is finished; but a step that is past `after` is returned.
             InvalidArgumentError: A bad argument.
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        until = None if seconds is None else time.monotonic() + seconds
+        wait = Wait(seconds)
         while True:
-            left = PARKED if until is None else max(0.0, min(PARKED, until - time.monotonic()))
-            step: int | None = self._link.call("wait_step", past, left)
-            if step is not None:
-                return step
-            if until is not None and time.monotonic() >= until:
+            match self._link.wait("wait_step", past, wait=wait):
+                case int(step):
+                    return step
+                case Finished():
+                    raise finished(self._link)
+            if wait.is_over():
                 step, accumulated, *_ = self._state()
                 raise DeadlineExceededError(
                     f"The global step is {step}, not past {past}, after {seconds:g} seconds"
                 ).with_fields(step=step, accumulated=accumulated)
 
+    def steps(self, *, timeout: float | None = None) -> Iterator[int]:
+        """Return the step at once, then the newest whenever it has moved on, until finished.
+
+        As on one host, where a worker has it of its segment, which ends with the group.
+
+        Args:
+            timeout: Seconds, for each wait; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The timeout passed, in this wait.
+            InvalidArgumentError: A bad argument.
+        """
+        arguments.timeout(timeout)
+        return self._steps(timeout)
+
+    def _steps(self, timeout: float | None) -> Iterator[int]:
+        step = self.global_step
+        while self.running:
+            yield step
+            try:
+                step = self.wait_step(step, timeout=timeout)
+            except FinishedError:
+                return
+
+    def finish(self) -> None:
+        """End the run, for good and on all hosts.
+
+        From now on applies return False, and takes, rounds and waits for a step, of chiefs and of
+        workers, those that wait now and later ones, raise FinishedError. A block that is open goes
+        on to its end first. A worker that calls its segment's `finish` does the same.
+        """
+        self._link.call("finish")
+
+    @property
+    def running(self) -> bool:
+        """Whether nobody has called `finish`."""
+        running: bool = self._link.call("running")
+        return running
+
     def cancel(self) -> None:
         """End every take and round that waits now, of all chiefs, with CancelledError."""
         self._link.call("cancel")
 
-    def snapshot(self) -> GroupTaken:
+    def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
         """Return what a take would give now; consumes nothing, seals nothing, waits for no number.
 
         What each living host has at an instant of its own, during this call.
 
         Raises:
+            DeadlineExceededError: After the timeout (seconds) a host had not answered; which one.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
             OutOfRangeError: An integer result does not fit its dtype.
         """
-        return parts_of_hosts(self._link).taken()
+        return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).taken()
 
-    def contributors(self) -> IndexArray:
-        """Return who is in the open round, of all living hosts: int64, ascending."""
-        return parts_of_hosts(self._link).contributors()
+    def contributors(self, *, timeout: float | None = PATIENCE) -> IndexArray:
+        """Return who is in the open round, of all living hosts: int64, ascending.
 
-    def stats(self) -> dict[str, Stats]:
-        """Return the counters of each living host's segment, by the id of its node."""
-        return stats_of_hosts(self._link)
+        Raises:
+            DeadlineExceededError: As of `snapshot`.
+        """
+        return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).contributors()
+
+    def stats(self, *, timeout: float | None = PATIENCE) -> dict[str, Stats]:
+        """Return the counters of each living host's segment, by the id of its node.
+
+        Raises:
+            DeadlineExceededError: After the timeout (seconds) a host had not answered; which one.
+        """
+        return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def close(self) -> None:
         """Let go of the group. It stays in the cluster, unless `unlink_on_close`."""
@@ -358,42 +422,16 @@ class AccumulatorGroup:
             self._link.closed = True
 
     def unlink(self) -> None:
-        """Remove the group: its actors, and the segments' names on all nodes."""
+        """Remove the group: its actors, and the segments' names on all nodes.
+
+        A node that cannot be reached keeps its names: a warning (logger ``shmacc``) says so.
+        """
         if not self._link.closed:
-            end(self._link.owner)
+            left = self._link.end()
             self._link.closed = True
-
-
-def _make_owner(config: Config) -> Any:
-    """Make the owner, on this process's node, or return the one that there is.
-
-    Ray may put it elsewhere while the node to which it turns does not know this one yet: a link
-    between chief and owner that is cut would then cost a round that all others could have. It is
-    made again in that case, as long as it has done nothing.
-    """
-    existed = find_owner(config.name) is not None
-    there = NodeAffinitySchedulingStrategy(config.home, soft=True)  # a restart may be elsewhere
-    end_at = time.monotonic() + _HOMING
-    while True:
-        owner = (
-            ray.remote(OwnerActor)
-            .options(
-                name=config.actor("owner"),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=-1,
-                max_concurrency=10_000,
-                num_cpus=0,
-                scheduling_strategy=there,
-            )
-            .remote(config)
-        )
-        with contextlib.suppress(*LOST):  # another chief makes it again at the same time
-            if existed or ray.get(owner.is_at_home.remote()):
-                return owner
-            if time.monotonic() > end_at:
-                _logger.warning("The owner of %r is not on this node: %s", config.name, config.home)
-                return owner
-            ray.kill(owner, no_restart=True)
-        time.sleep(_LOOK)
+            if left:
+                _logger.warning(
+                    "Nodes that did not answer may have names of %r left in /dev/shm: %s",
+                    self.shared_name,
+                    ", ".join(left),
+                )

@@ -1,5 +1,6 @@
 """What a chief asks of the hosts themselves: copies of what they have, and their counters."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,13 +8,13 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._multihost.messages import Fence
 from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial, GroupTaken
-from shmacc.ray._link import Link
+from shmacc.errors import DeadlineExceededError
+from shmacc.ray._link import Link, Wait, wait_for_all
 from shmacc.ray._parts import LOST
-
-_PATIENCE = 10.0  # seconds that a forwarder's thread has for a copy
 
 
 @dataclass(frozen=True)
@@ -45,39 +46,52 @@ class HostsParts:
         return np.unique(np.concatenate([none, *(part.contributors for part in self.parts)]))
 
 
-def parts_of_hosts(link: Link) -> HostsParts:
+def parts_of_hosts(link: Link, wait: Wait) -> HostsParts:
     """Return copies of what living hosts have of the owner's fence.
 
     A host that is at an earlier fence has nothing of the owner's yet: what it has does not count.
     If one is at a later fence, the owner has moved on meanwhile, and all are asked again.
+
+    Raises:
+        DeadlineExceededError: The owner or a host has not answered in time.
     """
     while True:
-        step = link.call("state")[0]
-        fence, forwarders = link.call("forwarders")
-        found = _ask(forwarders, "copy", _PATIENCE).values()
+        step = link.call("state", until=wait.until)[0]
+        fence, copies = _ask(link, wait, "copy")
+        found = list(copies.values())
         fences = [at for at, _ in found if at is not None]
-        if max([fence, *fences]) == fence and link.call("state")[0] == step:
-            return HostsParts(
-                link, step, [part for at, part in found if at == fence and part.count]
-            )
+        is_newest = max([fence, *fences]) == fence
+        if is_newest and link.call("state", until=wait.until)[0] == step:
+            parts = [part for at, part in found if at == fence and part.count]
+            return HostsParts(link, step, parts)
 
 
-def stats_of_hosts(link: Link) -> dict[str, Stats]:
-    """Return the counters of living hosts' segments."""
-    _, forwarders = link.call("forwarders")
-    found: dict[str, Stats] = _ask(forwarders, "stats")
+def stats_of_hosts(link: Link, wait: Wait) -> dict[str, Stats]:
+    """Return the counters of living hosts' segments.
+
+    Raises:
+        DeadlineExceededError: The owner or a host has not answered in time.
+    """
+    found: dict[str, Stats] = _ask(link, wait, "stats")[1]
     return found
 
 
-def _ask(forwarders: dict[str, Any], method: str, *args: Any) -> dict[str, Any]:
-    """Call forwarders; those that are lost do not answer, as if they were not alive."""
-    calls = {
-        name: getattr(forwarder, method).remote(*args) for name, forwarder in forwarders.items()
-    }
+def _ask(link: Link, wait: Wait, method: str) -> tuple[Fence, dict[str, Any]]:
+    """Call forwarders; those that are lost do not answer, as if they were not alive.
+
+    Returns:
+        The fence before that, and the answers by node.
+    """
+    fence, forwarders = link.call("forwarders", until=wait.until)
+    calls = {getattr(each, method).remote(): name for name, each in forwarders.items()}
+    ended = wait_for_all(list(calls), wait.until)
+    if silent := sorted(name for call, name in calls.items() if call not in ended):
+        raise DeadlineExceededError(
+            f"Forwarders of {link.config.name!r} have not answered: those of the nodes "
+            f"{', '.join(silent)}. They are stopped, or cut off"
+        )
     found: dict[str, Any] = {}
-    for name, call in calls.items():
-        try:
-            found[name] = ray.get(call)
-        except LOST:
-            continue
-    return found
+    for call in ended:
+        with contextlib.suppress(*LOST):
+            found[calls[call]] = ray.get(call)
+    return fence, found

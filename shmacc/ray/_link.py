@@ -1,76 +1,281 @@
-"""What a chief's group and its rounds have in common: the way to the owner."""
+"""What a chief's group and its rounds have in common: the way to the owner.
+
+The owner is on the node of the chief that made it, and nowhere else: a link between the two that
+is cut would cost a round that all others could have. If it dies, the next chief that calls it makes
+another one, on its own node, which does not know the step until it is told. Ray starts none again:
+it would take any node, and it counts an owner that has never been anywhere as one that died, if the
+node that was to find a place for it is lost; such an owner would refuse rounds from the start.
+
+Every call ends: with an answer, or with an error that says which part on which node did not give
+one. A part may be stopped or swapped out and not dead, and Ray never tells.
+"""
 
 import contextlib
-import functools
+import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.pieces import Plan
-from shmacc.errors import FailedPreconditionError
-from shmacc.ray._parts import LOST, NAMESPACE, Config, find
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
+from shmacc.ray._owner import OwnerActor, places_of
+from shmacc.ray._parts import LOST, NAMESPACE, Config, find, find_actor, living_nodes
 
 PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
+
+PATIENCE = 60.0
+"""Seconds that a call which waits for nothing has for its answer."""
+
+ANSWER = 1.0
+"""Seconds that an answer may take after the time that its call was to wait."""
+
+_AGAIN = 0.1  # until a call that failed is tried again
+_LOOK = 10.0  # seconds that a part has to say what its group was made with
+_END = 15.0  # seconds that forwarders have to remove their names
+
+
+class Wait:
+    """A wait for something that the owner has to say, which calls it again and again meanwhile.
+
+    Args:
+        seconds: How long; None: for ever.
+
+    Attributes:
+        until: The time (monotonic) by which an answer must have come.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self.until = self._end + ANSWER
+
+    def parked(self) -> float:
+        """Return for how many seconds the owner may keep the next call."""
+        return max(0.0, min(PARKED, self._end - time.monotonic()))
+
+    def left(self) -> float | None:
+        """Return for how many seconds to wait for an answer now; None: for ever."""
+        return None if math.isinf(self.until) else max(0.0, self.until - time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() >= self._end
 
 
 class Link:
     """A chief's way to the owner.
 
+    Args:
+        config: What the group is to be made with, if there is none of this name.
+        step: Of the owner, if there is none; None: the group is there, and the owner has died.
+
     Attributes:
-        owner: The actor.
         config: What the group was made with.
         plan: Which row is at which shard.
         closed: Whether the chief has let go of the group.
     """
 
-    def __init__(self, owner: Any) -> None:
-        self.owner = owner
-        self.config: Config = ray.get(owner.config.remote())
+    def __init__(self, config: Config, step: int | None) -> None:
+        self._owner, self.config, self._node = _make_owner(config, step)
         self.plan = Plan(self.config.members, self.config.shards)
         self.closed = False
+        self._shards: list[Any] = []
 
-    @functools.cached_property
     def shards(self) -> list[Any]:
-        """The actors of the shards. Ray starts one that has died again, as the same actor."""
-        return [find(self.config, f"shard {number}") for number in range(self.config.shards)]
+        """Return the actors of the shards; Ray starts one that has died again, as the same one."""
+        end = time.monotonic() + PATIENCE
+        while not self._shards:
+            found = [find(self.config, f"shard {n}") for n in range(self.config.shards)]
+            if None not in found:
+                self._shards = found
+            elif time.monotonic() > end:
+                raise FailedPreconditionError(f"Shards of {self.config.name!r} are not there")
+            else:
+                time.sleep(_AGAIN)
+        return self._shards
+
+    def where(self, shards: list[int]) -> str:
+        """Return, for messages, on which nodes these shards are."""
+        try:
+            places = ray.util.placement_group_table(places_of(self.config))["bundles_to_node_id"]
+        except ValueError:  # on chosen nodes there are none
+            return "they are stopped, or cut off"
+        nodes = ", ".join(f"{number} on node {places[number]}" for number in shards)
+        return f"they are stopped, or cut off: {nodes}"
 
     def lost_shard(self, error: Exception) -> None:
         """Find the shards again, if Ray has given one up: an owner may have made another one."""
         if isinstance(error, ray.exceptions.ActorDiedError):
-            self.__dict__.pop("shards", None)
+            self._shards = []
 
-    def call(self, method: str, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
-        """Call the owner; again if it is being started again. All its methods may be repeated.
+    def call(
+        self,
+        method: str,
+        *args: Any,
+        until: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Call the owner; again, and another one, if it is lost. All its methods may be repeated.
+
+        Args:
+            method: Of `OwnerActor`.
+            *args: Its arguments.
+            until: The time (monotonic) until which it has to answer; None: `PATIENCE` from now.
+            **options: Its options.
 
         Raises:
-            FailedPreconditionError: The handle is closed, or the owner does not come back.
+            FailedPreconditionError: The handle is closed, or the group was removed.
+            DeadlineExceededError: The owner has not answered.
         """
         if self.closed:
             raise FailedPreconditionError("The group is closed")
-        end = time.monotonic() + timeout
+        end = time.monotonic() + PATIENCE if until is None else until
         while True:
+            left = None if math.isinf(end) else max(0.0, end - time.monotonic())
             try:
-                return ray.get(getattr(self.owner, method).remote(*args, **options))
+                return ray.get(getattr(self._owner, method).remote(*args, **options), timeout=left)
+            except ray.exceptions.GetTimeoutError:
+                raise self._no_answer() from None
             except LOST as error:
-                if time.monotonic() > end or isinstance(error, ray.exceptions.ActorDiedError):
-                    raise FailedPreconditionError(
-                        f"The owner of {self.config.name!r} is not there: {error}"
-                    ) from error
-                time.sleep(0.1)
+                if time.monotonic() > end:
+                    raise self._no_answer() from error
+                time.sleep(_AGAIN)
+                if isinstance(error, ray.exceptions.ActorDiedError):
+                    self._make_another(error)
+
+    def wait(self, method: str, *args: Any, wait: "Wait", **options: Any) -> Any:
+        """Call the owner, which is to answer within `wait.parked` seconds, its last argument.
+
+        Raises:
+            As `call`; the owner has until the end of the wait to answer.
+        """
+        return self.call(method, *args, wait.parked(), until=wait.until, **options)
+
+    def _no_answer(self) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"The owner of {self.config.name!r}, on node {self._node}, does not answer: it is "
+            "stopped, or cut off"
+        )
+
+    def _make_another(self, error: Exception) -> None:
+        if find_config(self.config.name) is None:
+            raise FailedPreconditionError(
+                f"The cluster has no group {self.config.name!r} any more"
+            ) from error
+        self._owner, _, self._node = _make_owner(self.config, None)
+
+    def end(self) -> list[str]:
+        """Remove the group; return the nodes that have not said that they removed its names.
+
+        The owner ends last: until then no other chief makes one.
+        """
+        config = self.config
+        ray.wait([self._owner.stop.remote()], timeout=ANSWER)
+        nodes = living_nodes(config.hosts)
+        found = {node: find(config, f"forwarder {node}") for node in nodes}
+        left = end_parts(found)
+        shards = [find(config, f"shard {number}") for number in range(config.shards)]
+        for actor in [*shards, self._owner]:
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
+        with contextlib.suppress(ValueError):
+            ray.util.remove_placement_group(places_of(config))
+        return left
 
 
-def find_owner(name: str) -> Any | None:
-    """Return the owner of the cluster's group of that name."""
-    try:
-        return ray.get_actor(f"{name}/owner", namespace=NAMESPACE)
-    except ValueError:
-        return None
+def finished(link: Link) -> FinishedError:
+    """Return the error of those who wait for something of a group that is finished."""
+    return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
 
 
-def end(owner: Any) -> None:
-    """Remove the group that an owner has, and the owner."""
-    with contextlib.suppress(*LOST):
-        ray.get(owner.end.remote())
-    ray.kill(owner, no_restart=True)
+def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
+    """End actors by node; return the nodes that have not said so: their names may be left."""
+    left = set(actors)
+    calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
+    for call in wait_for_all(list(calls), time.monotonic() + _END):
+        with contextlib.suppress(*LOST):
+            ray.get(call)
+            left.discard(calls[call])
+    for actor in actors.values():
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+    return sorted(left)
+
+
+def wait_for_all(calls: list[Any], until: float) -> list[Any]:
+    """Return the calls that have ended, when all have, or it is time (monotonic)."""
+    if not calls:
+        return []
+    left = None if math.isinf(until) else max(0.0, until - time.monotonic())
+    return list(ray.wait(calls, num_returns=len(calls), timeout=left)[0])
+
+
+def find_config(name: str) -> Config | None:
+    """Return what the cluster's group of that name was made with; None: there is none.
+
+    Its owner may have died; then a forwarder knows.
+
+    Raises:
+        DeadlineExceededError: Its parts do not answer.
+    """
+    parts = [f"{name}/owner", *(f"{name}/forwarder {node}" for node in sorted(living_nodes(None)))]
+    silent = []
+    for part in parts:
+        if (actor := find_actor(part)) is not None:
+            try:
+                config: Config = ray.get(actor.config.remote(), timeout=_LOOK)
+            except ray.exceptions.GetTimeoutError:
+                silent.append(part)
+            except LOST:
+                continue
+            else:
+                return config
+    if silent:
+        raise DeadlineExceededError(
+            f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
+            "their nodes are cut off"
+        )
+    return None
+
+
+def _make_owner(config: Config, step: int | None) -> tuple[Any, Config, str]:
+    """Make the owner on this process's node, or find it; return it, its config and its node.
+
+    Raises:
+        DeadlineExceededError: It does not answer.
+        FailedPreconditionError: Ray does not start it.
+    """
+    end = time.monotonic() + PATIENCE
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    while True:
+        owner = (
+            ray.remote(OwnerActor)
+            .options(
+                name=config.actor("owner"),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_concurrency=10_000,
+                num_cpus=0,
+                scheduling_strategy=here,
+            )
+            .remote(config, step)
+        )
+        try:
+            left = max(0.0, end - time.monotonic())
+            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)
+        except ray.exceptions.GetTimeoutError:
+            raise DeadlineExceededError(
+                f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
+            ) from None
+        except LOST as error:  # it has died, or the node that was to find its place is lost
+            if time.monotonic() > end:
+                raise FailedPreconditionError(
+                    f"Ray does not start the owner of {config.name!r}: {error}"
+                ) from error
+            time.sleep(_AGAIN)
+        else:
+            return owner, *known

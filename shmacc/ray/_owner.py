@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,48 +19,53 @@ from shmacc._multihost.messages import (
     Answer,
     BatchKey,
     Fence,
+    Finished,
     Order,
     Report,
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc.ray._forwarder import ForwarderActor
-from shmacc.ray._parts import NAMESPACE, Config, HostState, living_nodes, was_restarted
+from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, living_nodes
 from shmacc.ray._shard import ShardActor
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _LOOK_FOR_NODES = 1.0
+_AGAIN = 0.2  # until another forwarder is made, where one has ended
+_AT_MOST = 30.0  # the same, if it ends again and again
+_SERVED = 10.0  # one that has gone on for so long had started well
+
+_logger = logging.getLogger("shmacc")
 
 
 class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
-    An owner that Ray has started again does not know the step. Its term is the time: later than
-    that of the one before it, which was dead by then.
+    The step is None of one that takes the place of another, which has died: it does not know it.
+    Its term is the time: later than that of the one before it, which was dead by then.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, step: int | None) -> None:
         self._config = config
-        restarted = was_restarted()
-        term = time.time_ns() // 1_000_000
-        self._core = OwnerCore(term, None if restarted else 0, config.timing)
+        self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing)
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
         self._places: PlacementGroup | None = None
         self._shards: list[Any] = []
         self._forwarders: dict[str, Any] = {}
+        self._problems: dict[str, str] = {}  # from node to why its forwarder did not start
 
     async def config(self) -> Config:
-        """Return what the group was made with; the first call starts everything."""
-        self._start()
+        """Return what the group was made with."""
         return self._config
 
-    async def is_at_home(self) -> bool:
-        """Whether it is on the node where it belongs."""
-        return bool(ray.get_runtime_context().get_node_id() == self._config.home)
+    async def place(self) -> tuple[Config, str]:
+        """Return that and the node on which it is; the first call starts everything."""
+        self._start()
+        return self._config, ray.get_runtime_context().get_node_id()
 
     async def pid(self) -> int:
         """Return the process that the owner is."""
@@ -71,6 +77,7 @@ class OwnerActor:
         """See `OwnerCore.enrol`."""
         self._start()
         incarnation = self._core.enrol(host, time.monotonic())
+        self._problems.pop(host, None)
         self._wake()
         return incarnation
 
@@ -106,16 +113,28 @@ class OwnerActor:
         self._core.missing(ticket, keys, time.monotonic())
         self._wake()
 
+    async def finish(self) -> None:
+        """See `OwnerCore.finish`."""
+        self._start()
+        self._core.finish(time.monotonic())
+        self._wake()
+
+    async def running(self) -> bool:
+        """Whether nobody has called `finish`."""
+        return not self._core.finished
+
     async def cancel(self) -> None:
         """See `OwnerCore.cancel`."""
         self._core.cancel(time.monotonic())
         self._wake()
 
-    async def wait_step(self, after: int, wait: float) -> int | None:
+    async def wait_step(self, after: int, wait: float) -> int | Finished | None:
         """Return the step if it is past `after`, or is so within `wait` seconds; else None."""
         self._start()
-        await self._park(wait, lambda: not self._is_past(after))
-        return self._core.step if self._is_past(after) else None
+        await self._park(wait, lambda: not (self._is_past(after) or self._core.finished))
+        if self._is_past(after):
+            return self._core.step
+        return Finished() if self._core.finished else None
 
     def _is_past(self, after: int) -> bool:
         return self._core.is_ready and self._core.step > after
@@ -145,24 +164,20 @@ class OwnerActor:
         self._start()
         self._core.tick(time.monotonic())
         hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
+        for node, problem in self._problems.items():
+            hosts[node] = HostState(alive=False, accumulated=0, problem=problem)
         return self._core.step, self._core.accumulated, hosts, asdict(self._core.counters)
 
-    async def end(self) -> None:
-        """Remove everything but this actor."""
+    async def stop(self) -> None:
+        """Start nothing again: the group is about to be removed."""
         for task in self._tasks:
             task.cancel()
-        calls = [forwarder.end.remote() for forwarder in self._forwarders.values()]
-        await asyncio.gather(*calls, return_exceptions=True)
-        for actor in [*self._forwarders.values(), *self._shards]:
-            ray.kill(actor, no_restart=True)
-        if self._places is not None:
-            ray.util.remove_placement_group(self._places)
 
     # What goes on all the time
 
     def _start(self) -> None:
         if not self._tasks:
-            self._places = self._make_places()
+            self._places = _make_places(self._config)
             self._shards = [self._make_shard(number) for number in range(self._config.shards)]
             self._tasks = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._tend())]
 
@@ -180,31 +195,37 @@ class OwnerActor:
 
     async def _tend(self) -> None:
         """Give each node that is alive a forwarder, nodes that join later, too."""
+        kept: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                alive = await asyncio.to_thread(living_nodes, self._config.hosts)
+                for node in alive - kept.keys():
+                    kept[node] = asyncio.ensure_future(self._keep_forwarder(node))
+                for node in kept.keys() - alive:
+                    kept.pop(node).cancel()
+                    self._forwarders.pop(node, None)
+                    self._problems.pop(node, None)
+                await asyncio.sleep(_LOOK_FOR_NODES)
+        finally:
+            for task in kept.values():
+                task.cancel()
+
+    async def _keep_forwarder(self, node: str) -> None:
+        """Have a forwarder serve on a node; make another when it ends, ever more slowly."""
+        pause = _AGAIN
         while True:
-            alive = await asyncio.to_thread(living_nodes, self._config.hosts)
-            heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
-            # Again, if it is silent: Ray gives up an actor whose node some other node has not heard
-            # of yet, and then there is none; else this finds the one that there is.
-            for node in sorted(alive - (self._forwarders.keys() & heard)):
-                self._forwarders[node] = self._make_forwarder(node)
-            for node in self._forwarders.keys() - alive:
-                del self._forwarders[node]
-            await asyncio.sleep(_LOOK_FOR_NODES)
-
-    def _make_places(self) -> "PlacementGroup | None":
-        """Have Ray find a place for each shard, on as many nodes as it can; or find them again.
-
-        Without that it starts each one anywhere: two of two on one node, behind one NIC. If a node
-        dies, it finds other places for the shards that were there. A byte of memory is what each
-        place is of, since there must be something. On chosen nodes alone Ray cannot do this.
-        """
-        if self._config.hosts is not None:
-            return None
-        name = self._config.actor("places")
-        with contextlib.suppress(ValueError):
-            return ray.util.get_placement_group(name)
-        places = [{"memory": 1.0}] * self._config.shards
-        return ray.util.placement_group(places, strategy="SPREAD", name=name, lifetime="detached")
+            began = time.monotonic()
+            forwarder = self._forwarders[node] = self._make_forwarder(node)
+            try:
+                await forwarder.serve.remote()
+            except LOST:  # its process has died, or it got no place since some node was not known
+                pass
+            except ray.exceptions.RayTaskError as error:
+                self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
+                _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
+                ray.kill(forwarder)
+            pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
+            await asyncio.sleep(pause)
 
     def _make_shard(self, number: int) -> Any:
         where: Any = "SPREAD"
@@ -212,7 +233,9 @@ class OwnerActor:
             where = PlacementGroupSchedulingStrategy(
                 self._places, placement_group_bundle_index=number
             )
-        made = self._options(ShardActor, f"shard {number}", scheduling_strategy=where)
+        made = self._options(
+            ShardActor, f"shard {number}", scheduling_strategy=where, max_restarts=-1
+        )
         return made.remote(self._config, number)
 
     def _make_forwarder(self, node: str) -> Any:
@@ -228,7 +251,6 @@ class OwnerActor:
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            max_restarts=-1,
             num_cpus=0,
             **options,
         )
@@ -258,3 +280,31 @@ class OwnerActor:
                 return
             if once:
                 return
+
+
+def _make_places(config: Config) -> "PlacementGroup | None":
+    """Have Ray find a place for each shard, on as many nodes as it can; or find them again.
+
+    Without that it starts each one anywhere: two of two on one node, behind one NIC. If a node
+    dies, it finds other places for the shards that were there. A byte of memory is what each
+    place is of, since there must be something. On chosen nodes alone Ray cannot do this.
+    """
+    if config.hosts is not None:
+        return None
+    with contextlib.suppress(ValueError):
+        return places_of(config)
+    return ray.util.placement_group(
+        [{"memory": 1.0}] * config.shards,
+        strategy="SPREAD",
+        name=config.actor("places"),
+        lifetime="detached",
+    )
+
+
+def places_of(config: Config) -> "PlacementGroup":
+    """Return the places of the shards.
+
+    Raises:
+        ValueError: There are none.
+    """
+    return ray.util.get_placement_group(config.actor("places"))

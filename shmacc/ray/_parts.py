@@ -1,16 +1,18 @@
 """What the actors are made with, how they are found, and what is handed to the chief."""
 
-import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._gradients.spec import TensorSpec
+from shmacc._layout import names
 from shmacc._multihost.messages import BatchKey, Opened, Timing
 from shmacc._records.taken import GroupTaken
+from shmacc.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-LOST = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
-"""What a call raises whose actor has died, or is being started again."""
+LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.ActorUnschedulableError,
+)
+"""What a call raises whose actor has died, is out of reach, or never got a place on its node."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Config:
         shards: How many there are.
         hosts: The ids of the nodes that take part; None: all.
         timing: How long the parts wait for each other.
-        home: The id of the first chief's node, where the owner belongs.
+        number: Of this group: no other one has it, and so a segment is known to be of this one.
     """
 
     name: str
@@ -44,7 +50,7 @@ class Config:
     shards: int
     hosts: frozenset[str] | None
     timing: Timing
-    home: str
+    number: int
 
     def actor(self, part: str) -> str:
         """Return the name of an actor."""
@@ -56,20 +62,35 @@ def counters_of(name: str) -> str:
     return f"{name}.forwarder"
 
 
-def was_restarted() -> bool:
-    """Whether Ray has started this actor again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a call within Ray
-        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+def find(config: Config, part: str) -> Any | None:
+    """Return the handle of an actor; None: there is none now."""
+    return find_actor(config.actor(part))
 
 
-def find(config: Config, part: str) -> Any:
-    """Return the handle of an actor.
+def find_actor(name: str) -> Any | None:
+    """Return the handle of an actor of that name; None: there is none now."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def check_connected() -> None:
+    """Refuse a process that is not connected to Ray, or whose names are not those of its node.
 
     Raises:
-        ValueError: There is none.
+        FailedPreconditionError: It is one; the message says what to do.
     """
-    return ray.get_actor(config.actor(part), namespace=NAMESPACE)
+    if not ray.is_initialized():
+        raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
+    ours, theirs = names.current_namespace(), ray.get(asked.remote())
+    if ours != theirs:
+        raise FailedPreconditionError(
+            f"{names.NAMESPACE_VARIABLE} is {ours!r} in this process, and {theirs!r} in Ray's on "
+            "its node: they would not find each other's segments. Start both with the same"
+        )
 
 
 def living_nodes(chosen: Collection[str] | None) -> set[str]:
@@ -85,10 +106,12 @@ class HostState:
     Attributes:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
+        problem: Why its forwarder could not start, if it could not; it is tried again.
     """
 
     alive: bool
     accumulated: int
+    problem: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A chief's round over all hosts: asking for it, having the shards add up, ending it."""
 
 import contextlib
+import math
 import threading
 import time
 import uuid
@@ -12,17 +13,30 @@ from typing import Any, Generic, TypeVar, cast
 import ray
 
 from shmacc._gradients import arguments
-from shmacc._multihost.messages import BatchKey, Died, Loss, NotReady, Opened, Waiting
+from shmacc._multihost.messages import (
+    BatchKey,
+    Conflict,
+    Died,
+    Ended,
+    Finished,
+    Loss,
+    NotReady,
+    Opened,
+    Waiting,
+)
 from shmacc._multihost.pieces import Joining
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import (
+    AlreadyExistsError,
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
+    ShmaccError,
     WorkerDiedError,
 )
-from shmacc.ray._link import PARKED, Link
+from shmacc.ray._link import ANSWER, Link, Wait, finished
+from shmacc.ray._packed import unpack
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
@@ -56,11 +70,15 @@ class Round(Generic[_Result]):
         """Wait for the gradients and open the round.
 
         Raises:
-            DeadlineExceededError: The timeout passed.
+            DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for
+                a second after it, and which one.
             WorkerDiedError: A host was lost, or a process that had applied died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`; or it is gone.
+            AlreadyExistsError: The same contributor was accepted on two hosts in two steps one
+                after the other. (Once is a worker that moved, and costs one step.)
+            FinishedError: The group is finished.
             CancelledError: ``cancel()``; or the owner has not heard of this process for
                 ``timing.chief_lease``.
             OutOfRangeError: An integer result does not fit its dtype.
@@ -75,34 +93,22 @@ class Round(Generic[_Result]):
             raise
 
     def _enter(self) -> _Result:
-        link = self._link
-        end = None if self._timeout is None else time.monotonic() + self._timeout
+        link, wait = self._link, Wait(self._timeout)
         while True:
-            left = PARKED if end is None else max(0.0, min(PARKED, end - time.monotonic()))
-            answer = link.call("ask", self._ticket, self._required, left, tell=self._tell)
+            answer = link.wait("ask", self._ticket, self._required, wait=wait, tell=self._tell)
             match answer:
                 case Opened():
                     if self._heartbeat is None:
                         self._heartbeat = _Heartbeat(link, self._ticket, self._required)
-                    result = self._fetch(answer)
+                    result = self._fetch(answer, wait.until)
                     if not isinstance(result, Missing):
                         return cast("_Result", result)  # as `sharded` says
                     link.call("missing", self._ticket, result.keys)
                 case Waiting():
-                    if end is not None and time.monotonic() >= end:
+                    if wait.is_over():
                         raise self._deadline_exceeded(answer)
-                case Died(losses):
-                    raise _worker_died(losses)
-                case NotReady():
-                    raise FailedPreconditionError(
-                        f"The owner of {link.config.name!r} was started again and does not know "
-                        "the step: call set_global_step with that of your parameters"
-                    )
                 case _:
-                    raise CancelledError(
-                        f"The wait for a round of {link.config.name!r} was ended: by cancel(), or "
-                        "because this process was silent for too long"
-                    )
+                    raise _error_of(answer, link)
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
         hosts = f"{len(answer.hosts)} hosts: {', '.join(answer.hosts)}"
@@ -111,17 +117,17 @@ class Round(Generic[_Result]):
             f"global step is {answer.step}; alive are {hosts}"
         ).with_fields(accumulated=answer.accumulated, required=self._required, step=answer.step)
 
-    def _fetch(self, opened: Opened) -> Any:
+    def _fetch(self, opened: Opened, until: float) -> Any:
         """Have the shards add up; Missing: some have lost pieces."""
         link = self._link
         numbers = [number for number in range(link.config.shards) if opened.of_shard(number)]
-        actors = link.shards
+        actors = link.shards()
         missing: set[BatchKey] = set()
 
         def arrived(results: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
             """Wait for results of shards; what came, in the order in which it came."""
             shards = {result: number for number, result in results.items()}
-            for result in as_completed(shards):
+            for result in self._completed(shards, until):
                 try:
                     found = result.result()
                 except LOST as error:
@@ -133,7 +139,7 @@ class Round(Generic[_Result]):
                     if isinstance(found, Missing):
                         missing.update(found.keys)
                     else:
-                        yield shards[result], found
+                        yield shards[result], unpack(found)
 
         if self._sharded:
             calls = {n: actors[n].run.remote(opened, _nothing, ()) for n in numbers}
@@ -151,6 +157,17 @@ class Round(Generic[_Result]):
             joining.add(number, part)
         return Missing(tuple(missing)) if missing else joining.taken()
 
+    def _completed(self, shards: Mapping[Any, int], until: float) -> Iterator[Any]:
+        left = None if math.isinf(until) else max(0.0, until - time.monotonic())
+        try:
+            yield from as_completed(shards, left)
+        except TimeoutError:
+            silent = sorted(number for call, number in shards.items() if not call.done())
+            raise DeadlineExceededError(
+                f"Shards {', '.join(map(str, silent))} of {self._link.config.name!r} have not "
+                f"answered: {self._link.where(silent)}"
+            ) from None
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -162,6 +179,7 @@ class Round(Generic[_Result]):
         Raises:
             FailedPreconditionError: The round has ended before its block; or the owner died just
                 now, and whether the round was consumed is not known.
+            DeadlineExceededError: The owner does not answer, and that is not known, either.
         """
         if kind is not None:
             self._give_up()
@@ -178,8 +196,9 @@ class Round(Generic[_Result]):
 
     def _give_up(self) -> None:
         self._rest()
-        with contextlib.suppress(FailedPreconditionError):
-            self._link.call("leave", self._ticket, timeout=5.0, consume=False)
+        with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
+            until = time.monotonic() + ANSWER
+            self._link.call("leave", self._ticket, until=until, consume=False)
 
     def _rest(self) -> None:
         if self._heartbeat is not None:
@@ -198,11 +217,35 @@ class _Heartbeat:
     def _run(self) -> None:
         pause = self._link.config.timing.chief_lease / 4
         while not self._stopped.wait(pause):
-            with contextlib.suppress(FailedPreconditionError):
+            with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
                 self._link.call("ask", self._ticket, self._required, 0.0, tell=False)
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link) -> ShmaccError:
+    """Return the error for an answer after which there is nothing to wait for."""
+    match answer:
+        case Died(losses):
+            return _worker_died(losses)
+        case Conflict(contributor, hosts):
+            return AlreadyExistsError(
+                f"Contributor {contributor} was accepted on hosts {hosts[0]} and {hosts[1]}, and "
+                "again in the next step: processes on both apply as this contributor. End one"
+            )
+        case NotReady():
+            return FailedPreconditionError(
+                f"The owner of {link.config.name!r} was started again and does not know the step: "
+                "call set_global_step with that of your parameters"
+            )
+        case Finished():
+            return finished(link)
+        case Ended():
+            return CancelledError(
+                f"The wait for a round of {link.config.name!r} was ended: by cancel(), or because "
+                "this process was silent for too long"
+            )
 
 
 def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:

@@ -25,23 +25,26 @@ class Table:
         core = ForwarderCore(host, incarnation, TIMING, segment.token)
         self.hosts[host] = core, segment
 
+    @staticmethod
+    def observe(core: ForwarderCore, segment: Segment) -> None:
+        count, dropped = len(segment.content), segment.dropped
+        core.observe(segment.step, count, dropped, finished=segment.finished)
+
     def hear(self, *hosts: str) -> None:
         """Each host reports, and gets its order; it does not follow it yet."""
         for host in hosts or self.hosts:
             core, segment = self.hosts[host]
-            present = frozenset(core.watched & segment.contributors())
-            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            self.observe(core, segment)
             report = core.report(self.now)
             self.owner.report(report, self.now)
             core.receive(self.owner.order(host, report.incarnation))
 
-    def act(self, host: str) -> list[object]:
+    def act(self, host: str) -> list[object]:  # noqa: C901  one case for each action
         """A host does what its order says; shipping succeeds at once."""
         core, segment = self.hosts[host]
         done: list[object] = []
         while True:
-            present = frozenset(core.watched & segment.contributors())
-            core.observe(segment.step, len(segment.content), segment.dropped, present)
+            self.observe(core, segment)
             action = core.next_action()
             if action is None:
                 return done
@@ -56,14 +59,17 @@ class Table:
                     core.released()
                 case act.Consume():
                     segment.taken += len(segment.content)
-                    segment.reset(segment.step + 1, frozenset())
+                    segment.reset(segment.step + 1)
                     core.moved()
-                case act.Reset(step, listed):
-                    segment.reset(step, listed)
+                case act.Reset(step):
+                    segment.reset(step)
                     core.moved()
                 case act.SetStep(step):
                     segment.step, segment.held = step, False
                     core.step_set()
+                case act.Finish():
+                    segment.finished = True
+                    core.finished()
                 case act.Stop():
                     return done
 

@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, Died, Fence, NotReady, Opened, Sealed, Timing
+from shmacc._multihost.messages import (
+    BatchKey,
+    Conflict,
+    Died,
+    Fence,
+    NotReady,
+    Opened,
+    Sealed,
+    Timing,
+)
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TIMING = Timing(
-    heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, chief_lease=2.0, stagger=0.5
-)
+TIMING = Timing(heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, chief_lease=2.0)
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,16 @@ class Segment:
 
     step: int = 0
     content: list[Gradient] = field(default_factory=list)
-    listed: frozenset[int] = frozenset()
     held: bool = False
     dropped: int = 0
     taken: int = 0
+    finished: bool = False
     token: int = field(default_factory=itertools.count(1).__next__)
 
     def apply(self, gradient: Gradient) -> bool | None:
         """As a group's; None: it has to wait for the end of the round."""
+        if self.finished:
+            return False
         if self.held:
             if gradient.local_step > self.step:
                 return None
@@ -63,8 +72,7 @@ class Segment:
         return True
 
     def contributors(self) -> set[int]:
-        own = {g.contributor for g in self.content if g.contributor is not None}
-        return own | self.listed
+        return {g.contributor for g in self.content if g.contributor is not None}
 
     def sealed(self) -> Sealed:
         self.held = True
@@ -73,9 +81,10 @@ class Segment:
         members = {"m": (len(self.content), weight)} if self.content else {}
         return Sealed(len(self.content), weight, own, members)
 
-    def reset(self, step: int, listed: frozenset[int]) -> None:
+    def reset(self, step: int) -> None:
         self.dropped += len(self.content)
-        self.step, self.listed, self.content, self.held = step, listed, [], False
+        self.step, self.content, self.held = step, [], False
+        self.finished = False
 
 
 @dataclass
@@ -162,8 +171,8 @@ class Host:
         for _ in range(20):
             if core is not self.core:
                 return
-            present = core.watched & segment.contributors()
-            core.observe(segment.step, len(segment.content), segment.dropped, frozenset(present))
+            count, dropped = len(segment.content), segment.dropped
+            core.observe(segment.step, count, dropped, finished=segment.finished)
             match core.next_action():
                 case None:
                     return
@@ -177,14 +186,17 @@ class Host:
                     segment.held = False
                     core.released()
                 case act.Consume():
-                    segment.reset(segment.step + 1, frozenset())
+                    segment.reset(segment.step + 1)
                     core.moved()
-                case act.Reset(step, listed):
-                    segment.reset(step, listed)
+                case act.Reset(step):
+                    segment.reset(step)
                     core.moved()
                 case act.SetStep(step):
                     segment.step, segment.held = step, False
                     core.step_set()
+                case act.Finish():
+                    segment.finished = True
+                    core.finished()
                 case act.Stop():
                     self.die()
         raise AssertionError("the forwarder finds no end")
@@ -309,6 +321,9 @@ class Chief:
                 self.set_step(self.world.chief_step)
         elif isinstance(answer, Opened):
             self.fetch(ticket, answer)
+        elif isinstance(answer, Conflict):
+            self.world.end_others(answer.contributor)
+            self.next_round()
         elif not isinstance(answer, Died) and answer.__class__.__name__ == "Ended":
             self.next_round()
 
@@ -561,6 +576,12 @@ class World:
             Worker(self, self._any_host(), worker.contributor, follows=worker.follows)
         )
 
+    def end_others(self, contributor: int) -> None:
+        """Do what the error says: of processes with one contributor the latest goes on."""
+        self.happened["conflicts"] += 1
+        for worker in [w for w in self.workers if w.alive and w.contributor == contributor][:-1]:
+            worker.alive = False
+
     def new_chief(self) -> None:
         self.chief = Chief(self)
 
@@ -572,12 +593,12 @@ class World:
         class Owner(OwnerCore):
             """Shows its rounds to the books as they are consumed."""
 
-            def _end_block(self, *, consume: bool, now: float) -> None:
+            def _end_block(self, *, consume: bool) -> None:
                 block, ticket = self._block, self._block_ticket
                 if consume and block is not None:
                     world.owner_steps[ticket] = block.step
                     world.audit(block)
-                super()._end_block(consume=consume, now=now)
+                super()._end_block(consume=consume)
 
         return Owner(self.term, step, TIMING)
 

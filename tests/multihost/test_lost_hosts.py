@@ -7,6 +7,7 @@ from helpers.multihost_table import Table, with_a_gradient_each
 from helpers.multihost_world import TIMING, Segment
 
 from shmacc._multihost.messages import (
+    Conflict,
     Died,
     Ended,
     Loss,
@@ -115,34 +116,49 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(
     assert table.owner.step == 1
     assert table.owner.counters.voided == 1
     assert table.hosts["a"][1].taken == 0, "what was dropped does not count as taken"
-    # In the next step b is let in when the contributor has come at a, and with it listed.
-    assert table.hosts["b"][1].step == 0
-    assert table.apply("a", 1)
+    # The first one has ended meanwhile: it had moved.
     table.settle()
-    assert table.hosts["b"][1].step == 1
     assert table.apply("b", 1)
-    assert table.hosts["b"][1].content == []
-    assert table.apply("b", 2)
+    assert table.apply("a", 2)
     table.settle()
     opened = table.ask(2)
     assert isinstance(opened, Opened)
     assert opened.contributors.tolist() == [1, 2]
 
 
-def test_a_contributor_that_does_not_come_is_not_waited_for() -> None:
-    table = Table("a", "b")
+def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
+    table = Table("a", "b", "c")
     table.settle()
+    for step in range(2):
+        assert not isinstance(table.ask(3), Conflict)
+        for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
+            assert table.apply(host, contributor)
+        table.settle()
+        assert table.owner.step == step + 1
+    assert table.ask(3) == Conflict(7, ("a", "b"))
+    table.owner.leave("t", table.now, consume=False)
+    # One of them is ended, and has left a gradient of this step.
+    table.ask(3, "s")
+    for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
+        assert table.apply(host, contributor)
+    table.settle()
+    assert isinstance(table.ask(3, "s"), Waiting)
+    table.owner.leave("s", table.now, consume=False)
+    for host, contributor in (("b", 7), ("c", 1), ("c", 2)):
+        assert table.apply(host, contributor)
+    table.settle()
+    table.ask(3, "u")
+    table.settle()
+    opened = table.ask(3, "u")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2, 7]
+    assert table.owner.leave("u", table.now, consume=True)
+    table.settle()
+    table.ask(2, "v")
     table.apply("a", 1)
     table.apply("b", 1)
-    table.ask(2)
     table.settle()
-    for _ in range(8):
-        table.pass_time(0.1, "a", "b")
-        table.ask(2)
-    table.settle()
-    assert table.hosts["b"][1].step == 1
-    assert table.apply("b", 1)
-    assert len(table.hosts["b"][1].content) == 1
+    assert isinstance(table.ask(2, "v"), Waiting), "after a round it is a void step again"
 
 
 def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:

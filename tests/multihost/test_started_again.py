@@ -94,12 +94,31 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     assert isinstance(table.ask(1), NotReady)
     table.settle()
     assert isinstance(table.ask(1), NotReady)
-    table.hosts["b"][1].reset(7, frozenset())
+    table.hosts["b"][1].reset(7)
     table.apply("b", 2)
     table.owner.set_global_step(0, "set", table.now)
     table.settle()
     opened = table.opened(1)
     assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
+
+
+def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
+    """Hosts follow the latest term that they know; an owner's is the time on its node."""
+    table = Table("a", "b", term=9)
+    table.settle()
+    table.apply("a", 1)
+    table.settle()
+    table.owner = OwnerCore(2, None, TIMING)
+    table.add("b", table.hosts["b"][1])  # enrolled before anybody has said what the last term was
+    table.owner.set_global_step(0, "set", table.now)
+    table.settle()
+    assert table.apply("b", 2)
+    opened = table.opened(2)
+    assert opened.fence.term > 9
+    assert opened.contributors.tolist() == [1, 2]
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
 
 
 def test_a_batch_for_an_earlier_owners_grant_of_the_same_number_does_not_count() -> None:

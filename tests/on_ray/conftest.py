@@ -23,7 +23,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             warnings.simplefilter("ignore")
             made = Nodes()
         try:
-            yield made
+            with made.on(0):  # this process, the chief, is on that node
+                yield made
             left = made.left()
         finally:
             made.end()
@@ -32,3 +33,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         assert left == [], "names in shared memory that no node has removed"
     finally:
         os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def on_the_chiefs_node(request: pytest.FixtureRequest, namespace: str) -> Iterator[None]:  # noqa: ARG001
+    """Give a test with nodes the names of the chief's, and not those of a test by itself."""
+    if "nodes" not in request.fixturenames:
+        yield
+        return
+    with request.getfixturevalue("nodes").on(0):
+        yield

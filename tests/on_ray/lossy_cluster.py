@@ -53,7 +53,8 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
             seconds.append(time.monotonic() - began)
 
     owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
-    assert ray.get(owner.is_at_home.remote()), "on the chief's node: no link between them"
+    home = ray.get_runtime_context().get_node_id()
+    assert ray.get(owner.place.remote())[1] == home, "no link between it and its chief"
     times: dict[str, float] = {}
     began = time.monotonic()
 
@@ -119,7 +120,10 @@ def main() -> None:
     os.chdir(folder)  # Ray puts the current folder into its workers' path
     nodes = Nodes(WIRES)
     try:
-        with shmacc.ray.AccumulatorGroup(MEMBERS, "lossy", shards=2, timing=TIMING) as group:
+        with (
+            nodes.on(0),
+            shmacc.ray.AccumulatorGroup(MEMBERS, "lossy", shards=2, timing=TIMING) as group,
+        ):
             books = Books(nodes, "lossy", folder, group.global_step)
             try:
                 figures = live(nodes, group, books)

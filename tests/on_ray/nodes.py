@@ -15,6 +15,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from on_ray.wires import Wires
     from ray._private.node import Node
 
@@ -46,6 +48,18 @@ class Nodes:
     def namespace(self, number: int) -> str:
         """The namespace of names in shared memory that a node has."""
         return f"{self.run}n{number}"
+
+    @contextlib.contextmanager
+    def on(self, number: int) -> Iterator[None]:
+        """Have this process find the segments of a node meanwhile."""
+        before = os.environ.get("SHMACC_NAMESPACE")
+        os.environ["SHMACC_NAMESPACE"] = self.namespace(number)
+        try:
+            yield
+        finally:
+            del os.environ["SHMACC_NAMESPACE"]
+            if before is not None:
+                os.environ["SHMACC_NAMESPACE"] = before
 
     def environment(self, number: int) -> dict[str, str]:
         """The environment of a process on a node."""

@@ -56,15 +56,15 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 
 @pytest.fixture
 def local(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> Iterator[list[shmacc.AccumulatorGroup]]:
     """The segments of the hosts, empty, at the owner's step."""
     step = group.global_step + 1
     group.advance_step(step)
     made = []
     for node in HOSTS:
-        monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(node))
-        made.append(shmacc.AccumulatorGroup.attach("asked", timeout=60))
+        with nodes.on(node):
+            made.append(shmacc.AccumulatorGroup.attach("asked", timeout=60))
     for each in made:
         wait_for(lambda each=each: each.global_step == step)
     yield made
@@ -272,7 +272,7 @@ class _Shard:
         rows = shmacc.IndexedSlicesSpec((10, 1), "float64", reduction_type="CMEAN")
         members: dict[str, shmacc.TensorSpec] = {"m": rows}
         self.plan = Plan(members, 1)
-        config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), "home")
+        config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), 1)
         self.actor: Any = ray.remote(ShardActor).remote(config, 0)
 
     def stage(self, number: int, host: str, seq: int, weight: int, row: int | None) -> Member:
@@ -357,20 +357,17 @@ class _Owner(OwnerActor):
     """An owner as an object of this process, which starts nothing."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
+        super().__init__(config, 0)
         self._core = _CountingCore(1, 0, config.timing)
 
     def _start(self) -> None:
         pass
 
 
-def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -> None:
     """Else each of n hosts' reports costs n calls another look."""
-    monkeypatch.setattr("shmacc.ray._owner.was_restarted", lambda: False)
     timing = Timing(heartbeat=30.0, lease=120.0)
-    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, "home")
+    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, 1)
     hosts = 200
 
     async def run() -> tuple[int, int]:

@@ -18,6 +18,7 @@ from on_ray.books import MEMBERS, Books, wait_for
 import shmacc
 import shmacc.ray
 from shmacc.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -105,7 +106,6 @@ def test_the_reduction_is_that_of_one_group(nodes: Nodes) -> None:
         ) as group,
         shmacc.AccumulatorGroup(members) as flat,
     ):
-        os.environ["SHMACC_NAMESPACE"] = nodes.namespace(0)
         local = shmacc.AccumulatorGroup.attach("flat", timeout=60)
         for contributor in range(4):
             values = random.integers(-9, 9, (20_000, 8)).astype(np.float32)
@@ -193,18 +193,20 @@ def test_workers_forwarders_and_shards_are_killed_and_no_gradient_is_lost(
 
 
 def test_a_worker_that_moves_to_another_host_is_in_a_round_once(
-    group: shmacc.ray.AccumulatorGroup, books: Books
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
 ) -> None:
     rounds(group, books, 1)
     before = group.counters()["voided"]
     old = books.workers[0]
     books.start(0, 1)  # and the old one goes on: both apply in every step
     try:
-        rounds(group, books, 5)
+        with pytest.raises(AlreadyExistsError, match="Contributor 0 was accepted") as caught:
+            rounds(group, books, 20)
+        assert all(nodes.id(number) in str(caught.value) for number in (0, 1))
     finally:
         old.kill()
         old.wait()
-    rounds(group, books, 2)
+    rounds(group, books, 3)
     assert len(books.lost()) <= (group.counters()["voided"] - before) * (RANKS + 1)
 
 
@@ -287,12 +289,11 @@ def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
 
 
 def test_what_a_host_accepts_before_it_follows_advance_step_is_dropped_with_the_step_before(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(1))
     step = group.global_step
     gradient = {"rest": np.ones(5)}
-    with shmacc.AccumulatorGroup.attach("model", timeout=60) as local:
+    with nodes.on(1), shmacc.AccumulatorGroup.attach("model", timeout=60) as local:
         wait_for(lambda: local.global_step == step)
         discarded = local.stats().discarded
         forwarder = ray.get(actor(f"forwarder {nodes.id(1)}").pid.remote())

@@ -6,16 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import ray
-from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
-from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._parts import NAMESPACE
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class Training:
 
 
 @pytest.fixture
-def training(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
-    monkeypatch.setenv("SHMACC_NAMESPACE", nodes.namespace(0))
+def training(nodes: Nodes) -> Iterator[Training]:
     made = Training(nodes)
     try:
         for node in range(3):
@@ -115,12 +114,11 @@ def test_a_keeper_that_dies_before_or_while_it_writes_costs_nothing(training: Tr
         training.round()
 
 
-def test_a_node_that_joins_has_everything(training: Training) -> None:
+def test_a_node_that_joins_has_everything_before_the_next_round(training: Training) -> None:
+    """Rounds wait for its worker, which waits for the arrays; nobody publishes meanwhile."""
     for _ in range(3):
         training.round()
     late = training.nodes.add()
-    wait_for(lambda: training.nodes.id(late) in training.group.hosts())
-    training.round()  # publishes to the new one, too
     training.work(late)
     for _ in range(3):
         training.round()
@@ -136,6 +134,23 @@ def test_a_node_that_joins_has_everything(training: Training) -> None:
     left = [name for name in training.nodes.left() if f"n{late}:" in name]
     for name in left:
         os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  of a machine that is gone
+
+
+def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
+    training: Training,
+) -> None:
+    training.round()
+    pid = ray.get(training.keeper(2).pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match=f"on node {training.nodes.id(2)}"):
+            training.arrays.publish({"copy 0": [1]}, timeout=1.5)
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for _ in range(3):
+        training.round()
 
 
 def test_another_chief_goes_on_and_the_first_one_is_refused(training: Training) -> None:

@@ -123,7 +123,7 @@ def test_the_lists_of_files_are_what_the_files_say() -> None:
 # The protocol of many hosts is driven by engines, and so by what measures and simulates it.
 INTERNAL: Final = {
     "multihost/shmacc_simulate": {"shmacc._multihost"},
-    "multihost/ray_bench.py": {"shmacc._multihost", "shmacc.ray._link"},
+    "multihost/ray_bench.py": {"shmacc._multihost", "shmacc.ray._parts"},
 }
 
 
@@ -150,5 +150,5 @@ def test_tools_use_what_is_public() -> None:
 
 
 def test_a_private_import_is_seen() -> None:
-    source = "import shmacc\nfrom shmacc import errors, _core\nfrom shmacc.ray._link import Link\n"
-    assert private_imports(source) == {"shmacc._core", "shmacc.ray._link"}
+    source = "import shmacc\nfrom shmacc import errors, _core\nfrom shmacc.ray._parts import Link\n"
+    assert private_imports(source) == {"shmacc._core", "shmacc.ray._parts"}

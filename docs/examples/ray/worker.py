@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import shmacc
-from shmacc.errors import ShmaccError
 
 TRUTH = np.array([2.0, -1.0, 0.5, 3.0])
 
@@ -13,15 +12,10 @@ def main(rank: int) -> None:
     random = np.random.default_rng(rank)
     parameters = shmacc.SharedArrays.attach("line.parameters", timeout=600)
     group = shmacc.attach("line", timeout=600)
-    step = group.global_step
-    while True:
+    for step in group.steps():  # until the chief closes the group
         inputs = random.normal(size=(64, 4))
         wrong = inputs @ (parameters["weights"] - TRUTH) + random.normal(0, 0.1, 64)
         group.apply({"weights": inputs.T @ wrong / 32}, step, contributor=rank)
-        try:
-            step = group.wait_step(step, timeout=120)
-        except ShmaccError:  # no step for two minutes: the chief is done
-            return
 
 
 if __name__ == "__main__":

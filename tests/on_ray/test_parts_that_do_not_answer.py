@@ -1,0 +1,184 @@
+"""Parts that are stopped, or cannot start: every call ends by its timeout, and says which part."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import ray
+from on_ray.books import wait_for
+
+import shmacc
+import shmacc.ray
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    ShmaccError,
+)
+from shmacc.ray._parts import NAMESPACE, find_actor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from on_ray.nodes import Nodes
+
+MEMBERS = {"m": shmacc.TensorSpec((3,), "float32")}
+TIMING = shmacc.ray.Timing(lease=30.0)  # a part that is stopped is not lost
+SECONDS = 1.5
+SLACK = 8.0  # what a busy machine may add
+
+
+@pytest.fixture(scope="module")
+def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG001
+    made = shmacc.ray.AccumulatorGroup(MEMBERS, "stopped", shards=3, timing=TIMING)
+    yield made
+    made.unlink()
+
+
+@pytest.fixture
+def local(group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGroup]:
+    with shmacc.AccumulatorGroup.attach("stopped", timeout=60) as made:
+        wait_for(lambda: made.global_step == group.global_step)
+        yield made
+
+
+@contextlib.contextmanager
+def stopped(part: str) -> Iterator[None]:
+    actor: Any = ray.get_actor(part, namespace=NAMESPACE)
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def ends_in_time(match: str) -> Iterator[None]:
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError, match=match):
+        yield
+    assert time.monotonic() - began < SECONDS + SLACK
+
+
+def test_a_stopped_owner_ends_no_call_later_than_its_timeout(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
+) -> None:
+    step = group.global_step
+    with stopped("stopped/owner"):
+        where = f"owner of 'stopped', on node {nodes.id(0)}"
+        with ends_in_time(where):
+            group.take(1, timeout=SECONDS)
+        with ends_in_time(where):
+            group.wait_step(step, timeout=SECONDS)
+        with ends_in_time(where):
+            group.stats(timeout=SECONDS)
+        with ends_in_time(where):
+            group.snapshot(timeout=SECONDS)
+    assert group.global_step == step
+
+
+@pytest.mark.usefixtures("local")
+def test_a_stopped_forwarder_ends_no_call_later_than_its_timeout(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
+) -> None:
+    with stopped(f"stopped/forwarder {nodes.id(1)}"):
+        for call in (group.stats, group.snapshot, group.contributors):
+            with ends_in_time(f"those of the nodes {nodes.id(1)}"):
+                call(timeout=SECONDS)
+    assert len(group.stats()) == 3
+
+
+def test_stopped_shards_end_no_take_later_than_its_timeout(
+    group: shmacc.ray.AccumulatorGroup, local: shmacc.AccumulatorGroup
+) -> None:
+    step = group.global_step
+    assert local.apply({"m": np.ones(3)}, step)
+    # With the pieces at the shards, the chief alone waits for these.
+    with pytest.raises(ZeroDivisionError), group.round(1, timeout=60):
+        _ = 1 / 0
+    with contextlib.ExitStack() as all_of_them:
+        for number in range(3):
+            all_of_them.enter_context(stopped(f"stopped/shard {number}"))
+        with ends_in_time(r"Shards \d of 'stopped'.*on node [0-9a-f]{56}"):
+            group.take(1, timeout=SECONDS)
+    taken = group.take(1, timeout=60)  # and nothing was consumed
+    assert (taken.step, taken.count) == (step, 1)
+
+
+def test_a_segment_left_on_one_node_is_the_constructors_error_and_it_undoes_itself(
+    nodes: Nodes,
+) -> None:
+    with nodes.on(2):
+        shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((4,), "float64")}, "left").close()
+    began = time.monotonic()
+    with pytest.raises(FailedPreconditionError, match=rf"Node {nodes.id(2)}.*InvalidArgument"):
+        shmacc.ray.AccumulatorGroup(MEMBERS, "left")
+    assert time.monotonic() - began < 30
+    assert find_actor("left/owner") is None
+    with pytest.raises(NotFoundError):
+        shmacc.ray.AccumulatorGroup.attach("left")
+    with nodes.on(2), shmacc.AccumulatorGroup.attach("left") as found:
+        assert found.members["m"].shape == (4,), "what was left there is as it was"
+    with shmacc.ray.AccumulatorGroup(
+        MEMBERS, "left", if_exists="replace", unlink_on_close=True
+    ) as group:
+        assert len(group.hosts()) == 3
+
+
+def test_attaching_while_a_group_is_made_gives_a_handle_or_an_error_of_ours(
+    nodes: Nodes,  # noqa: ARG001
+) -> None:
+    def attach() -> str:
+        while True:
+            try:
+                found = shmacc.ray.AccumulatorGroup.attach("young", timeout=60)
+                return repr(found.global_step)
+            except NotFoundError:
+                continue
+            except ShmaccError as error:
+                return f"{type(error).__name__}: {error}"
+
+    calls = [ray.remote(num_cpus=0)(attach).remote() for _ in range(2)]
+    with shmacc.ray.AccumulatorGroup(MEMBERS, "young", unlink_on_close=True):
+        assert ray.get(calls, timeout=120) == ["0", "0"]
+
+
+def test_a_chief_whose_names_are_not_those_of_its_node_is_refused(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
+) -> None:
+    """Workers of its node would look for its arrays, and never find them."""
+    said = f"'{nodes.namespace(1)}'.*'{nodes.namespace(0)}'"
+    with nodes.on(1):
+        for make in (
+            lambda: shmacc.ray.AccumulatorGroup(MEMBERS, "elsewhere"),
+            lambda: shmacc.ray.AccumulatorGroup.attach(group.shared_name),
+            lambda: shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "elsewhere.arrays"),
+        ):
+            with pytest.raises(FailedPreconditionError, match=said):
+                make()
+    assert find_actor("elsewhere/owner") is None
+    assert not [name for name in nodes.left() if "elsewhere" in name]
+
+
+def test_removing_a_group_says_which_nodes_did_not_answer(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmacc.ray._link._END", 2.0)
+    group = shmacc.ray.AccumulatorGroup(MEMBERS, "removed")
+    part = f"removed/forwarder {nodes.id(1)}"
+    with stopped(part), caplog.at_level(logging.WARNING, "shmacc"):
+        group.unlink()
+    assert f"left in /dev/shm: {nodes.id(1)}" in caplog.text
+    left = [name for name in nodes.left() if "removed" in name]
+    assert left
+    assert all(nodes.namespace(1) in name for name in left)
+    for name in left:
+        os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
