@@ -33,7 +33,6 @@ from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial
 from shmacc.errors import ShmaccError
-from shmacc.ray._packed import Packed, pack
 from shmacc.ray._parts import LOST, Config, counters_of, find
 
 _logger = logging.getLogger("shmacc")
@@ -390,13 +389,13 @@ class _Shipping:
         self.seq = seq
         self.gradients = self.bytes = self.resent = 0
         self._fence, self._key, self._stages = fence, key, stages
-        self._pieces: dict[int, GroupPartial | Packed] = {}
+        self._pieces: dict[int, GroupPartial] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         for shard, piece in pieces:
             self.gradients = piece.count
             self.bytes += bytes_of(piece)
-            self._pieces[shard] = pack(piece)
+            self._pieces[shard] = piece
             self._send(shard)
         self.shards = frozenset(self._pieces)
 

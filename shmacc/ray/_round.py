@@ -36,7 +36,6 @@ from shmacc.errors import (
     WorkerDiedError,
 )
 from shmacc.ray._link import ANSWER, Link, Wait, finished
-from shmacc.ray._packed import unpack
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
@@ -139,7 +138,7 @@ class Round(Generic[_Result]):
                     if isinstance(found, Missing):
                         missing.update(found.keys)
                     else:
-                        yield shards[result], unpack(found)
+                        yield shards[result], found
 
         if self._sharded:
             calls = {n: actors[n].run.remote(opened, _nothing, ()) for n in numbers}

@@ -15,7 +15,6 @@ from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.share import Share
 from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
-from shmacc.ray._packed import Packed, pack, unpack
 from shmacc.ray._parts import Config, Missing
 
 
@@ -46,9 +45,9 @@ class ShardActor:
         """Return the process that the shard is."""
         return os.getpid()
 
-    def stage(self, fence: Fence, key: BatchKey, piece: GroupPartial | Packed) -> None:
+    def stage(self, fence: Fence, key: BatchKey, piece: GroupPartial) -> None:
         """Keep a piece."""
-        if self._core.stage(fence, key, unpack(piece)) and self._core.latest(self._hosts):
+        if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
             # In a call of its own: the host waits for the end of this one.
             self._myself.reduce_ahead.remote()
 
@@ -81,19 +80,19 @@ class ShardActor:
         self._hosts = tuple(dict.fromkeys(key.host for key in share.keys)) if is_all else ()
         return self._reduce(share)
 
-    def rows(self, opened: Opened) -> dict[str, ShardRows] | Packed | Missing:
+    def rows(self, opened: Opened) -> dict[str, ShardRows] | Missing:
         """Return which rows this shard has in a round.
 
         In a call of their own, since they are little: they are with the chief before the values
         have been copied.
         """
         taken = self.reduced(opened)
-        return taken if isinstance(taken, Missing) else pack(rows_of(taken))
+        return taken if isinstance(taken, Missing) else rows_of(taken)
 
-    def values(self, opened: Opened) -> dict[str, npt.NDArray[Any]] | Packed | Missing:
+    def values(self, opened: Opened) -> dict[str, npt.NDArray[Any]] | Missing:
         """Return the values that this shard has in a round."""
         taken = self.reduced(opened)
-        return taken if isinstance(taken, Missing) else pack(values_of(taken))
+        return taken if isinstance(taken, Missing) else values_of(taken)
 
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]

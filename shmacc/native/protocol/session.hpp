@@ -92,6 +92,12 @@ inline int64_t weight_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.weight : 0;
 }
 
+// Of counts or weights of two lanes. Only a damaged segment has more than fits, which the reduction finds.
+inline int64_t added(int64_t one, int64_t other) {
+    return __builtin_add_overflow(one, other, &one) ? INT64_MAX : one;
+}
+inline uint64_t added(uint64_t one, uint64_t other) { return one + other; }
+
 // Without a lock: numbers as they were at some instant during the call.
 struct Totals {
     RoundState round;
@@ -107,8 +113,8 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
         for (const auto& lane : segment.lanes()) {
             const LaneState state = lane->committed().snapshot();
             generations.push_back(state.generation);
-            sum.count += count_of(state, sum.round);
-            sum.weight += weight_of(state, sum.round);
+            sum.count = added(sum.count, count_of(state, sum.round));
+            sum.weight = added(sum.weight, weight_of(state, sum.round));
             sum.applied += state.applied;
             sum.dropped += state.dropped;
             sum.applied_bytes += state.applied_bytes;
@@ -164,7 +170,7 @@ class ApplySession {
             if (i == lane_) continue;
             const LaneState other = segment_.lanes()[i]->committed().snapshot();
             const int64_t its = weight_of(other, round);
-            count += count_of(other, round);
+            count = added(count, count_of(other, round));
             fits = fits && its <= share && !(everywhere_ && __builtin_add_overflow(weight, its, &weight));
         }
         return {count, fits};
@@ -244,7 +250,7 @@ class RoundSession {
     template <class Of>
     auto sum_of(Of of) const {
         decltype(of(lanes_[0])) sum = 0;
-        for (const LaneState& lane : lanes_) sum += of(lane);
+        for (const LaneState& lane : lanes_) sum = added(sum, of(lane));
         return sum;
     }
 
