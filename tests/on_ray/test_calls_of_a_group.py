@@ -207,6 +207,7 @@ time.sleep(600)
 def test_the_death_of_a_worker_on_any_host_ends_a_wait_that_asks_for_it(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
+    before = group.counters()["died_workers"]
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _WORKER, str(group.global_step)],
         env=nodes.environment(2),
@@ -226,7 +227,34 @@ def test_the_death_of_a_worker_on_any_host_ends_a_wait_that_asks_for_it(
     assert local[0].apply(gradient(1), group.global_step, contributor=1)
     taken = group.take(2, timeout=60, on_death="raise")
     assert taken.contributors.tolist() == [1, 7], "what was applied before the death counts"
-    assert group.counters()["died_workers"] == 1
+    assert group.counters()["died_workers"] == before + 1
+
+
+_FAILING = """
+import sys
+import numpy as np
+import shmacc
+with shmacc.attach("asked", timeout=60) as group:
+    rows = [7, 99], np.ones((2, 2), np.float32)
+    group.apply({"rows": rows, "rest": np.ones(5)}, group.global_step, contributor=7)
+    raise ValueError("a bad batch")
+"""
+
+
+def test_the_chief_is_told_why_a_worker_of_another_host_has_failed(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    assert local[0].apply(gradient(1), group.global_step, contributor=1)
+    command = [sys.executable, "-P", "-c", _FAILING]
+    worker = subprocess.Popen(command, env=nodes.environment(1), stderr=subprocess.DEVNULL)
+    with pytest.raises(WorkerDiedError, match="ValueError: a bad batch") as caught:
+        group.take(3, timeout=60, on_death="raise")
+    assert worker.wait() == 1
+    error = caught.value
+    assert error.reasons == ("ValueError: a bad batch",)
+    assert (error.pids, error.contributors) == ((worker.pid,), (7,))
+    assert nodes.id(1) in str(error)
+    assert group.take(2, timeout=60, on_death="raise").contributors.tolist() == [1, 7]
 
 
 def test_what_a_forwarder_has_done_is_shown_on_its_host(
