@@ -283,6 +283,37 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
         assert not torch.equal(model.layer.weight, before["layer.weight"])
 
 
+def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
+    """Both live, and take turns at it."""
+    one, two, other = Words(), Words(), Words()
+    undisturbed, alone = [], Words()
+    with chief_of(alone) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        for _ in range(4):
+            hand_over(replica, other)
+            with replicas.round(timeout=LONG):
+                pass
+            assert replica.step()
+            undisturbed.append(contents(alone))
+    other = Words()
+    with (
+        chief_of(one) as first,
+        chief_of(two) as second,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        for step, expected in enumerate(undisturbed):
+            hand_over(replica, other)
+            raises, goes_on, model = (first, second, two) if step % 2 else (second, first, one)
+            with pytest.raises(ZeroDivisionError), raises.round(timeout=LONG):
+                raise ZeroDivisionError
+            with goes_on.round(timeout=LONG):
+                pass
+            assert replica.step()
+            assert first.global_step == second.global_step == step + 1
+            same(contents(model), expected)  # buffers of the other one follow at its next round
+            for name, value in (one if model is two else two).named_parameters():
+                assert torch.equal(value, expected[name]), name
+
+
 @pytest.mark.parametrize("final", [False, True], ids=["between rounds", "an update has begun"])
 def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> None:
     """Also in place of an update that a dead chief has begun."""
