@@ -15,9 +15,8 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -320,10 +319,19 @@ class _Loop:
         key = BatchKey(self._host, self._incarnation, seq)
         first = zlib.crc32(self._host.encode()) % len(self._shards)
         pieces = self._plan.split(self._sealed, first)
-        stages = [partial(self._call, shard.stage) for shard in self._shards]
-        self._shipping = _Shipping(seq, fence, key, pieces, stages)
+        self._shipping = _Shipping(seq, fence, key, pieces, self._stage, self._lost_shard)
         self._sealed = None
         self._shipped()
+
+    def _stage(self, shard: int, *piece: Any) -> "Future[None] | None":
+        """Send a shard a piece; None: there is no such shard now."""
+        if self._shards[shard] is None:
+            self._shards[shard] = find(self._config, f"shard {shard}")
+        actor = self._shards[shard]
+        return None if actor is None else self._call(actor.stage, *piece)
+
+    def _lost_shard(self, shard: int) -> None:
+        self._shards[shard] = None
 
     def _shipped(self) -> None:
         """Take note of pieces that have arrived; send those again that have not."""
@@ -384,11 +392,12 @@ class _Shipping:
         fence: Fence,
         key: BatchKey,
         pieces: Iterable[tuple[int, GroupPartial]],
-        stages: "Sequence[Callable[..., Future[None]]]",
+        stage: "Callable[..., Future[None] | None]",
+        lost: Callable[[int], None],
     ) -> None:
         self.seq = seq
         self.gradients = self.bytes = self.resent = 0
-        self._fence, self._key, self._stages = fence, key, stages
+        self._fence, self._key, self._stage, self._lost = fence, key, stage, lost
         self._pieces: dict[int, GroupPartial] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
@@ -407,7 +416,8 @@ class _Shipping:
                 call.result()
                 del self._pieces[shard]
             except LOST:
-                self._again.append((time.monotonic() + _AGAIN, shard))
+                self._lost(shard)
+                self._send_later(shard)
         for due in [due for due in self._again if due[0] <= time.monotonic()]:
             self._again.remove(due)
             self.resent += 1
@@ -415,5 +425,11 @@ class _Shipping:
         return not self._pieces
 
     def _send(self, shard: int) -> None:
-        call = self._stages[shard](self._fence, self._key, self._pieces[shard])
-        self._calls[call] = shard
+        call = self._stage(shard, self._fence, self._key, self._pieces[shard])
+        if call is None:
+            self._send_later(shard)
+        else:
+            self._calls[call] = shard
+
+    def _send_later(self, shard: int) -> None:
+        self._again.append((time.monotonic() + _AGAIN, shard))

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
-from shmacc.ray._owner import OwnerActor, places_of
+from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, find, find_actor, living_nodes
 
 PARKED = 1.0
@@ -85,7 +85,7 @@ class Link:
         self._shards: list[Any] = []
 
     def shards(self) -> list[Any]:
-        """Return the actors of the shards; Ray starts one that has died again, as the same one."""
+        """Return the actors of the shards; the owner makes another where one has ended."""
         end = time.monotonic() + PATIENCE
         while not self._shards:
             found = [find(self.config, f"shard {n}") for n in range(self.config.shards)]
@@ -100,16 +100,15 @@ class Link:
     def where(self, shards: list[int]) -> str:
         """Return, for messages, on which nodes these shards are."""
         try:
-            places = ray.util.placement_group_table(places_of(self.config))["bundles_to_node_id"]
-        except ValueError:  # on chosen nodes there are none
-            return "they are stopped, or cut off"
-        nodes = ", ".join(f"{number} on node {places[number]}" for number in shards)
+            places = self.call("places", until=time.monotonic() + ANSWER)
+        except DeadlineExceededError:
+            places = {}
+        nodes = ", ".join(f"{n} on node {places.get(n, '(not known)')}" for n in shards)
         return f"they are stopped, or cut off: {nodes}"
 
-    def lost_shard(self, error: Exception) -> None:
-        """Find the shards again, if Ray has given one up: an owner may have made another one."""
-        if isinstance(error, ray.exceptions.ActorDiedError):
-            self._shards = []
+    def lost_shard(self) -> None:
+        """Find the shards again: one has ended."""
+        self._shards = []
 
     def call(
         self,
@@ -181,8 +180,6 @@ class Link:
         for actor in [*shards, self._owner]:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
-        with contextlib.suppress(ValueError):
-            ray.util.remove_placement_group(places_of(config))
         return left
 
 

@@ -1,18 +1,16 @@
 """The actor of the owner: its core, calls that wait for a change, and the care for the others."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
-    PlacementGroupSchedulingStrategy,
 )
 
 from shmacc._multihost.messages import (
@@ -29,12 +27,10 @@ from shmacc.ray._forwarder import ForwarderActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, living_nodes
 from shmacc.ray._shard import ShardActor
 
-if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
-
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another forwarder is made, where one has ended
 _AT_MOST = 30.0  # the same, if it ends again and again
+_PLACED = 20.0  # seconds that a node has to start a shard
 _SERVED = 10.0  # one that has gone on for so long had started well
 
 _logger = logging.getLogger("shmacc")
@@ -53,8 +49,8 @@ class OwnerActor:
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
-        self._places: PlacementGroup | None = None
-        self._shards: list[Any] = []
+        self._places: dict[int, str] = {}  # from shard to node
+        self._shards: dict[int, Any] = {}  # those that are there
         self._forwarders: dict[str, Any] = {}
         self._problems: dict[str, str] = {}  # from node to why its forwarder did not start
 
@@ -159,6 +155,10 @@ class OwnerActor:
         self._wake()
         return dropped
 
+    async def places(self) -> dict[int, str]:
+        """Return on which nodes the shards are."""
+        return self._places
+
     async def state(self) -> tuple[int, int, dict[str, HostState], dict[str, int]]:
         """Return the step, how many gradients there are, the hosts, and the counters."""
         self._start()
@@ -177,9 +177,9 @@ class OwnerActor:
 
     def _start(self) -> None:
         if not self._tasks:
-            self._places = _make_places(self._config)
-            self._shards = [self._make_shard(number) for number in range(self._config.shards)]
-            self._tasks = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._tend())]
+            shards = [self._keep_shard(number) for number in range(self._config.shards)]
+            going_on = [self._tick(), self._tend(), *shards]
+            self._tasks = [asyncio.ensure_future(each) for each in going_on]
 
     async def _tick(self) -> None:
         fence_step = self._core.fence
@@ -189,9 +189,51 @@ class OwnerActor:
             self._wake()
             if self._core.fence != fence_step:
                 fence_step = self._core.fence
-                for shard in self._shards:
+                for shard in self._shards.values():
                     shard.forget.remote(fence_step)
+            self._give_up_shards()
             await self._park(self._core.next_time(now) - now, lambda: True, once=True)
+
+    def _give_up_shards(self) -> None:
+        """End shards on the nodes of lost hosts: Ray takes much longer to see that a node is dead.
+
+        Hosts and the chief that wait for such a shard hear that it is no more; there will be
+        another one, and hosts ship again.
+        """
+        lost = self._lost_hosts()
+        for number, node in self._places.items():
+            if node in lost and number in self._shards:
+                ray.kill(self._shards.pop(number))
+
+    def _lost_hosts(self) -> set[str]:
+        return {name for name, (lives, _) in self._core.hosts().items() if not lives}
+
+    async def _keep_shard(self, number: int) -> None:
+        """Have a shard on a node that lives, and on another one when that is lost."""
+        while True:
+            alive = await asyncio.to_thread(living_nodes, self._config.hosts)
+            nodes = sorted(alive - self._lost_hosts() or alive)
+            if nodes:
+                taken = [node for other, node in self._places.items() if other != number]
+                self._places[number] = min(nodes, key=taken.count)  # the one with the fewest
+                await self._have_shard(number)
+            await asyncio.sleep(_AGAIN)
+
+    async def _have_shard(self, number: int) -> None:
+        there = NodeAffinitySchedulingStrategy(self._places[number], soft=False)
+        actor = ray.remote(concurrency_groups={"end": 1})(ShardActor)
+        shard = None
+        try:
+            shard = self._make(actor, f"shard {number}", number, scheduling_strategy=there)
+            async with asyncio.timeout(_PLACED):
+                self._places[number] = await shard.node.remote()  # of an earlier owner's: another
+            self._shards[number] = shard
+            await shard.until_it_ends.options(concurrency_group="end").remote()
+        except (*LOST, ValueError):  # ValueError: one of this name ended just now
+            pass
+        except TimeoutError:  # Ray does not know yet that the node is dead
+            ray.kill(shard)
+        self._shards.pop(number, None)
 
     async def _tend(self) -> None:
         """Give each node that is alive a forwarder, nodes that join later, too."""
@@ -215,38 +257,33 @@ class OwnerActor:
         pause = _AGAIN
         while True:
             began = time.monotonic()
-            forwarder = self._forwarders[node] = self._make_forwarder(node)
             try:
-                await forwarder.serve.remote()
-            except LOST:  # its process has died, or it got no place since some node was not known
-                pass
+                self._forwarders[node] = self._make_forwarder(node)
+                await self._forwarders[node].serve.remote()
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
                 _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
-                ray.kill(forwarder)
+                ray.kill(self._forwarders[node])
+            # Its process has died, or it got no place since some node was not known; ValueError:
+            # one of this name ended just now.
+            except (*LOST, ValueError):
+                pass
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
 
-    def _make_shard(self, number: int) -> Any:
-        where: Any = "SPREAD"
-        if self._places is not None:
-            where = PlacementGroupSchedulingStrategy(
-                self._places, placement_group_bundle_index=number
-            )
-        made = self._options(
-            ShardActor, f"shard {number}", scheduling_strategy=where, max_restarts=-1
-        )
-        return made.remote(self._config, number)
-
     def _make_forwarder(self, node: str) -> Any:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        made = self._options(
-            ForwarderActor, f"forwarder {node}", scheduling_strategy=there, max_concurrency=4
+        return self._make(
+            ray.remote(ForwarderActor),
+            f"forwarder {node}",
+            node,
+            scheduling_strategy=there,
+            max_concurrency=4,
         )
-        return made.remote(self._config, node)
 
-    def _options(self, actor: type, part: str, **options: Any) -> Any:
-        return ray.remote(actor).options(
+    def _make(self, actor: Any, part: str, argument: object, **options: Any) -> Any:
+        """Make an actor, or find the one that an earlier owner has made."""
+        made = actor.options(
             name=self._config.actor(part),
             namespace=NAMESPACE,
             lifetime="detached",
@@ -254,6 +291,7 @@ class OwnerActor:
             num_cpus=0,
             **options,
         )
+        return made.remote(self._config, argument)
 
     # Calls that wait
 
@@ -280,31 +318,3 @@ class OwnerActor:
                 return
             if once:
                 return
-
-
-def _make_places(config: Config) -> "PlacementGroup | None":
-    """Have Ray find a place for each shard, on as many nodes as it can; or find them again.
-
-    Without that it starts each one anywhere: two of two on one node, behind one NIC. If a node
-    dies, it finds other places for the shards that were there. A byte of memory is what each
-    place is of, since there must be something. On chosen nodes alone Ray cannot do this.
-    """
-    if config.hosts is not None:
-        return None
-    with contextlib.suppress(ValueError):
-        return places_of(config)
-    return ray.util.placement_group(
-        [{"memory": 1.0}] * config.shards,
-        strategy="SPREAD",
-        name=config.actor("places"),
-        lifetime="detached",
-    )
-
-
-def places_of(config: Config) -> "PlacementGroup":
-    """Return the places of the shards.
-
-    Raises:
-        ValueError: There are none.
-    """
-    return ray.util.get_placement_group(config.actor("places"))

@@ -129,8 +129,8 @@ class Round(Generic[_Result]):
             for result in self._completed(shards, until):
                 try:
                     found = result.result()
-                except LOST as error:
-                    link.lost_shard(error)
+                except LOST:
+                    link.lost_shard()
                     missing.update(opened.of_shard(shards[result]))
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,15 @@ class ShardActor:
         self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
         self._reduced: tuple[Share, GroupTaken] | None = None
         self._myself = ray.get_runtime_context().current_actor
+
+    def node(self) -> str:
+        """Return the node that it is on."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def until_it_ends(self) -> None:
+        """Wait for ever, in a thread of its own: the caller hears of the end of the process."""
+        threading.Event().wait()
 
     def pid(self) -> int:
         """Return the process that the shard is."""

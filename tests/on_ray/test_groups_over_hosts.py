@@ -25,7 +25,7 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
-from shmacc.ray._parts import NAMESPACE
+from shmacc.ray._parts import NAMESPACE, living_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,6 +246,35 @@ def test_a_group_is_made_though_a_node_has_just_died(nodes: Nodes) -> None:
         alive = {host for host, state in group.hosts().items() if state.alive}
         assert {nodes.id(number) for number in range(3)} <= alive
         assert nodes.id(late) not in alive
+
+
+def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
+    """It has a shard: that is given up, and made on another node."""
+    late = nodes.add()
+    members = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
+    with (
+        shmacc.ray.AccumulatorGroup(members, "bereft", unlink_on_close=True) as group,
+        shmacc.AccumulatorGroup.attach("bereft", timeout=60) as local,
+    ):
+        places = ray.get(ray.get_actor("bereft/owner", namespace=NAMESPACE).places.remote())
+        assert nodes.id(late) in places.values()
+        gradient = {"m": (np.arange(1000), np.ones(1000, np.float32))}  # at every shard
+        assert local.apply(gradient, 0)
+        nodes.remove(late)
+        began = time.monotonic()
+        assert group.take(1, timeout=120)["m"].values.tolist() == [1.0] * 1000
+        ours = time.monotonic() - began
+        wait_for(lambda: nodes.id(late) not in living_nodes(None), 120)
+        assert ours < 0.7 * (time.monotonic() - began)
+        assert (
+            nodes.id(late)
+            not in ray.get(
+                ray.get_actor("bereft/owner", namespace=NAMESPACE).places.remote()
+            ).values()
+        )
+    for name in nodes.left():
+        if f"n{late}:" in name:
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  a machine that is gone
 
 
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
