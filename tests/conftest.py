@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before they are imported: a failure in a helper is to say the values, too.
-pytest.register_assert_rewrite("helpers.support", "helpers.accumulator_machine", "helpers.pages")
+pytest.register_assert_rewrite(
+    "helpers.support", "helpers.accumulator_machine", "helpers.pages", "helpers.thrice"
+)
 
 from helpers.apart import Crew  # noqa: E402 - see above
 

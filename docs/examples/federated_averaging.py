@@ -27,7 +27,7 @@ def train(weights, client):
 
 def be_client(region, client):
     with shmacc.attach(region) as group, shmacc.Parameters.attach("model") as model:
-        for step in group.steps(timeout=60):
+        for step in group.steps(timeout=60, on_death="raise"):
             mine = {"weights": train(model["weights"], client)}
             group.apply(mine, step, contributor=client, weight=SAMPLES[client])
 
@@ -36,7 +36,7 @@ def lead(model, regions, root):
     """Return the common model after each round."""
     for step in range(ROUNDS):
         for name, region in regions.items():
-            partial = region.take_partial(len(CLIENTS[name]), seal=True, timeout=60)
+            partial = region.take_partial(len(CLIENTS[name]), seal=True, timeout=20)
             root.apply_partial(partial, step)  # counts as all its clients, with their weights
         with root.round(len(SAMPLES)) as taken:
             assert taken.contributors.tolist() == [0, 1, 2, 3, 4]
@@ -55,14 +55,17 @@ if __name__ == "__main__":
         shmacc.AccumulatorGroup(MEMBERS, "east", **OURS) as east,
         shmacc.AccumulatorGroup(MEMBERS, "west", **OURS) as west,
         shmacc.AccumulatorGroup(MEMBERS) as root,
-        multiprocessing.get_context("spawn").Pool(len(SAMPLES)) as pool,
     ):
+        context = multiprocessing.get_context("spawn")
         places = [(region, client) for region, clients in CLIENTS.items() for client in clients]
-        clients = pool.starmap_async(be_client, places)
+        clients = [context.Process(target=be_client, args=place) for place in places]
+        for process in clients:
+            process.start()
         expected = np.zeros(FEATURES)
         for weights in lead(model, {"east": east, "west": west}, root):
             models = [train(expected, client) for client in range(len(SAMPLES))]
             expected = np.average(models, axis=0, weights=SAMPLES)
             np.testing.assert_allclose(weights, expected)
-        clients.get(timeout=60)
+        for process in clients:
+            process.join()
         print("the common model:", weights.round(2).tolist())

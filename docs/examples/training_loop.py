@@ -20,11 +20,11 @@ def work(rank):
 if __name__ == "__main__":
     params = shmacc.Parameters({"weights": np.zeros(3)}, "line.params", optimizer=SGD, **OURS)
     with params, shmacc.AccumulatorGroup(params.member_specs(), "line", **OURS) as group:
-        with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-            workers = pool.map_async(work, range(WORKERS))
-            for _ in range(STEPS):
-                with group.round(WORKERS, timeout=60, on_death="raise") as taken:
-                    params.update(taken)
-            group.finish()
-            workers.get(timeout=60)
+        context = multiprocessing.get_context("spawn")
+        for rank in range(WORKERS):
+            context.Process(target=work, args=(rank,)).start()
+        for _ in range(STEPS):
+            with group.round(WORKERS, timeout=60, on_death="raise") as taken:
+                params.update(taken)
+        group.finish()  # the workers' loops end, and so do they
         np.testing.assert_allclose(params["weights"], TRUTH, atol=1e-6)

@@ -12,6 +12,7 @@ _SECTIONS: Final = {
     "Learn": ("docs/tutorial", "docs/examples/README"),
     "How to": (
         "docs/guide",
+        "docs/recipes",
         "docs/training",
         "docs/torch",
         "docs/jax",

@@ -1,4 +1,4 @@
-"""Groups over many hosts, on Ray: ``pip install shmacc[ray]``; never imported by ``import shmacc``.
+"""Groups over many hosts, on Ray (the extra ``ray``); never imported by ``import shmacc``.
 
 The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothing else changes::
 

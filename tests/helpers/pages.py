@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +34,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
         for number, program in enumerate(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
-        if (_OTHERS.search(program) is not None) == with_others
+        if (_OTHERS.search(program) is not None) == with_others and "sys.argv" not in program
     }
 
 
@@ -51,23 +48,14 @@ def examples(*, with_others: bool) -> list[Path]:
     return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
 
 
-def run(script: Path, in_folder: Path, seconds: float = 110) -> str:
-    """Run a program with warnings as errors; return what it prints, which is nothing to stderr."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-        cwd=in_folder,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout
+def tutorial() -> list[tuple[str, str]]:
+    """The blocks of the tutorial in their order: a program, or commands and what they print."""
+    text = TUTORIAL.read_text(encoding="utf-8")
+    return re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
 
 
-def run_pasted(program: str, in_folder: Path, seconds: float = 110) -> str:
-    """The same, of a program's text."""
-    script = in_folder / "example.py"
-    script.write_text(program)
-    return run(script, in_folder, seconds)
+def name_of(program: str) -> str:
+    """The file that a program of the tutorial is to be saved as."""
+    named = re.match(r"# (\w+\.py)\n", program)
+    assert named, program
+    return named[1]

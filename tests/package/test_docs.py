@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import pytest
 from helpers import pages
-from helpers.pages import PAGES, ROOT, TUTORIAL
+from helpers.pages import PAGES, ROOT
 from helpers.pages import page_id as _id
+from helpers.support import LONG
+from helpers.thrice import Thrice
 
 import links
 import published_links
+import shmacc
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -30,26 +35,32 @@ def _text(page: Path) -> str:
 PROGRAMS: Final = pages.programs(with_others=False)
 # What they print, where they say so.
 PRINTED: Final = {
-    "README.md-0": "[0, 1, 2, 3, 7] [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.5, 1.5]]",
+    "README.md-0": "100% of the table is learnt",
     "docs/guide.md-0": "step 2: rows [0, 1, 2, 3, 7], row 7 has mean [2.0, 2.0]",
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs(name: str, tmp_path: Path) -> None:
-    assert PRINTED.get(name, "") in pages.run_pasted(PROGRAMS[name], tmp_path)
+# Of the tutorial, those that run without others and without arguments.
+ALONE: Final = {
+    f"tutorial-{pages.name_of(block)}": block
+    for kind, block in pages.tutorial()
+    if kind == "python" and pages.name_of(block) in {"first.py", "train.py", "survive.py"}
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS | ALONE)
+def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace: str) -> None:
+    runs = Thrice.of_text((PROGRAMS | ALONE)[name], tmp_path, namespace)
+    assert PRINTED.get(name, "") in runs.run()
 
 
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    text = _text(TUTORIAL)
-    blocks = re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
+    blocks = pages.tutorial()
     assert {kind for kind, _ in blocks} == {"python", "console"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for kind, block in blocks:
         if kind == "python":
-            named = re.match(r"# (\w+\.py)\n", block)
-            assert named, block
-            (tmp_path / named[1]).write_text(block)
+            (tmp_path / pages.name_of(block)).write_text(block)
             continue
         for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
             ran = subprocess.run(
@@ -62,6 +73,28 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
                 env=os.environ | {"PATH": path},
             )
             assert ran.stdout == shown, command
+
+
+def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -> None:
+    recipes = _text(ROOT / "docs" / "recipes.md")
+    [program] = re.findall(r"```python\n(# service\.py\n.*?)```", recipes, re.DOTALL)
+    (tmp_path / "service.py").write_text(program)
+
+    def start(role: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", str(tmp_path / "service.py"), role]
+        return stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    with ExitStack() as stack:
+        chief, *workers = [start(role) for role in ("chief", "0", "1")]
+        with shmacc.AccumulatorGroup.attach("service", timeout=LONG) as group:
+            assert group.wait_step(5, timeout=LONG) > 5
+            chief.kill()
+            assert chief.wait(LONG) == -signal.SIGKILL
+            killed_at = group.global_step
+        again = start("chief")
+        assert again.communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
+        assert killed_at < 2000
+        assert [worker.wait(LONG) for worker in workers] == [0, 0]
 
 
 def test_there_are_programs() -> None:

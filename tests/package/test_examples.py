@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from helpers import pages
+from helpers.thrice import Thrice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +17,10 @@ EXAMPLES: Final = pages.examples(with_others=False)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_comes_to_its_result(example: Path, tmp_path: Path) -> None:
-    pages.run(example, tmp_path)
+def test_an_example_comes_to_its_result_whatever_was_before(
+    example: Path, tmp_path: Path, namespace: str
+) -> None:
+    Thrice(example, tmp_path, namespace).run()
     assert "assert" in example.read_text()
 
 

@@ -46,7 +46,7 @@ def data(rank=None):  # all of it, or a worker's part
 def work(rank, group, shared):
     spec = shmacc.jax.TreeSpec({"params": jax.eval_shape(initial_params)})
     images, labels = data(rank)
-    for step in group.steps(timeout=100):
+    for step in group.steps(timeout=100, on_death="raise"):
         params = spec.unflatten(shared)["params"]  # read when the step is known
         grads = spec.flatten({"params": gradient(params, images, labels)})
         group.apply(grads, step, contributor=rank, weight=len(labels))
@@ -64,7 +64,7 @@ def train():
         for process in crew:
             process.start()
         for _ in range(STEPS):
-            with group.round(WORKERS, timeout=100) as taken:
+            with group.round(WORKERS, timeout=100, on_death="raise") as taken:
                 mean, now = spec.unflatten(taken)["params"], whole.unflatten(shared)
                 updates, state = optimizer.update(mean, now["state"], now["params"])
                 params = optax.apply_updates(now["params"], updates)

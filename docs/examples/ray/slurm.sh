@@ -7,7 +7,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:TERM@120
 # A job over many hosts: Ray on every node, the chief on the first, workers on all.
-# Submit it from the folder with chief.py and worker.py, with shmacc[ray] installed on all nodes.
+# Submit it from the folder with chief.py and worker.py, with shmacc and Ray installed on all nodes.
 set -euo pipefail
 umask 077
 

@@ -40,14 +40,17 @@ if __name__ == "__main__":
     with (
         shmacc.Parameters(weights, "clicks.params", optimizer=ftrl, **OURS) as params,
         shmacc.SparseConditionalAccumulator("float64", shape, "clicks", **OURS) as acc,
-        multiprocessing.get_context("spawn").Pool(WORKERS) as pool,
     ):
-        workers = pool.map_async(work, range(WORKERS))
+        context = multiprocessing.get_context("spawn")
+        crew = [context.Process(target=work, args=(rank,)) for rank in range(WORKERS)]
+        for process in crew:
+            process.start()
         for _ in range(STEPS):
             with acc.round(WORKERS, timeout=60, on_death="raise") as taken:
                 params.update(taken)  # the rows of these features, and no others
         acc.finish()
-        workers.get(timeout=60)
+        for process in crew:
+            process.join()
         inputs, labels = data(np.random.default_rng(10**6), 2000)
         right = ((inputs @ params["weights"] > 0) == labels).mean()
         used = np.count_nonzero(params["weights"])

@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 
 import torch
+from shmacc.errors import WorkerDiedError
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -44,18 +45,24 @@ def start(rank):
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more only on processors that the replicas leave free
     model = make_model()
-    with SyncReplicas(model, "digits", total_num_replicas=REPLICAS) as replicas:
+    new = {"if_exists": "replace"}  # a run goes on with nothing that an earlier one has left
+    with SyncReplicas(model, "digits", total_num_replicas=REPLICAS, **new) as replicas:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
         processes = [start(rank) for rank in range(REPLICAS)]
         while replicas.global_step < UPDATES:
-            with replicas.round(timeout=60):  # the gradients are the mean of all replicas'
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
+            try:
+                with replicas.round(timeout=60, on_death="raise"):  # .grad is the replicas' mean
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+            except WorkerDiedError as error:
+                if error.reasons != ("killed",):
+                    raise  # what a replica has raised
+                processes[1] = start(1)
+                continue
             schedule.step()
             if replicas.global_step == 50:
                 processes[1].kill()
-                processes[1] = start(1)
     for process in processes:
         process.join()
     images, labels = data()

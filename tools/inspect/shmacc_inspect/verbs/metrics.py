@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DESCRIPTION: Final = """\
 Print Prometheus metrics of segments, write them to a file, or serve them.
 
-Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client, which comes
-with `pip install 'shmacc[metrics]'` (--json does not)."""
+Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client
+(`pip install prometheus_client`); --json does not."""
 EXAMPLES: Final = """\
 Examples:
   shmacc-inspect metrics
@@ -116,7 +116,7 @@ def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector, CollectorRegistry
     except ImportError:
-        page.write_line("`metrics` needs prometheus_client: pip install 'shmacc[metrics]'")
+        page.write_line("`metrics` needs prometheus_client: pip install prometheus_client")
         failures.end(failures.WRONG_OR_FAILED)
     from shmacc_inspect import gauges  # late: see the package
 

@@ -1,0 +1,83 @@
+"""Disturbs the program that runs with this folder in PYTHONPATH, in each of its processes.
+
+Python imports a module of this name at its start; thrice.py starts such programs. Calls of the
+library are counted in files, one byte a call, by all processes of the program together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import shmacc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
+# The process that makes this call of a chief, counted from 1, is killed. 0: none.
+_KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
+_KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
+# The first worker that comes to this apply of its own raises. 0: none.
+_RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
+
+_applied = 0
+
+
+def _is_main() -> bool:
+    return multiprocessing.parent_process() is None
+
+
+def _count(what: str) -> int:
+    """Count a call, and return how many there have been."""
+    with (_FOLDER / what).open("ab", buffering=0) as counter:
+        counter.write(b".")
+        return os.fstat(counter.fileno()).st_size
+
+
+def _chief_calls() -> None:
+    if _count("calls") >= _KILLED_AT > 0:
+        os.kill(0 if _KILLS_ALL else os.getpid(), signal.SIGKILL)
+
+
+def _worker_applies() -> None:
+    global _applied  # noqa: PLW0603 - by this process
+    if _is_main():
+        _chief_calls()  # of a program that has no other process
+        return
+    _applied += 1
+    _count(f"applied-{min(_applied, 2)}")
+    if _applied == _RAISES_AT:
+        with contextlib.suppress(FileExistsError):
+            (_FOLDER / "raised").touch(exist_ok=False)
+            raise ValueError("a typo")
+
+
+def _wrap(owner: type[Any], name: str, before: Callable[[], None]) -> None:
+    method = getattr(owner, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **keywords: Any) -> Any:
+        before()
+        return method(*args, **keywords)
+
+    setattr(owner, name, wrapped)
+
+
+for _class in (
+    shmacc.AccumulatorGroup,
+    shmacc.ConditionalAccumulator,
+    shmacc.SparseConditionalAccumulator,
+):
+    for _name in ("apply", "apply_grad"):
+        _wrap(_class, _name, _worker_applies)
+    for _name in ("round", "round_async", "take", "take_async", "take_grad", "take_partial"):
+        _wrap(_class, _name, _chief_calls)
+_wrap(shmacc.Parameters, "update", _chief_calls)

@@ -1,0 +1,131 @@
+"""Runs a program alone, after a run that was killed half way, and with a worker that raises.
+
+What it prints the first time it prints the second time, too, whatever a killed run has left in
+shared memory. A worker's exception is seen and ends the program, in less time than its waits have;
+if it comes before the worker's first gradient it is seen as soon, and whoever sees it presses
+Ctrl-C. Nothing is left afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shmacc import inspection, testing
+
+_HOOK: Final = Path(__file__).parent / "disturbed"
+_TYPO: Final = "ValueError: a typo"
+
+
+@dataclass(frozen=True)
+class Thrice:
+    """A program, a folder for it, and the empty namespace that it runs in.
+
+    Attributes:
+        script: The program.
+        folder: Where it runs, and its processes count their calls.
+        namespace: That of this process's environment.
+        seconds: How long a run may take: less than the timeouts in the program.
+        typos: Before which of its applies, counted from 1, a worker raises; in a run for each.
+    """
+
+    script: Path
+    folder: Path
+    namespace: str
+    seconds: float = 50
+    typos: tuple[int, ...] = (1, 2)
+
+    @classmethod
+    def of_text(cls, program: str, folder: Path, *given: Any, **more: Any) -> Thrice:
+        """As pasted into a file by a reader."""
+        script = folder / "example.py"
+        script.write_text(program)
+        return cls(script, folder, *given, **more)
+
+    def run(self) -> str:
+        """Run it three times; return what it printed the first time."""
+        printed = self._undisturbed("first")
+        calls, applies = self._counts("first")
+        if not re.search("Accumulator|Replicas", self.script.read_text()):
+            return printed  # no run that could be disturbed
+        assert calls
+        assert not testing.leaked_names(self.namespace)
+
+        self._killed_at(calls // 2 + 1)
+        assert self._undisturbed("second") == printed
+        # What has no name is its dead process's: no run finds it, and `clean` removes it.
+        assert all(":private-" in name for name in testing.leaked_names(self.namespace))
+        for leftover in inspection.leftovers(namespace=self.namespace):
+            inspection.clean(leftover)
+
+        assert bool(applies) == ("multiprocessing" in self.script.read_text())
+        for number in filter(len(applies).__ge__, self.typos):
+            self._raising_at(number)
+            assert not testing.leaked_names(self.namespace)
+        return printed
+
+    def _undisturbed(self, run: str) -> str:
+        with self._start(run) as process:
+            out, err = self._end(process)
+        assert (process.returncode, err) == (0, "")
+        return out
+
+    def _killed_at(self, call: int) -> None:
+        """Workers that are told of the chief's death end by themselves; others wait for another."""
+        all_of_them = not re.search(r'\.steps\(.*on_death="raise"', self.script.read_text())
+        with self._start("killed", killed_at=call, kills_all=all_of_them) as process:
+            self._end(process)
+        assert process.returncode == -signal.SIGKILL
+
+    def _raising_at(self, number: int) -> None:
+        """One worker raises instead of its apply of this number, counted from 1."""
+        with self._start(f"raising-{number}", raises_at=number) as process:
+            assert process.stderr is not None
+            seen = ""
+            if number == 1:
+                for line in process.stderr:
+                    seen += line
+                    if _TYPO in line:
+                        break
+                process.send_signal(signal.SIGINT)
+            seen += self._end(process)[1]
+        assert _TYPO in seen
+        assert process.returncode not in {0, None}
+
+    def _start(self, run: str, **disturbed: int) -> subprocess.Popen[str]:
+        counts = self.folder / run
+        counts.mkdir()
+        how = {f"DISTURBED_{name.upper()}": str(value) for name, value in disturbed.items()}
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", str(self.script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            start_new_session=True,  # what is killed is the program and no more
+            env=os.environ
+            | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(_HOOK)}
+            | {"DISTURBED_FOLDER": str(counts)}
+            | how,
+        )
+
+    def _end(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        """Wait for the end of all of its processes: they have its stdout."""
+        try:
+            return process.communicate(timeout=self.seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"it did not end:\n{out}\n{err}") from None
+
+    def _counts(self, run: str) -> tuple[int, list[int]]:
+        """How many calls a chief made; how many workers applied once, and how often after that."""
+        sizes = {path.name: path.stat().st_size for path in (self.folder / run).iterdir()}
+        applied = [sizes[name] for name in ("applied-1", "applied-2") if name in sizes]
+        return sizes.get("calls", 0), applied
