@@ -99,7 +99,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Args:
             shared_name: The name.
             owners: As at construction.
-            timeout: As for ``shmacc.attach``.
+            timeout: For how many seconds to wait until it exists; None: not at all. (In all calls
+                that wait for something else, None is for ever.)
 
         Raises:
             NotFoundError: There is none, and no timeout.
@@ -215,7 +216,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         there again.
 
         Args:
-            timeout: Seconds, for each wait; None: for ever.
+            timeout: Seconds to wait, each time; None: for ever.
             on_death: As for `wait_step`.
 
         Returns:
@@ -243,7 +244,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         Args:
             after: The step that is known.
-            timeout: Seconds; None: for ever.
+            timeout: Seconds to wait; None: for ever.
             on_death: "raise": end the wait if nobody is left who moves the step.
 
         Returns:
@@ -337,7 +338,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Args:
             num_required: As for `take`, as are the others.
             at_least: At the timeout.
-            timeout: Seconds to wait for the gradients.
+            timeout: Seconds to wait for the gradients; None: for ever.
             on_death: If a process died or failed.
 
         Returns:
@@ -409,7 +410,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             num_required: 0: all gradients that are there, even none. Such a take joins no queue and
                 waits for no number. But a round whose number is reached belongs to the first take
                 in line, also in the moment before that take gets it; then nothing is there.
-            timeout: As for `take`.
+            timeout: Seconds to wait; None: for ever.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:

@@ -33,7 +33,8 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
         shared_name: The name.
         owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
             "any", or an iterable of uids.
-        timeout: For how many seconds to wait until it exists; None: not at all (NotFoundError).
+        timeout: For how many seconds to wait until it exists; None: not at all (NotFoundError). In
+            all calls that wait for something else, None is for ever.
 
     Raises:
         NotFoundError: There is none, and no timeout.

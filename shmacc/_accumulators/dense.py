@@ -88,7 +88,8 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             name: Ignored.
             contributor: As for `SparseConditionalAccumulator.apply_grad`, as are the next two.
             weight: How often the values count.
-            timeout: Seconds.
+            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+                open round, for room (``capacity``); None: for ever.
 
         Returns:
             True if it is in the round; False if it was dropped, because ``local_step`` is less than

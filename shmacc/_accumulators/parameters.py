@@ -103,7 +103,8 @@ class Parameters(SharedArrays):
 
         Args:
             shared_name: The name.
-            timeout: For how many seconds to wait until they exist; None: not at all.
+            timeout: For how many seconds to wait until they exist; None: not at all. (In `update`
+                and all other calls, None is for ever.)
             owners: As at construction.
 
         Raises:
@@ -233,7 +234,7 @@ class Parameters(SharedArrays):
 
         Args:
             taken: As for `update`.
-            timeout: As for `update`.
+            timeout: Seconds to wait, as for `update`; None: for ever.
 
         Returns:
             True; False if the round is in the parameters already.

@@ -114,7 +114,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             shared_name: The name.
             writable: Whether this process may write into them. If not, their memory is mapped
                 read-only: no flag of an array changes that.
-            timeout: For how many seconds to wait until they exist; None: not at all.
+            timeout: For how many seconds to wait until they exist; None: not at all. (In all calls
+                that wait for something else, None is for ever.)
             owners: As at construction.
 
         Raises:

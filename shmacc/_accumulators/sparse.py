@@ -244,7 +244,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         Args:
             num_required: At least 1.
             name: Ignored.
-            timeout: Seconds; None: for ever; 0: succeed only if it can be served at once.
+            timeout: Seconds to wait; None: for ever; 0: succeed only if it can be served at once.
 
         Returns:
             ``(indices, values, shape)``.

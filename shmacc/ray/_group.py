@@ -133,7 +133,8 @@ class AccumulatorGroup:
 
         Args:
             shared_name: The name.
-            timeout: How many seconds to wait until there is one; None: not at all.
+            timeout: How many seconds to wait until there is one; None: not at all. (In `take` and
+                `round`, None is for ever.)
 
         Raises:
             NotFoundError: There is none.
@@ -325,7 +326,7 @@ class AccumulatorGroup:
         """Wait until the owner's step is past `after`, and return it.
 
         Raises:
-            DeadlineExceededError: The timeout (seconds) passed.
+            DeadlineExceededError: The timeout passed (seconds; None: for ever).
             FinishedError: The group is finished; but a step that is past `after` is returned.
             InvalidArgumentError: A bad argument.
         """

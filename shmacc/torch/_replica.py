@@ -48,7 +48,8 @@ class Replica:
             model: Of the same architecture as the chief's; its parameters' contents do not matter.
             shared_name: The chief's.
             rank: From 0, less than ``total_num_replicas``.
-            timeout: Seconds to wait, here and in `step`; None: for ever.
+            timeout: Seconds to wait, here for the chief and in `step` for the update; None: for
+                ever, in both (`AccumulatorGroup.attach` does not wait then).
             owners: Whose segments may be attached.
 
         Raises:

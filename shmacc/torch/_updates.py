@@ -215,7 +215,7 @@ def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in tensors.items()}
 
 
-def _take_back(gradient: torch.Tensor | None, given: torch.Tensor | None) -> bool:
+def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
     """Write what the block has made of a gradient to where it was given, if it is like it."""
     if gradient is None or given is None:
         return gradient is given
