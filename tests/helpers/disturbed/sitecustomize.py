@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,9 @@ import shmacc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+if any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
+    os.setpgid(0, 0)  # it is not killed with the others, and removes the semaphores of pools
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes this call of a chief, counted from 1, is killed. 0: none.
