@@ -38,12 +38,9 @@ class Member:
         """Return this member of a group's gradient, checked."""
         if self._sparse:
             return self._of_rows(value, weight)
-        plain = None
-        if weight == 1:
-            plain = _core.plain_dense(value, self._plain_type, self._shape)
-        if plain is None:
-            plain = self.dense(value, weight, "The gradient")
-        return self._number, 1, weight, None, plain, None, False
+        if weight != 1 or not _core.is_plain_dense(value, self._plain_type, self._shape):
+            value = self.dense(value, weight, "The gradient")
+        return self._number, 1, weight, None, value, None, False
 
     def _of_rows(self, value: Any, weight: int) -> MemberGradient:
         if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
@@ -56,13 +53,12 @@ class Member:
             )
             indices, values = value.indices, value.values
             given = getattr(value, "dense_shape", None)
-        plain = None
+        ascending = None
         if given is None and weight == 1:
-            plain = _core.plain_rows(indices, values, self._plain_type, self._shape)
-        if plain is None:
+            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
+        if ascending is None:
             rows = self.rows(indices, values, given, weight).check()
-            plain = rows.indices, rows.values, rows.ascending
-        indices, values, ascending = plain
+            indices, values, ascending = rows.indices, rows.values, rows.ascending
         return self._number, 1, weight, indices, values, None, ascending
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
