@@ -124,8 +124,10 @@ class ForwarderActor:
     def end(self) -> None:
         """Stop, finish the segment, and remove its name: nobody will ever take of it."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        with self._turn:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=10)
         if self._group is not None:
             self._group.finish()
         for kept in self._group, self._counters:

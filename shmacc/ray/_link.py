@@ -193,7 +193,7 @@ def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
     left = set(actors)
     calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
     for call in wait_for_all(list(calls), time.monotonic() + _END):
-        with contextlib.suppress(*LOST):
+        with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
             ray.get(call)
             left.discard(calls[call])
     for actor in actors.values():

@@ -30,7 +30,7 @@ from shmacc.ray._shard import ShardActor
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another forwarder is made, where one has ended
 _AT_MOST = 30.0  # the same, if it ends again and again
-_PLACED = 20.0  # seconds that a node has to start a shard
+_PLACED = 5.0  # seconds that a node has to start a shard, at first: Ray may think a dead one alive
 _SERVED = 10.0  # one that has gone on for so long had started well
 
 _logger = logging.getLogger("shmacc")
@@ -210,22 +210,25 @@ class OwnerActor:
 
     async def _keep_shard(self, number: int) -> None:
         """Have a shard on a node that lives, and on another one when that is lost."""
+        patience = _PLACED
         while True:
             alive = await asyncio.to_thread(living_nodes, self._config.hosts)
-            nodes = sorted(alive - self._lost_hosts() or alive)
+            heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
+            nodes = sorted(alive & heard or alive - self._lost_hosts() or alive)
             if nodes:
                 taken = [node for other, node in self._places.items() if other != number]
                 self._places[number] = min(nodes, key=taken.count)  # the one with the fewest
-                await self._have_shard(number)
+                await self._have_shard(number, patience)
+                patience = min(2 * patience, _AT_MOST)
             await asyncio.sleep(_AGAIN)
 
-    async def _have_shard(self, number: int) -> None:
+    async def _have_shard(self, number: int, patience: float) -> None:
         there = NodeAffinitySchedulingStrategy(self._places[number], soft=False)
         actor = ray.remote(concurrency_groups={"end": 1})(ShardActor)
         shard = None
         try:
             shard = self._make(actor, f"shard {number}", number, scheduling_strategy=there)
-            async with asyncio.timeout(_PLACED):
+            async with asyncio.timeout(patience):
                 self._places[number] = await shard.node.remote()  # of an earlier owner's: another
             self._shards[number] = shard
             await shard.until_it_ends.options(concurrency_group="end").remote()

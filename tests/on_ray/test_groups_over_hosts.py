@@ -250,6 +250,7 @@ def test_a_group_is_made_though_a_node_has_just_died(nodes: Nodes) -> None:
 
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
     """It has a shard: that is given up, and made on another node."""
+    wait_for(lambda: len(living_nodes(None)) == 3, 120)  # without the dead ones of other tests
     late = nodes.add()
     members = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
     with (
@@ -261,11 +262,8 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
         gradient = {"m": (np.arange(1000), np.ones(1000, np.float32))}  # at every shard
         assert local.apply(gradient, 0)
         nodes.remove(late)
-        began = time.monotonic()
         assert group.take(1, timeout=120)["m"].values.tolist() == [1.0] * 1000
-        ours = time.monotonic() - began
-        wait_for(lambda: nodes.id(late) not in living_nodes(None), 120)
-        assert ours < 0.7 * (time.monotonic() - began)
+        assert nodes.id(late) in living_nodes(None), "Ray has not seen it yet"
         assert (
             nodes.id(late)
             not in ray.get(

@@ -132,13 +132,17 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     std::memcpy(config.magic, kMagic, sizeof kMagic);
     config.version = kVersion;
     config.checksum = checksum_of(config);
-    std::vector<unsigned char> header(sizeof(Header)), states(bytes_of_states(config));
-    auto* head = reinterpret_cast<Header*>(header.data());
+    struct alignas(64) Line {  // as what is made here is aligned
+        unsigned char bytes[64];
+    };
+    std::vector<Header> header(1);  // all zero, like these
+    std::vector<Line> states((bytes_of_states(config) + sizeof(Line) - 1) / sizeof(Line));
+    Header* head = header.data();
     head->config = config;
     head->state[0].round = 1;  // members and lanes have the contents of round 0: none
     head->state[0].checksum = checksum_of(head->state[0]);
     for (uint32_t i = 0; i < config.lanes; ++i) {
-        auto* lane = reinterpret_cast<LaneHeader*>(states.data() + i * bytes_of_lane(config));
+        auto* lane = reinterpret_cast<LaneHeader*>(states.data()->bytes + i * bytes_of_lane(config));
         lane->state[0].checksum = checksum_of(lane->state[0]);
         auto* tables = reinterpret_cast<MemberStates*>(lane + 1);
         for (uint32_t j = 0; j < tables_of(config); ++j) {
@@ -157,9 +161,9 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
         if (pwrite(fd, data, bytes, static_cast<off_t>(region_offset(region))) != static_cast<ssize_t>(bytes))
             system_failure("Making a segment", errno);
     };
-    write(kHeaderRegion, header.data(), header.size());
+    write(kHeaderRegion, head, sizeof(Header));
     write(kDirectoryRegion, directory.data(), config.directory_bytes);
-    write(kStatesRegion, states.data(), states.size());
+    write(kStatesRegion, states.data(), bytes_of_states(config));
     reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
     reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
     reserve_in_file(fd, region_offset(kDepartedRegion), kPage);
