@@ -234,7 +234,7 @@ def _fork_in_the_handler(
             children.append(pid)
 
     signal.signal(signal.SIGALRM, fork)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    signal.setitimer(signal.ITIMER_REAL, 0.25)  # in the wait, on a machine that is slow, too
     try:
         if os.getpid() == parent:
             pipe.say("about to wait")
