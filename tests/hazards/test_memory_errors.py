@@ -217,6 +217,40 @@ def test_no_allocation_of_the_extensions_loses_a_round(sort: str) -> None:
     assert 0 < failed < 126
 
 
+# --- updates -------------------------------------------------------------------------------------
+
+
+def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
+    """Update after update, each with memory running out elsewhere; how many failed."""
+    table, rows = np.zeros((16, 8), np.float32), [1, 4, 9]
+    failed = 0
+    with shmacc.Parameters({"table": table}, optimizer=shmacc.optim.SGD(1.0)) as params:
+        specs = params.member_specs(["table"])
+        with shmacc.AccumulatorGroup(specs, reduction_type="SUM") as group:
+            for number, failing in enumerate(failures()):
+                assert group.apply({"table": (rows, np.ones((3, 8)))}, group.global_step)
+                with group.round(1) as taken:
+                    done = failing(lambda taken=taken: params.update(taken))
+                    if done is None:  # nothing has changed, or the next one puts it back
+                        failed += 1
+                        done = params.update(taken)
+                assert done
+                table[rows] -= 1
+                np.testing.assert_array_equal(params["table"], table)
+                assert params.step == group.global_step == number + 1
+    return failed
+
+
+def test_no_allocation_of_pythons_loses_or_doubles_an_update() -> None:
+    pytest.importorskip("_testcapi")
+    assert run_apart(_no_update_is_lost, lambda: _without_memory_of_pythons(1)) > 5
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocator of its own")
+def test_no_allocation_of_the_extensions_loses_or_doubles_an_update() -> None:
+    assert 0 < run_apart(_no_update_is_lost, _without_memory_of_c) < 126
+
+
 # --- opening -------------------------------------------------------------------------------------
 
 
