@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,12 +26,13 @@ from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Order
-from shmacc._multihost.pieces import Plan, bytes_of
+from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial
 from shmacc.errors import ShmaccError
 from shmacc.ray._parts import LOST, Config, counters_of, find
+from shmacc.ray._shipping import Shipping
 
 _logger = logging.getLogger("shmacc")
 
@@ -222,7 +222,7 @@ class _Loop:
         self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
         self._poll_from = 0.0
         self._sealed: GroupPartial | None = None
-        self._shipping: _Shipping | None = None
+        self._shipping: Shipping | None = None
 
     def run(self) -> None:
         """Go on until it is stopped, or the owner knows a later incarnation."""
@@ -321,7 +321,7 @@ class _Loop:
         key = BatchKey(self._host, self._incarnation, seq)
         first = zlib.crc32(self._host.encode()) % len(self._shards)
         pieces = self._plan.split(self._sealed, first)
-        self._shipping = _Shipping(seq, fence, key, pieces, self._stage, self._lost_shard)
+        self._shipping = Shipping(seq, fence, key, pieces, self._stage, self._lost_shard)
         self._sealed = None
         self._shipped()
 
@@ -383,55 +383,3 @@ class _Loop:
         self._serial = order.serial
         self._count("orders")
         self._counters["step"][...] = order.step
-
-
-class _Shipping:
-    """Pieces on their way to the shards."""
-
-    def __init__(
-        self,
-        seq: int,
-        fence: Fence,
-        key: BatchKey,
-        pieces: Iterable[tuple[int, GroupPartial]],
-        stage: "Callable[..., Future[None] | None]",
-        lost: Callable[[int], None],
-    ) -> None:
-        self.seq = seq
-        self.gradients = self.bytes = self.resent = 0
-        self._fence, self._key, self._stage, self._lost = fence, key, stage, lost
-        self._pieces: dict[int, GroupPartial] = {}
-        self._calls: dict[Future[None], int] = {}
-        self._again: list[tuple[float, int]] = []
-        for shard, piece in pieces:
-            self.gradients = piece.count
-            self.bytes += bytes_of(piece)
-            self._pieces[shard] = piece
-            self._send(shard)
-        self.shards = frozenset(self._pieces)
-
-    def is_done(self) -> bool:
-        """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
-        for call in [call for call in self._calls if call.done()]:
-            shard = self._calls.pop(call)
-            try:
-                call.result()
-                del self._pieces[shard]
-            except LOST:
-                self._lost(shard)
-                self._send_later(shard)
-        for due in [due for due in self._again if due[0] <= time.monotonic()]:
-            self._again.remove(due)
-            self.resent += 1
-            self._send(due[1])
-        return not self._pieces
-
-    def _send(self, shard: int) -> None:
-        call = self._stage(shard, self._fence, self._key, self._pieces[shard])
-        if call is None:
-            self._send_later(shard)
-        else:
-            self._calls[call] = shard
-
-    def _send_later(self, shard: int) -> None:
-        self._again.append((time.monotonic() + _AGAIN, shard))

@@ -30,7 +30,7 @@ from shmacc.ray._shard import ShardActor
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another forwarder is made, where one has ended
 _AT_MOST = 30.0  # the same, if it ends again and again
-_PLACED = 5.0  # seconds that a node has to start a shard, at first: Ray may think a dead one alive
+_PLACED = 10.0  # seconds that a node has to start a shard, at first: Ray may think a dead one alive
 _SERVED = 10.0  # one that has gone on for so long had started well
 
 _logger = logging.getLogger("shmacc")
@@ -214,7 +214,9 @@ class OwnerActor:
         while True:
             alive = await asyncio.to_thread(living_nodes, self._config.hosts)
             heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
-            nodes = sorted(alive & heard or alive - self._lost_hosts() or alive)
+            nodes = sorted(alive & heard or alive)
+            # It has ended there, or did not start: perhaps nobody knows yet that the node is dead.
+            nodes = [node for node in nodes if node != self._places.get(number)] or nodes
             if nodes:
                 taken = [node for other, node in self._places.items() if other != number]
                 self._places[number] = min(nodes, key=taken.count)  # the one with the fewest
@@ -232,9 +234,10 @@ class OwnerActor:
                 self._places[number] = await shard.node.remote()  # of an earlier owner's: another
             self._shards[number] = shard
             await shard.until_it_ends.options(concurrency_group="end").remote()
-        except (*LOST, ValueError):  # ValueError: one of this name ended just now
+        except (ray.exceptions.ActorDiedError, ValueError):  # one of this name ended just now
             pass
-        except TimeoutError:  # Ray does not know yet that the node is dead
+        # Out of reach, or not started, and Ray may take long to see that its node is dead.
+        except (*LOST, TimeoutError):
             ray.kill(shard)
         self._shards.pop(number, None)
 

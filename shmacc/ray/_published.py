@@ -59,7 +59,7 @@ from shmacc.errors import (
     InvalidArgumentError,
 )
 from shmacc.ray._link import PATIENCE, Wait, end_parts
-from shmacc.ray._parts import LOST, NAMESPACE, check_connected
+from shmacc.ray._parts import LOST, NAMESPACE, check_connected, living_nodes
 
 _logger = logging.getLogger("shmacc")
 
@@ -313,8 +313,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
 
     def _alive(self) -> set[str]:
         """Return the other nodes that take part."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {self._here}
-        return alive if self._hosts is None else alive & self._hosts
+        return living_nodes(self._hosts) - {self._here}
 
     def _actor(self, node: str) -> str:
         return f"{self._name}/keeper {node}"

@@ -38,7 +38,7 @@ class Thrice:
     script: Path
     folder: Path
     namespace: str
-    seconds: float = 50
+    seconds: float = 110
     typos: tuple[int, ...] = (1, 2)
 
     @classmethod

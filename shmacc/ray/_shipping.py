@@ -1,0 +1,83 @@
+"""A host's pieces on their way to the shards: sent again until each one has arrived."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from shmacc._multihost.messages import BatchKey, Fence
+from shmacc._multihost.pieces import bytes_of
+from shmacc._records.taken import GroupPartial
+from shmacc.ray._parts import LOST
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_AGAIN = 0.2  # until a piece is sent again whose shard was lost
+
+
+class Shipping:
+    """Pieces on their way to the shards.
+
+    Args:
+        seq: The batch's number.
+        fence: What it belongs to.
+        key: Its name.
+        pieces: Each with its shard.
+        stage: Sends a shard the fence, the key and a piece; None: there is no such shard now.
+        lost: Is told of a shard that was lost.
+
+    Attributes:
+        seq: The batch's number.
+        shards: Those that get a piece.
+        gradients: How many the batch has.
+        bytes: Of all its arrays.
+        resent: How many pieces were sent again.
+    """
+
+    def __init__(
+        self,
+        seq: int,
+        fence: Fence,
+        key: BatchKey,
+        pieces: Iterable[tuple[int, GroupPartial]],
+        stage: "Callable[..., Future[None] | None]",
+        lost: Callable[[int], None],
+    ) -> None:
+        self.seq = seq
+        self.gradients = self.bytes = self.resent = 0
+        self._fence, self._key, self._stage, self._lost = fence, key, stage, lost
+        self._pieces: dict[int, GroupPartial] = {}
+        self._calls: dict[Future[None], int] = {}
+        self._again: list[tuple[float, int]] = []
+        for shard, piece in pieces:
+            self.gradients = piece.count
+            self.bytes += bytes_of(piece)
+            self._pieces[shard] = piece
+            self._send(shard)
+        self.shards = frozenset(self._pieces)
+
+    def is_done(self) -> bool:
+        """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
+        for call in [call for call in self._calls if call.done()]:
+            shard = self._calls.pop(call)
+            try:
+                call.result()
+                del self._pieces[shard]
+            except LOST:
+                self._lost(shard)
+                self._send_later(shard)
+        for due in [due for due in self._again if due[0] <= time.monotonic()]:
+            self._again.remove(due)
+            self.resent += 1
+            self._send(due[1])
+        return not self._pieces
+
+    def _send(self, shard: int) -> None:
+        call = self._stage(shard, self._fence, self._key, self._pieces[shard])
+        if call is None:
+            self._send_later(shard)
+        else:
+            self._calls[call] = shard
+
+    def _send_later(self, shard: int) -> None:
+        self._again.append((time.monotonic() + _AGAIN, shard))
