@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._core import TakenRound
@@ -106,11 +105,11 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         terms = None  # for most gradients: a call saved
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
-        value = grad
-        if weight is not arguments.ONCE or not _core.is_plain_dense(
-            value, self._plain_type, self._shape
-        ):
-            value = self._member.dense(value, 1 if terms is None else terms[1], "grad")
+        if weight is arguments.ONCE:
+            added = self._handle.apply_plain_dense(grad, self._plain_type, self._shape, step, terms)
+            if added is not None:
+                return added
+        value = self._member.dense(grad, 1 if terms is None else terms[1], "grad")
         return self._handle.apply_dense(value, step, terms)
 
     def apply_partial(

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.single import SingleAccumulator
 from shmacc._core import TakenRound
@@ -145,13 +144,11 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         if grad_shape is None and weight is arguments.ONCE:
-            ascending = _core.plain_rows_ascend(
-                grad_indices, grad_values, self._plain_type, self._shape
+            added = self._handle.apply_plain_rows(
+                grad_indices, grad_values, self._plain_type, self._shape, step, terms
             )
-            if ascending is not None:
-                return self._handle.apply_sparse(
-                    grad_indices, grad_values, None, ascending, step, terms
-                )
+            if added is not None:
+                return added
         times = 1 if terms is None else terms[1]
         rows = self._member.rows(grad_indices, grad_values, grad_shape, times, "grad_")
         return self._add(rows, step, terms)

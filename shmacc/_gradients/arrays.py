@@ -36,8 +36,9 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
         InvalidArgumentError: The conversion is refused, or the value is no array at all.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    if _core.is_plain(value, dtype.plain_type):
-        return value  # type: ignore[no-any-return]
+    plain = _core.plain_array(value, dtype.plain_type)
+    if plain is not None:
+        return plain
     array = converted(value, dtype, what)
     try:
         return dtype.widen(array)
@@ -121,8 +122,9 @@ def index_array(value: Any, what: str) -> IndexArray:
         InvalidArgumentError: They are not integers, or do not fit int64.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    if _core.is_plain(value, _INT64):
-        return value  # type: ignore[no-any-return]
+    plain = _core.plain_array(value, _INT64)
+    if plain is not None:
+        return plain
     array, by_value = _view(value, what)
     if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")

@@ -38,9 +38,12 @@ class Member:
         """Return this member of a group's gradient, checked."""
         if self._sparse:
             return self._of_rows(value, weight)
-        if weight != 1 or not _core.is_plain_dense(value, self._plain_type, self._shape):
-            value = self.dense(value, weight, "The gradient")
-        return self._number, 1, weight, None, value, None, False
+        plain = None
+        if weight == 1:
+            plain = _core.plain_dense(value, self._plain_type, self._shape)
+        if plain is None:
+            plain = self.dense(value, weight, "The gradient")
+        return self._number, 1, weight, None, plain, None, False
 
     def _of_rows(self, value: Any, weight: int) -> MemberGradient:
         if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
@@ -53,12 +56,13 @@ class Member:
             )
             indices, values = value.indices, value.values
             given = getattr(value, "dense_shape", None)
-        ascending = None
+        plain = None
         if given is None and weight == 1:
-            ascending = _core.plain_rows_ascend(indices, values, self._plain_type, self._shape)
-        if ascending is None:
+            plain = _core.plain_rows(indices, values, self._plain_type, self._shape)
+        if plain is None:
             rows = self.rows(indices, values, given, weight).check()
-            indices, values, ascending = rows.indices, rows.values, rows.ascending
+            plain = rows.indices, rows.values, rows.ascending
+        indices, values, ascending = plain
         return self._number, 1, weight, indices, values, None, ascending
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:

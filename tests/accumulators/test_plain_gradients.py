@@ -1,7 +1,11 @@
-"""NumPy's own arrays of the right type are recognised at once; any other form means the same."""
+"""Arrays of the right type, tensors and lists are taken at once; any other form means the same."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+import types
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,11 +18,12 @@ from shmacc import (
     IndexedSlicesSpec,
     SparseConditionalAccumulator,
     TensorSpec,
+    _core,
     errors,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Other(np.ndarray[Any, Any]):
@@ -53,8 +58,17 @@ INDICES: Final[tuple[Any, ...]] = (
 SHAPES: Final = ((), (1,), (2,), (2, 1), (1, 2), (4, 2), (2, 4), (0, 2), (4, 2, 3))
 
 
-def same(acc: Any, apply: Callable[..., bool], *gradient: np.ndarray[Any, Any]) -> None:
-    others = [array.view(Other) for array in gradient]
+def as_other(array: Any) -> Any:
+    return np.asarray(array).view(Other)
+
+
+def same(
+    acc: Any,
+    apply: Callable[..., bool],
+    *gradient: Any,
+    form: Callable[[Any], Any] = as_other,
+) -> None:
+    others = [form(given) for given in gradient]
     assert outcome(acc, lambda: apply(*gradient)) == outcome(acc, lambda: apply(*others))
 
 
@@ -67,7 +81,7 @@ def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
         return type(error), str(error), acc.num_accumulated()
     state = {key: np.asarray(value).tolist() for key, value in acc.state().items()}
     del state["step"]
-    return added, state
+    return added, repr(state)
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
@@ -137,3 +151,257 @@ def test_types_and_layouts_are_as_in_any_other_form(dtype: str) -> None:
                         indices,
                         values,
                     )
+
+
+# Lists
+
+LongWay: Final = type("list", (list,), {})
+"""A list that is not Python's own; errors call it by its name."""
+
+FLOAT32, INT64 = np.dtype("float32").num, np.dtype("int64").num
+ENDLESS: Final[list[Any]] = []
+ENDLESS.append(ENDLESS)
+LISTS: Final[tuple[list[Any], ...]] = (
+    [0.1, -2.5],
+    [[0.1, 1e-50], [3.5, -0.0]],
+    [(0.5, 1.5), [2.5, 3.5]],
+    [1, 2],
+    [[1, 2], [3, -4]],
+    [float("nan"), float("inf"), -float("inf")],
+    [3.4028234663852886e38, 3.4028235e38],  # the largest float32, and what is rounded to it
+    [3.5e38],
+    [-1e300, 1.0],
+    [2**53 + 1, 1],
+    [2**63 - 1, -(2**63)],
+    [2**63, 1],
+    [2**64, 1],
+    [1, 0.5],
+    [0.5, 1],
+    [0.5, 2**70],
+    [0.5, True],
+    [True, False],
+    [0.5, None],
+    [None],
+    ["1"],
+    [0.5, "1"],
+    [b"1"],
+    [1j, 0.5],
+    [np.float64(0.5), 0.5],
+    [0.5, np.float32(0.1)],
+    [np.int64(3), 3],
+    [np.ones(2), np.ones(2)],
+    [[0.5, 1.5], np.ones(2)],
+    [[0.5], [0.5, 1.5]],
+    [[0.5, 1.5], [0.5]],
+    [[0.5], 0.5],
+    [0.5, [0.5]],
+    [],
+    [[], []],
+    [[[[[[[[0.5]]]]]]]],
+    [[[[[[[[[0.5]]]]]]]]],
+    ENDLESS,
+)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int64", "uint64", "float16", "int32", "complex64"]
+)
+def test_lists_are_as_in_any_other_form(dtype: str) -> None:
+    with (
+        ConditionalAccumulator(dtype) as dense,
+        SparseConditionalAccumulator(dtype) as sparse,
+        AccumulatorGroup({"a": TensorSpec(None, dtype)}) as group,
+    ):
+        for given in LISTS:
+            same(dense, lambda value: dense.apply_grad(value, NEVER_STALE), given, form=LongWay)
+            same(
+                dense,
+                lambda value: dense.apply_grad(value, NEVER_STALE, weight=3),
+                given,
+                form=LongWay,
+            )
+            same(group, lambda value: group.apply({"a": value}, NEVER_STALE), given, form=LongWay)
+            for indices in [3, 1], given:
+                same(
+                    sparse,
+                    lambda indices, values: sparse.apply_grad(indices, values, None, NEVER_STALE),
+                    indices,
+                    given,
+                    form=LongWay,
+                )
+
+
+def test_lists_of_numbers_are_taken_at_once() -> None:
+    rows = _core.plain_array([[0.1, 0.2], (0.3, 0.4)], FLOAT32)
+    assert rows is not None
+    assert rows.dtype == np.float32
+    assert rows.tolist() == np.array([[0.1, 0.2], [0.3, 0.4]], np.float32).tolist()
+    indices = _core.plain_array((3, -1), INT64)
+    assert indices is not None
+    assert indices.tolist() == [3, -1]
+
+
+# Tensors: of a torch that says what it is asked for
+
+
+class Tensor:
+    """As torch's, for whoever knows it by its module."""
+
+    __module__ = "other"  # not for whoever knows it by its class's
+
+    def __init__(self, array: Any, *, requires_grad: bool = False) -> None:
+        """Wrap the array."""
+        self._array = array
+        self.dtype = TORCH[array.dtype.name]
+        self.requires_grad = requires_grad
+        self.asked = 0
+
+    def numpy(self) -> Any:
+        """Give the array."""
+        self.asked += 1
+        return self._array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Give the array to whoever goes the long way."""
+        return self._array
+
+
+TORCH: Final = {name: object() for name in ("float32", "float64", "int32", "int64")}
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of that name, which has this class and its dtypes."""
+    module = types.ModuleType("torch")
+    vars(module).update(TORCH, Tensor=Tensor)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@contextlib.contextmanager
+def applies() -> Iterator[tuple[list[Any], list[Callable[[Any], bool]]]]:
+    """The accumulators, and the applies to them, which all take the same two rows of two."""
+    with (
+        ConditionalAccumulator("float32") as dense,
+        SparseConditionalAccumulator("float32") as sparse,
+        AccumulatorGroup(
+            {"a": TensorSpec(None, "float32"), "b": IndexedSlicesSpec(None, "float32")}
+        ) as group,
+    ):
+        yield (
+            [dense, sparse, group],
+            [
+                lambda value: dense.apply_grad(value, NEVER_STALE),
+                lambda value: sparse.apply_grad([1, 5], value, None, NEVER_STALE),
+                lambda value: group.apply({"a": value}, NEVER_STALE),
+                lambda value: group.apply({"b": ([1, 5], value)}, NEVER_STALE),
+            ],
+        )
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_tensor_is_read_where_it_is_and_let_go() -> None:
+    array = np.ones((2, 2), np.float32)
+    tensor = Tensor(array)
+    with applies() as (_, calls):
+        for number, apply in enumerate(calls, start=1):
+            before = sys.getrefcount(array), sys.getrefcount(tensor)
+            assert apply(tensor)
+            assert (sys.getrefcount(array), sys.getrefcount(tensor)) == before
+            assert tensor.asked == number
+    assert _core.plain_array(tensor, FLOAT32) is array
+
+
+@pytest.mark.usefixtures("torch")
+def test_only_tensors_that_are_plain_are_asked_for_their_array() -> None:
+    class Subclass(Tensor):
+        pass
+
+    ones = np.ones((2, 2), np.float32)
+    for tensor in (
+        Tensor(ones, requires_grad=True),  # torch gives its array where it records no gradient
+        Tensor(ones.astype(np.float64)),
+        Subclass(ones),
+    ):
+        with applies() as (_, calls):
+            for apply in calls:
+                assert apply(tensor)  # the long way
+        assert not tensor.asked
+    for array in ones[::-1].T, ones.view(np.matrix):
+        assert _core.plain_array(Tensor(array), FLOAT32) is None
+
+
+def test_a_torch_that_is_loaded_when_asked_is_not_asked_for_what_is_no_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    monkeypatch.setitem(sys.modules, "torch", Lazy("torch"))
+    with applies() as (_, calls):
+        for apply in calls:
+            for value in [[1, 2], [3, 4]], np.ones((2, 2)), Other((2, 2), np.float32):
+                assert apply(value)
+
+
+class HandlerError(Exception):
+    """A signal handler's."""
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("raised", [HandlerError(), ValueError(), KeyboardInterrupt()], ids=repr)
+def test_what_a_handler_raises_while_a_tensor_is_read_passes_through(raised: BaseException) -> None:
+    def handle(*_: object) -> None:
+        raise raised
+
+    def numpy() -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        for _ in range(3):  # where handlers run
+            pass
+        return tensor._array
+
+    tensor: Any = Tensor(np.ones((2, 2), np.float32))
+    tensor.numpy = numpy
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with applies() as (accumulators, calls):
+            for apply in calls:
+                with pytest.raises(type(raised)) as caught:
+                    apply(tensor)
+                assert caught.value is raised
+            assert not any(acc.num_accumulated() for acc in accumulators)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_tensor_that_has_no_array_goes_the_long_way() -> None:
+    def numpy() -> Any:
+        raise RuntimeError("none here")
+
+    tensor: Any = Tensor(np.ones((2, 2), np.float32))
+    with applies() as (_, calls):
+        for apply in calls:
+            for bad in numpy, lambda: None, lambda: tensor:
+                tensor.numpy = bad
+                assert apply(tensor)
+
+
+# Buffers
+
+
+def test_a_scalar_is_as_in_any_other_form() -> None:
+    with ConditionalAccumulator("float64") as acc:
+        for scalar in np.float64(1.5), np.float32(1.5), np.int64(3), np.complex128(1j), np.str_(1):
+            same(acc, lambda value: acc.apply_grad(value, NEVER_STALE), scalar)
+
+
+def test_int32_rows_are_as_int64() -> None:
+    values = np.ones((3, 2), np.float32)
+    rows = np.array([4, 0, 4], np.int32)
+    plain = _core.plain_rows(rows, values, FLOAT32, (5, 2))
+    assert plain is not None
+    assert (plain[0].dtype.name, plain[0].tolist(), plain[2]) == ("int64", [4, 0, 4], False)
+    assert _core.plain_rows(rows, values, FLOAT32, (4, 2)) is None
+    assert _core.plain_rows(rows.astype(np.uint32), values, FLOAT32, (5, 2)) is None

@@ -326,6 +326,22 @@ def test_many_tensors_are_measured_as_a_group_and_singly(fleet: Fleet) -> None:
     assert len(table.rows) == 2
 
 
+def test_arrays_of_others_are_measured_against_numpys(fleet: Fleet) -> None:
+    plans = {"arrays_in": Plan(("shmacc",), steps=1, quick_steps=1)}
+    found = run_scenarios(fleet, plans, quick=True, tell=quiet)
+    lines = measured(found, "arrays_in")["measured"]
+    assert "lists" in lines[0]["what"]  # the others are of packages that need not be here
+    assert all(line["apply"]["count"] == line["other"]["count"] == 5 for line in lines)
+    judged = verdicts({"cases": [], "scenarios": found})
+    assert [(v.limit, v.measured) for v in judged] == [
+        (2, line["ratio"]["median"]) for line in lines
+    ]
+    table = next(
+        t for t in all_tables(fake_results() | {"scenarios": found}) if "of others" in t.title
+    )
+    assert len(table.rows) == len(lines)
+
+
 def test_ids_are_judged_by_the_clock_and_by_the_same_ids_sorted() -> None:
     cases = []
     for workload, us in ((IDS, 3200.0), (SORTED_IDS, 1600.0)):

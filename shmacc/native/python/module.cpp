@@ -255,6 +255,10 @@ NB_MODULE(_core, m) {
              nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
              nb::arg("terms").none())
+        .def("apply_plain_rows", &apply_plain_rows, nb::arg("indices").none(), nb::arg("values").none(),
+             nb::arg("type_number"), nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
+        .def("apply_plain_dense", &apply_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
+             nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
              nb::arg("terms").none())
         .def("restore", &Handle::restore, nb::arg("members"), nb::arg("step"), nb::arg("terms").none())
@@ -341,10 +345,10 @@ NB_MODULE(_core, m) {
     m.def("narrow", &convert_halves<float, uint16_t, &narrow>, nb::arg("floats"), nb::arg("halves"));
     m.def("weigh", &weigh_values, nb::arg("values"), nb::arg("sum"), nb::arg("components"), nb::arg("weight"),
           nb::arg("to"));
-    m.def("is_plain", &is_plain, nb::arg("value").none(), nb::arg("type_number"));
-    m.def("is_plain_dense", &is_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
+    m.def("plain_array", &plain_array, nb::arg("value").none(), nb::arg("type_number"));
+    m.def("plain_dense", &plain_dense, nb::arg("value").none(), nb::arg("type_number"),
           nb::arg("declared").none());
-    m.def("plain_rows_ascend", &plain_rows_ascend, nb::arg("indices").none(), nb::arg("values").none(),
+    m.def("plain_rows", &plain_rows, nb::arg("indices").none(), nb::arg("values").none(),
           nb::arg("type_number"), nb::arg("declared").none());
     m.def(
         "check_rows",

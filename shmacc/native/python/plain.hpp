@@ -1,21 +1,60 @@
-// Gradients that are used as they are: NumPy's own arrays, of the type of sums, of a shape that fits.
+// Gradients that are used as they are: arrays of the type of sums, of a shape that fits. NumPy's own, those that
+// other packages' tensors are at once (tensors.hpp), and those made of lists (numbers.hpp).
 //
 // Most are, so this is looked at first, and at once. What is not plain is not wrong: Python converts it, or finds
 // the words for what is wrong (arrays.py, gradients.py).
 #pragma once
 
-#include "python/python.hpp"
+#include "python/handle.hpp"
+#include "python/numbers.hpp"
+#include "python/tensors.hpp"
 
 namespace shmacc {
 
-// The value as a NumPy array, no subclass, of that type (NumPy's number), that an ArrayBuffer can read directly; or null.
-inline PyArrayObject* plain_array(nb::handle value, int type_number) {
-    need_numpy();
-    if (!PyArray_CheckExact(value.ptr())) return nullptr;
-    auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
-    return PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array) ? array : nullptr;
+// Whether an object is a NumPy array, no subclass, of that type (NumPy's number), that an ArrayBuffer can read directly.
+inline bool is_plain(PyObject* value, int type_number) {
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
-inline bool is_plain(nb::handle value, int type_number) { return plain_array(value, type_number); }
+
+// Ends an attempt that failed: Python makes it again, and has words for it. But what a signal handler raised meanwhile
+// goes on, as in handlers.py: from the function that called this, which has not been left yet.
+inline void give_up(nb::python_error& error) {
+    const bool ends_program = !error.matches(PyExc_Exception);
+    error.restore();
+    if (ends_program) throw nb::python_error();
+    if (PyFrameObject* const frame = PyEval_GetFrame()) PyTraceBack_Here(frame);
+    const nb::python_error raised;
+    nb::module_::import_("shmacc._gradients.handlers").attr("pass_on")(raised.value());
+}
+
+// The value as a plain array of that type; None: it is none.
+inline nb::object plain_array(nb::handle value, int type_number) {
+    need_numpy();
+    if (is_plain(value.ptr(), type_number)) return nb::borrow(value);
+    if (type_number < 0 || PyArray_CheckExact(value.ptr())) return nb::none();
+    try {
+        nb::object array = array_of_numbers(value.ptr(), type_number);
+        if (!array) array = array_of_tensor(value.ptr(), type_number);
+        if (!array) array = array_of_buffer(value.ptr());
+        return array && is_plain(array.ptr(), type_number) ? array : nb::none();
+    } catch (nb::python_error& error) {
+        give_up(error);
+        return nb::none();
+    }
+}
+
+// Row numbers as a plain array of int64; None: they are none. Those of int32, which JAX makes, are converted.
+inline nb::object plain_indices(nb::handle value) {
+    nb::object array = plain_array(value, NPY_INT64);
+    if (!array.is_none()) return array;
+    array = plain_array(value, NPY_INT32);
+    if (array.is_none()) return array;
+    nb::object wide = nb::steal(PyArray_Cast(reinterpret_cast<PyArrayObject*>(array.ptr()), NPY_INT64));
+    if (wide) return wide;
+    PyErr_Clear();  // there is no memory for it: Python says so
+    return nb::none();
+}
 
 // A declared shape: integers, and None for what is unknown. Whether the array's dimensions from `first` on fit it;
 // the array may have more of them.
@@ -29,20 +68,29 @@ inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first)
     return true;
 }
 
-// Whether a gradient of a dense member is plain. No declared shape: any will do.
-inline bool is_plain_dense(nb::handle value, int type_number, const std::optional<nb::tuple>& declared) {
-    PyArrayObject* const array = plain_array(value, type_number);
-    if (!array || !declared) return array;
-    return PyArray_NDIM(array) == PyTuple_GET_SIZE(declared->ptr()) && has_dims(array, *declared, 0);
+using Declared = std::optional<nb::tuple>;  // none: any shape will do
+
+// A gradient of a dense member as a plain array; None: it is none.
+inline nb::object plain_dense(nb::handle value, int type_number, const Declared& declared) {
+    nb::object plain = plain_array(value, type_number);
+    if (plain.is_none() || !declared) return plain;
+    auto* const array = reinterpret_cast<PyArrayObject*>(plain.ptr());
+    const bool fits = PyArray_NDIM(array) == PyTuple_GET_SIZE(declared->ptr()) && has_dims(array, *declared, 0);
+    return fits ? plain : nb::none();
 }
 
-// Whether the rows of a plain gradient of a sparse member are strictly ascending; nothing if it is not plain.
-inline std::optional<bool> plain_rows_ascend(nb::handle indices, nb::handle values, int type_number,
-                                             const std::optional<nb::tuple>& declared) {
-    PyArrayObject* const keys = plain_array(indices, NPY_INT64);
-    PyArrayObject* const rows = plain_array(values, type_number);
-    if (!keys || !rows || PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 ||
-        PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
+// A gradient of a sparse member as plain indices and values, and whether the indices are strictly ascending.
+using PlainRows = std::tuple<nb::object, nb::object, bool>;
+
+inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values, int type_number,
+                                           const Declared& declared) {
+    nb::object row_numbers = plain_indices(indices);
+    if (row_numbers.is_none()) return {};
+    nb::object numbers = plain_array(values, type_number);
+    if (numbers.is_none()) return {};
+    auto* const keys = reinterpret_cast<PyArrayObject*>(row_numbers.ptr());
+    auto* const rows = reinterpret_cast<PyArrayObject*>(numbers.ptr());
+    if (PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 || PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
         return {};
     int64_t limit = INT64_MAX;
     if (declared) {
@@ -54,7 +102,23 @@ inline std::optional<bool> plain_rows_ascend(nb::handle indices, nb::handle valu
     const RowCheck check = check_rows(static_cast<const int64_t*>(PyArray_DATA(keys)),
                                       static_cast<uint64_t>(PyArray_DIM(keys, 0)), limit);
     if (check.over >= 0 || check.negative >= 0) return {};
-    return check.ascending;
+    return PlainRows(std::move(row_numbers), std::move(numbers), check.ascending);
+}
+
+// Applies of gradients as they are given. Nothing: they are not plain, and nothing was done.
+inline std::optional<bool> apply_plain_rows(Handle& handle, nb::handle indices, nb::handle values,
+                                            int type_number, const Declared& declared, int64_t local_step,
+                                            nb::handle terms) {
+    const std::optional<PlainRows> rows = plain_rows(indices, values, type_number, declared);
+    if (!rows) return {};
+    const auto& [row_numbers, numbers, ascending] = *rows;
+    return handle.apply_sparse(row_numbers, numbers, Py_None, ascending, local_step, terms);
+}
+inline std::optional<bool> apply_plain_dense(Handle& handle, nb::handle value, int type_number,
+                                             const Declared& declared, int64_t local_step, nb::handle terms) {
+    const nb::object plain = plain_dense(value, type_number, declared);
+    if (plain.is_none()) return {};
+    return handle.apply_dense(plain, local_step, terms);
 }
 
 }  // namespace shmacc

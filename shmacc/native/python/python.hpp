@@ -22,19 +22,16 @@ namespace nb = nanobind;
 
 namespace shmacc {
 
-// nanobind's constructors of these do not look whether Python had memory for them, and what was put into
-// them then would be written through a null pointer.
-inline nb::dict new_dict() {
-    nb::object made = nb::steal(PyDict_New());
+// What a function of Python's has made; its error, if it has made nothing.
+inline nb::object checked(PyObject* made) {
     if (!made) throw nb::python_error();
-    return nb::borrow<nb::dict>(made);
+    return nb::steal(made);
 }
 
-inline nb::list new_list() {
-    nb::object made = nb::steal(PyList_New(0));
-    if (!made) throw nb::python_error();
-    return nb::borrow<nb::list>(made);
-}
+// nanobind's constructors of these do not look whether Python had memory for them, and what was put into
+// them then would be written through a null pointer.
+inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
+inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
 inline bool finalizing() {
 #if PY_VERSION_HEX >= 0x030d0000

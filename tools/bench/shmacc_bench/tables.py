@@ -178,6 +178,21 @@ def _many_tensors_table(found: dict[str, Any]) -> Table:
     return Table("Many tensors", "dense float32; 100 applies and a take a turn", head, rows)
 
 
+def _arrays_in_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            line["what"],
+            _distribution(line["apply"]),
+            _distribution(line["other"]),
+            _distribution(line["ratio"]),
+        )
+        for of in found.values()
+        for line in of.get("measured", ())
+    ]
+    head = ("", "an apply (us)", "the other (us)", "paired ratio")
+    return Table("Arrays of others", "float32; calls in batches, in pairs of turns", head, rows)
+
+
 def _growing_table(found: dict[str, Any]) -> Table:
     lines: dict[tuple[int, int], dict[str, str]] = {}
     for name, of in found.items():
@@ -285,6 +300,7 @@ SCENARIO_TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "whole_rounds": _whole_rounds_table,
     "lanes": _lanes_table,
     "many_tensors": _many_tensors_table,
+    "arrays_in": _arrays_in_table,
     "growing": _growing_table,
     "contention": _contention_table,
     "recovery": _recovery_table,

@@ -65,6 +65,10 @@ def verdicts(results: dict[str, Any]) -> list[Verdict]:
             Verdict("import and first use, over NumPy's", "", IMPORT_MS, imported["median"], "ms")
         )
     found += [*_groups(scenarios), *_lanes(scenarios)]
+    found += [
+        Verdict(f"an apply of {line['what']}", "", line["limit"], line["ratio"]["median"])
+        for line in scenarios.get("arrays_in", {}).get("shmacc", {}).get("measured", ())
+    ]
     for line in scenarios.get("memory", {}).get("shmacc", {}).get("measured", ()):
         what = f"memory of {line['rows']:,} x {line['width']}"
         allowed, allocated = line["allowed"] / 2**20, line["allocated"] / 2**20

@@ -35,6 +35,7 @@ PLANS: Mapping[str, Plan] = {
     "whole_rounds": Plan(ROUNDING, steps=3, quick_steps=1),
     "lanes": Plan(("shmacc",), steps=3, quick_steps=1),
     "many_tensors": Plan(("shmacc",), steps=3, quick_steps=1),
+    "arrays_in": Plan(("shmacc",), steps=3, quick_steps=1),
     "growing": Plan(TABLES, steps=3, quick_steps=1),
     "contention": Plan(SHARING, steps=3, quick_steps=1),
     "recovery": Plan(SHARING, steps=1, quick_steps=1),

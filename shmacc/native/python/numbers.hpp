@@ -1,0 +1,88 @@
+// Lists of Python's own numbers as arrays: NumPy asks each number several times what it might be.
+//
+// What is not here is not wrong: a list that is ragged, empty, deep, or of several types, or a number that does not fit.
+// NumPy makes an array of it, or Python finds the words for what is wrong (arrays.py).
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// The items of a list or a tuple, no subclass. They are valid until Python code runs, which may change a list.
+class Items {
+  public:
+    explicit Items(PyObject* value)
+        : sequence_(PyList_CheckExact(value) || PyTuple_CheckExact(value) ? value : nullptr) {}
+    explicit operator bool() const { return sequence_; }
+    Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(sequence_); }
+    PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(sequence_, i); }
+
+  private:
+    PyObject* const sequence_;
+};
+
+// Whether the number is of the type, and in its range: then it is written to `to`. No Python code runs.
+inline bool read_number(PyObject* number, double* to) {
+    if (!PyFloat_CheckExact(number)) return false;
+    *to = PyFloat_AS_DOUBLE(number);
+    return true;
+}
+inline bool read_number(PyObject* number, float* to) {
+    double wide;
+    if (!read_number(number, &wide) || (std::isfinite(wide) && std::fabs(wide) > FLT_MAX)) return false;
+    *to = static_cast<float>(wide);
+    return true;
+}
+inline bool read_number(PyObject* number, int64_t* to) {
+    if (!PyLong_CheckExact(number)) return false;
+    int overflow = 0;
+    *to = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow == 0;
+}
+
+// Reads lists nested `rank` deep, of those lengths; returns the end of what was written, or null.
+template <class T>
+T* read_numbers(PyObject* value, const npy_intp* lengths, int rank, T* to) {
+    const Items items(value);
+    if (!items || items.size() != *lengths) return nullptr;
+    for (Py_ssize_t i = 0; to && i < *lengths; ++i) {
+        if (rank > 1)
+            to = read_numbers(items[i], lengths + 1, rank - 1, to);
+        else
+            to = read_number(items[i], to) ? to + 1 : nullptr;
+    }
+    return to;
+}
+
+template <class T>
+nb::object array_of_numbers(PyObject* value) {
+    constexpr int kDeepest = 8;
+    npy_intp lengths[kDeepest];
+    int rank = 0;
+    for (PyObject* inner = value;;) {
+        const Items items(inner);
+        if (!items) break;
+        if (items.size() == 0 || rank == kDeepest) return {};
+        lengths[rank++] = items.size();
+        inner = items[0];
+    }
+    if (rank == 0) return {};
+    nb::object array = checked(PyArray_SimpleNew(rank, lengths, kNumpyType<T>));
+    T* const memory = static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+    return read_numbers(value, lengths, rank, memory) ? array : nb::object();
+}
+
+// An array of that type (NumPy's number) of a list or tuple; null: see above.
+inline nb::object array_of_numbers(PyObject* value, int type_number) {
+    switch (type_number) {
+        case NPY_FLOAT32: return array_of_numbers<float>(value);
+        case NPY_FLOAT64: return array_of_numbers<double>(value);
+        case NPY_INT64: return array_of_numbers<int64_t>(value);
+        default: return {};
+    }
+}
+
+}  // namespace shmacc

@@ -1,0 +1,84 @@
+// Other packages' arrays as NumPy's, on the same memory: torch's tensors, and what exports a buffer, as JAX's arrays do.
+//
+// Python does the same (foreign.py, arrays.py), but its calls take several times as long as the apply of a few rows.
+// What is not here is not wrong: Python converts it, or finds the words for what is wrong. No package is imported: a
+// program that has a tensor has done so.
+#pragma once
+
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// Names that are looked up for each tensor: to make a string takes as long as the look-up.
+class Names {
+  public:
+    static const Names& get() {
+        static const Names names;
+        return names;
+    }
+    PyObject* const torch = make("torch");
+    PyObject* const tensor = make("Tensor");
+    PyObject* const requires_grad = make("requires_grad");
+    PyObject* const dtype = make("dtype");
+    PyObject* const numpy = make("numpy");
+    PyObject* const array = make("__array__");
+
+    // What torch calls a type (NumPy's number); null: it has none, or another way.
+    PyObject* torch_dtype(int type_number) const {
+        switch (type_number) {
+            case NPY_FLOAT32: return float32_;
+            case NPY_FLOAT64: return float64_;
+            case NPY_INT32: return int32_;
+            case NPY_INT64: return int64_;
+            case NPY_UINT64: return uint64_;
+            case NPY_COMPLEX64: return complex64_;
+            case NPY_COMPLEX128: return complex128_;
+            default: return nullptr;
+        }
+    }
+
+  private:
+    // Never freed: there is one for the process.
+    static PyObject* make(const char* name) {
+        PyObject* const made = PyUnicode_InternFromString(name);
+        if (!made) throw nb::python_error();
+        return made;
+    }
+    PyObject* const float32_ = make("float32");
+    PyObject* const float64_ = make("float64");
+    PyObject* const int32_ = make("int32");
+    PyObject* const int64_ = make("int64");
+    PyObject* const uint64_ = make("uint64");
+    PyObject* const complex64_ = make("complex64");
+    PyObject* const complex128_ = make("complex128");
+};
+
+inline nb::object attribute(PyObject* of, PyObject* name) { return checked(PyObject_GetAttr(of, name)); }
+
+// A tensor of torch's own class and that type (NumPy's number), that does not require grad; null: it is none. The array
+// keeps the tensor, and torch resizes no tensor that has one.
+inline nb::object array_of_tensor(PyObject* value, int type_number) {
+    const Names& names = Names::get();
+    const nb::object torch = nb::borrow(PyDict_GetItem(PyImport_GetModuleDict(), names.torch));
+    PyObject* const dtype = names.torch_dtype(type_number);
+    if (!dtype || !torch || !PyModule_Check(torch.ptr())) return {};
+    // Not its attributes: it may be a module that is loaded when it is first asked for one.
+    PyObject* const has = PyModule_GetDict(torch.ptr());
+    if (PyDict_GetItem(has, names.tensor) != reinterpret_cast<PyObject*>(Py_TYPE(value))) return {};
+    // numpy() itself gives those that require grad where torch records no gradients, and is slow to refuse a type.
+    if (attribute(value, names.requires_grad).ptr() != Py_False ||
+        attribute(value, names.dtype).ptr() != PyDict_GetItem(has, dtype))
+        return {};
+    return checked(PyObject_CallMethodNoArgs(value, names.numpy));
+}
+
+// An array of another package that NumPy reads by its buffer; null: it is none. Not NumPy's own kinds, of which some
+// have a mask.
+inline nb::object array_of_buffer(PyObject* value) {
+    if (!PyObject_CheckBuffer(value) || PyArray_Check(value)) return {};
+    if (!PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(value)), Names::get().array)) return {};
+    const nb::object memory = checked(PyMemoryView_FromObject(value));
+    return checked(PyArray_FROM_O(memory.ptr()));
+}
+
+}  // namespace shmacc
