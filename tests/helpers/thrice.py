@@ -84,8 +84,12 @@ class Thrice:
         assert process.returncode == -signal.SIGKILL
 
     def _raising_at(self, number: int) -> None:
-        """One worker raises instead of its apply of this number, counted from 1."""
-        with self._start(f"raising-{number}", raises_at=number) as process:
+        """One worker raises instead of its apply of this number, counted from 1.
+
+        Where the program kills workers itself, each does: one could be killed while it ends.
+        """
+        kills = ".kill()" in self.script.read_text()
+        with self._start(f"raising-{number}", raises_at=number, all_raise=kills) as process:
             assert process.stderr is not None
             seen = ""
             if number == 1:

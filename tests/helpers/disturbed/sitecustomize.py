@@ -27,8 +27,9 @@ _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes this call of a chief, counted from 1, is killed. 0: none.
 _KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
 _KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
-# The first worker that comes to this apply of its own raises. 0: none.
+# The first worker that comes to this apply of its own raises, or each does. 0: none.
 _RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
+_ALL_RAISE: Final = os.environ.get("DISTURBED_ALL_RAISE") == "True"
 
 _applied = 0
 
@@ -58,7 +59,7 @@ def _worker_applies() -> None:
     _count(f"applied-{min(_applied, 2)}")
     if _applied == _RAISES_AT:
         with contextlib.suppress(FileExistsError):
-            (_FOLDER / "raised").touch(exist_ok=False)
+            (_FOLDER / "raised").touch(exist_ok=_ALL_RAISE)
             raise ValueError("a typo")
 
 
