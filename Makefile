@@ -28,7 +28,7 @@ NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py 
 	$(addprefix tests/inspect/test_,habits.py metrics.py terminal.py) tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
+.PHONY: help compare demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
 	soak asan tsan aarch64 bench \
 	instructions pictures alerts reference pins clean
 
@@ -119,6 +119,9 @@ aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs 
 bench-updates: .venv-home/.installed ## time updates of parameters, and rounds with them, beside NumPy and torch
 	.venv-home/bin/python tools/bench/updates.py
 
+compare: .venv-compare/.installed ## compare with what one would take otherwise; half an hour
+	.venv-compare/bin/python -P tools/compare/compare.py --output docs/comparison $(COMPARE)
+
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
 	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)
 
@@ -189,6 +192,14 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
 	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
+	touch $@
+
+.venv-compare/.installed: tools/compare/requirements.txt constraints/ray.txt $(VENV)/.installed
+	test -e .venv-compare/bin/pip || $(PYTHON) -m venv .venv-compare
+	.venv-compare/bin/pip install --quiet --constraint constraints/home.txt \
+		--constraint constraints/ray.txt --requirement tools/compare/requirements.txt
+	.venv-compare/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-compare/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 .venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/bench/shmacc_bench/requirements.txt

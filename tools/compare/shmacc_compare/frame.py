@@ -1,37 +1,31 @@
-"""What all ways have in common: processes, a supervisor that starts dead ones again, and a judge."""
+"""What all ways have in common: a judge of the model, and a run until it is satisfied."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import multiprocessing
-import os
-import signal
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import psutil
 import torch
 
+from shmacc_compare.crew import CHIEF, CONTEXT, Crew
 from shmacc_compare.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
-CHIEF: Final = -1
 EVERY: Final = 20  # steps from one judgement to the next
-_CONTEXT: Final = multiprocessing.get_context("spawn")
-_POLL: Final = 0.05
-_RESTARTS: Final = 3
+_POLL: Final = 0.05  # seconds
 
 
 class Judge:
     """Tells the frame of the loss, from the process that has the model."""
 
-    def __init__(self, task: Task, pipe: Connection) -> None:
+    def __init__(self, task: Task, target: float, pipe: Connection) -> None:
         """Judge this task's model."""
-        self._task, self._pipe = task, pipe
+        self._task, self._target, self._pipe = task, target, pipe
 
     def satisfied(self, model: torch.nn.Module, step: int) -> bool:
         """Return whether the model has learnt enough; it is looked at once in EVERY steps."""
@@ -39,11 +33,14 @@ class Judge:
             return False
         loss = self._task.judge(model)
         self._pipe.send((time.monotonic(), step, loss))
-        return loss <= self._task.target
+        return loss <= self._target
 
 
 class Way(Protocol):
     """A module of `ways`: how gradients get to the model, and the model to the workers."""
+
+    TITLE: str
+    TOGETHER: bool  # whether one's death ends all, which are started again together
 
     def ranks(self, workers: int) -> range:
         """Return those of the workers that are processes beside the chief."""
@@ -63,15 +60,18 @@ class Run:
     """What became of a run.
 
     Attributes:
+        target: The loss that was to be reached.
         losses: Seconds since the first judgement, steps, and the loss then.
-        busy: Seconds of processors, of all processes, from the first judgement to the last.
-        ended: How: "reached", or what stood in the way.
+        busy: Seconds of processors, of all processes that lived to the end, from the first
+            judgement to the last.
+        stopped: What stood in the way of the target.
         killed: The seconds at which somebody was killed.
     """
 
+    target: float
     losses: list[tuple[float, int, float]] = dataclasses.field(default_factory=list)
     busy: float = 0.0
-    ended: str = "reached"
+    stopped: str | None = None
     killed: float | None = None
 
     @property
@@ -79,11 +79,22 @@ class Run:
         """How long it took from the first judgement to the last."""
         return self.losses[-1][0] if self.losses else 0.0
 
+    @property
+    def half_way(self) -> float:
+        """The loss in the middle between the first that was judged and the target."""
+        return (self.losses[0][2] + self.target) / 2
+
+    @property
+    def began_anew(self) -> bool:
+        """Whether the first model that was judged after the death had learnt less than before."""
+        after = [loss for moment, _, loss in self.losses if moment > (self.killed or 0)]
+        return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1
+
 
 def way_of(name: str) -> Way:
     """Return the module of this name."""
-    found: Any = importlib.import_module(f"shmacc_compare.ways.{name}")
-    return found  # type: ignore[no-any-return]
+    found: Way = importlib.import_module(f"shmacc_compare.ways.{name}")
+    return found
 
 
 def train(
@@ -101,96 +112,57 @@ def train(
     for `patience` seconds is the end.
     """
     way, task = way_of(name), TASKS[task_name]()
-    target = task.target if target is None else target
-    shared = way.share(task, workers)
-    pipe, its = _CONTEXT.Pipe(duplex=False)
-    roles = [CHIEF, *way.ranks(workers)]
-
-    def started(role: int) -> BaseProcess:
-        process = _CONTEXT.Process(
-            target=_play, args=(name, task_name, workers, role, shared, its, target)
-        )
-        process.start()
-        return process
-
-    crew = {role: started(role) for role in roles}
-    run, restarts, first, heard, busy = Run(), 0, 0.0, time.monotonic() + patience, 0.0
-    half = None  # the loss at which somebody is killed
+    run = Run(task.target if target is None else target)
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    crew = Crew(
+        [CHIEF, *way.ranks(workers)], _play,
+        name, task_name, workers, way.share(task, workers), run.target, sending,
+        together=way.TOGETHER,
+    )  # fmt: skip
     try:
-        while True:
-            if pipe.poll(_POLL):
-                moment, step, loss = pipe.recv()
-                heard = time.monotonic()
-                if not run.losses:
-                    first, busy = moment, _busy()
-                    half = (loss + target) / 2
-                run.losses.append((moment - first, step, loss))
-                if loss <= target:
-                    run.busy = _busy() - busy
-                    return run
-                if victim is not None and run.killed is None and half and loss <= half:
-                    os.kill(_pid_of(crew, victim), signal.SIGKILL)
-                    run.killed = time.monotonic() - first
-                continue
-            if time.monotonic() - heard > patience:
-                run.ended = f"stands still: nothing for {patience:.0f} s"
-                return run
-            for role, process in crew.items():
-                if process.exitcode is not None:
-                    if restarts == _RESTARTS:
-                        run.ended = f"ends: {'chief' if role == CHIEF else 'worker'} {process.exitcode}"
-                        return run
-                    restarts += 1
-                    crew[role] = started(role)
+        _follow(run, crew, receiving, victim, patience)
     finally:
-        for process in crew.values():
-            process.join(2 if run.ended == "reached" else 0)
-            process.kill()
-            process.join()
-        for child in _children():
-            child.kill()
+        crew.end(patient=run.stopped is None)
+    return run
+
+
+def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience: float) -> None:
+    """Fill in what the judge says."""
+    first = busy = 0.0
+    heard = time.monotonic()
+    while not run.losses or run.losses[-1][2] > run.target:
+        if not pipe.poll(_POLL):
+            run.stopped = crew.start_again()
+            if time.monotonic() - heard > patience:
+                run.stopped = f"stands still, {patience:.0f} s and longer"
+            if run.stopped:
+                return
+            continue
+        moment, step, loss = pipe.recv()
+        heard = time.monotonic()
+        if not run.losses:
+            first, busy = moment, crew.processor_seconds()
+        run.losses.append((moment - first, step, loss))
+        if victim is not None and run.killed is None and run.target < loss <= run.half_way:
+            crew.kill(victim)
+            run.killed = time.monotonic() - first
+    run.busy = crew.processor_seconds() - busy
 
 
 def _play(
-    name: str, task_name: str, workers: int, role: int, shared: Any, pipe: Connection, target: float
+    role: int,
+    name: str,
+    task_name: str,
+    workers: int,
+    shared: Any,
+    target: float,
+    pipe: Connection,
 ) -> None:
+    # The first sparse tensor has torch say that it will not check them all.
+    warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
     torch.set_num_threads(1)
     way, task = way_of(name), TASKS[task_name]()
-    task.target = target
     if role == CHIEF:
-        way.lead(shared, task, workers, Judge(task, pipe))
+        way.lead(shared, task, workers, Judge(task, target, pipe))
     else:
         way.work(shared, task, role)
-
-
-def _pid_of(crew: dict[int, BaseProcess], victim: int) -> int:
-    if victim in crew:
-        return crew[victim].pid or 0
-    # Of a way that has processes of its own: those that have computed most are its workers.
-    return max(_children(), key=_seconds_of).pid
-
-
-def _busy() -> float:
-    """Return the processor time of all processes that this one has started."""
-    return sum(map(_seconds_of, _children()))
-
-
-def _children() -> list[psutil.Process]:
-    """Return all processes that come from this one, but that of multiprocessing's own."""
-    found = psutil.Process().children(recursive=True)
-    return [one for one in found if "resource_tracker" not in " ".join(_line_of(one))]
-
-
-def _line_of(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
-
-
-def _seconds_of(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)

@@ -1,4 +1,4 @@
-"""What is trained: models of sparse embeddings, with a batch for each step and worker. No shmacc."""
+"""What is trained: models of sparse embeddings, and a batch for each step and worker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _JUDGED: Final = 4096  # samples that no worker trains on
 class Task(Protocol):
     """A model, its data, and when it has learnt enough."""
 
+    TITLE: str
     rate: float
-    target: float
+    target: float  # the loss that is learnt enough
 
     def model(self) -> nn.Module:
         """Return the model that training starts from, always the same."""
@@ -60,6 +61,7 @@ class Pairs(nn.Module):  # type: ignore[misc, unused-ignore]
 class Factorisation:
     """Ratings of items by users, both drawn by Zipf's law, as products of rows that are hidden."""
 
+    TITLE = "factorisation"
     sizes: Final = 50_000, 10_000
     width: Final = 32
     batch: Final = 2048
@@ -68,7 +70,7 @@ class Factorisation:
 
     def __init__(self) -> None:
         """Draw what is to be found."""
-        self._hidden = Pairs(self.sizes, 8, seed=7).requires_grad_(False)
+        self._hidden = Pairs(self.sizes, 8, seed=7).requires_grad_(requires_grad=False)
         self._shares = [np.cumsum(1 / np.arange(1, size + 1)) for size in self.sizes]
 
     def model(self) -> nn.Module:
@@ -84,9 +86,7 @@ class Factorisation:
         with torch.no_grad():
             return float(self._mean(model, np.random.default_rng(0), _JUDGED))
 
-    def _mean(
-        self, model: nn.Module, random: np.random.Generator, samples: int
-    ) -> torch.Tensor:
+    def _mean(self, model: nn.Module, random: np.random.Generator, samples: int) -> torch.Tensor:
         user, item = (_drawn(random, shares, samples) for shares in self._shares)
         # The hidden products are of about 1 / sqrt(8): ratings of about 1.
         ratings = 8**0.5 * self._hidden(user, item.unsqueeze(1))
@@ -96,6 +96,7 @@ class Factorisation:
 class Words:
     """Word vectors of Python's language reference: skip-gram with negative samples."""
 
+    TITLE = "word vectors"
     width: Final = 64
     batch: Final = 1024
     negatives: Final = 5
@@ -106,7 +107,7 @@ class Words:
     def __init__(self) -> None:
         """Read the text that each Python carries."""
         _, text = read(None)
-        self._stream = torch.from_numpy(text["stream"].astype(np.int64))
+        self.stream = torch.from_numpy(text["stream"].astype(np.int64))
         self._shares = np.cumsum(text["counts"] ** 0.75)
 
     def model(self) -> nn.Module:
@@ -122,12 +123,10 @@ class Words:
         with torch.no_grad():
             return float(self._mean(model, np.random.default_rng(0), _JUDGED))
 
-    def _mean(
-        self, model: nn.Module, random: np.random.Generator, samples: int
-    ) -> torch.Tensor:
-        at = random.integers(self.window, len(self._stream) - self.window, samples)
+    def _mean(self, model: nn.Module, random: np.random.Generator, samples: int) -> torch.Tensor:
+        at = random.integers(self.window, len(self.stream) - self.window, samples)
         apart = random.integers(1, self.window + 1, samples) * random.choice([-1, 1], samples)
-        word, near = self._stream[at], self._stream[at + apart]
+        word, near = self.stream[at], self.stream[at + apart]
         noise = _drawn(random, self._shares, samples * self.negatives).view(samples, -1)
         products = model(word, torch.cat([near.unsqueeze(1), noise], dim=1))
         signs = torch.ones_like(products)

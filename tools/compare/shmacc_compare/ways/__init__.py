@@ -1,1 +1,1 @@
-"""The ways to train with several processes that are compared, a module each, as short as it goes."""
+"""The ways to train with several processes that are compared: a module each, as short as can be."""

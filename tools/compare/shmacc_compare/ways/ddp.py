@@ -1,9 +1,8 @@
-"""DistributedDataParallel over gloo: each process has a model of its own, and they exchange gradients."""
+"""DistributedDataParallel over gloo: each has a model of its own; they exchange gradients."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import socket
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
 
+TITLE = "DistributedDataParallel over gloo"
+TOGETHER = True
 World = tuple[str, int]  # where the ranks find each other, and how many they are
 
 
@@ -30,8 +31,9 @@ def ranks(workers: int) -> range:
 
 
 def share(task: Task, workers: int) -> World:  # noqa: ARG001
-    """Return where they meet."""
-    return os.path.join(tempfile.mkdtemp(), "ranks"), workers
+    """Return where they meet: a port that is free."""
+    with socket.create_server(("localhost", 0)) as free:
+        return f"tcp://localhost:{free.getsockname()[1]}", workers
 
 
 def lead(world: World, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
@@ -46,7 +48,7 @@ def work(world: World, task: Task, rank: int) -> None:
 
 def train(world: World, task: Task, rank: int, over: Callable[[nn.Module, int], bool]) -> None:
     """Compute, exchange, update; hear of the end from the first rank."""
-    dist.init_process_group("gloo", f"file://{world[0]}", rank=rank, world_size=world[1])
+    dist.init_process_group("gloo", world[0], rank=rank, world_size=world[1])
     model = DistributedDataParallel(task.model())
     optimizer = torch.optim.Adagrad(
         model.parameters(), task.rate, initial_accumulator_value=SQUARES

@@ -1,4 +1,4 @@
-"""torch's Hogwild: model and optimizer in shared memory, and everybody updates them without a lock."""
+"""torch's Hogwild: model and optimizer in shared memory; all update them without a lock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
 
+TITLE = "Hogwild"
+TOGETHER = False
 ranks = range
 
 
 def share(task: Task, workers: int) -> Any:
     """Return the model, Adagrad's state and each worker's step, in shared memory."""
     model = task.model().share_memory()
-    state = torch.optim.Adagrad(
-        model.parameters(), task.rate, initial_accumulator_value=SQUARES
-    )
+    state = torch.optim.Adagrad(model.parameters(), task.rate, initial_accumulator_value=SQUARES)
     state.share_memory()
     sums = [state.state[one]["sum"] for one in model.parameters()]
     return model, sums, torch.zeros(workers, dtype=torch.int64).share_memory_()

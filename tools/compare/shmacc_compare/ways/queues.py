@@ -1,4 +1,4 @@
-"""Queues of torch.multiprocessing: the model and the gradients are in shared memory, their handles are sent."""
+"""Queues of torch.multiprocessing: model and gradients in shared memory, handles in a queue."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
 
+TITLE = "queues of torch.multiprocessing"
+TOGETHER = False
 ranks = range
 
 

@@ -1,4 +1,4 @@
-"""A Ray actor has the model; tasks get it, and send gradients: Ray's example of a parameter server."""
+"""A Ray actor has the model, tasks send gradients: Ray's example of a parameter server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from shmacc_compare.frame import EVERY
 from shmacc_compare.tasks import SQUARES
 
 if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
+
+
+TITLE = "a Ray actor"
+TOGETHER = False
 
 
 def ranks(workers: int) -> range:  # noqa: ARG001
@@ -37,7 +42,7 @@ def lead(shared: None, task: Task, workers: int, judge: Judge) -> None:  # noqa:
         weights = server.update.remote(*(one.gradient.remote(weights, step) for one in crew))
         step += 1
         ray.wait([weights])
-        if step % 20 == 0:
+        if step % EVERY == 0:
             model.load_state_dict(ray.get(weights))
             if judge.satisfied(model, step):
                 return

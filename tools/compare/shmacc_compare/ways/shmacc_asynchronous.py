@@ -6,13 +6,15 @@ import os
 from typing import TYPE_CHECKING
 
 from shmacc import optim
-from shmacc.torch import Replica, AsyncReplicas
+from shmacc.torch import AsyncReplicas, Replica
 from shmacc_compare.tasks import SQUARES
 
 if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
 
+TITLE = "shmacc, asynchronous"
+TOGETHER = False
 ranks = range
 
 
@@ -24,7 +26,9 @@ def share(task: Task, workers: int) -> str:  # noqa: ARG001  as all ways have it
 def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
     """Have rounds; the end of the block makes the update."""
     model, adagrad = task.model(), optim.Adagrad(task.rate, SQUARES)
-    with AsyncReplicas(model, name, total_num_replicas=workers, optimizer=adagrad, capacity=workers) as replicas:
+    with AsyncReplicas(
+        model, name, total_num_replicas=workers, optimizer=adagrad, capacity=workers
+    ) as replicas:
         while not judge.satisfied(model, replicas.global_step):
             with replicas.round():
                 pass

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shmacc_compare.frame import Judge
     from shmacc_compare.tasks import Task
 
+TITLE = "shmacc, synchronous"
+TOGETHER = False
 ranks = range
 
 
