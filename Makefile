@@ -120,7 +120,7 @@ bench-updates: .venv-home/.installed ## time updates of parameters, and rounds w
 	.venv-home/bin/python tools/bench/updates.py
 
 compare: .venv-compare/.installed ## compare with what one would take otherwise; half an hour
-	.venv-compare/bin/python -P tools/compare/compare.py --output docs/comparison $(COMPARE)
+	.venv-compare/bin/python tools/compare/compare.py --output docs/comparison $(COMPARE)
 
 bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
 	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)
