@@ -33,8 +33,8 @@ _ALIGNMENT = 64  # bytes; that of buffers which JAX uses as they are, on a CPU
 class TreeSpec:
     """The structure of a pytree, and the names, shapes and dtypes of its leaves.
 
-    A leaf is named by its key path as ``jax.tree_util.keystr`` writes it: ``"['layer']['bias']"``;
-    a tree that is a single array has the name ``"."``.
+    A leaf is named by its key path, with slashes between keys: ``"layer/bias"``, or of a list
+    ``"layers/0/bias"``; a tree that is a single array has the name ``"."``.
 
     Processes that make it of equal trees have equal names, so each makes its own.
     """
@@ -70,16 +70,16 @@ class TreeSpec:
             raise InvalidArgumentError(f"The tree has no leaves: {self._treedef}")
         self._members: dict[str, TensorSpec] = {}
         for path, leaf in leaves:
-            name = jax.tree_util.keystr(path) or _ONLY_LEAF
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or _ONLY_LEAF
             arguments.check_member_name(name, "A leaf")
+            if name in self._members:
+                raise InvalidArgumentError(f"Two leaves of the tree have the name {name!r}")
             rows = sparse is not None and sparse(name)
             try:
                 self._members[name] = _spec(leaf, reduction_type, sparse=rows)
             except ShmaccError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
-        if len(self._members) != len(leaves):
-            raise InvalidArgumentError(f"Two leaves of the tree have one name: {self._treedef}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._treedef})"
