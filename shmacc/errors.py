@@ -39,24 +39,27 @@ class ShmaccError(Exception):
     problem: str | None = None
 
     def with_fields(self, **fields: Any) -> Self:
-        """Return the error with these attributes set, as ``with_traceback`` does."""
+        """Set the attributes named in ``fields``; return the error, as ``with_traceback`` does."""
         for name, value in fields.items():
             assert hasattr(type(self), name), f"{type(self).__name__} has no {name}"  # noqa: S101
             setattr(self, name, value)
         return self
 
     def of_member(self, name: str) -> Self:
-        """Return the same error, of a member of a group."""
+        """Return the same error, of the member ``name`` of a group."""
         return type(self)(f"Member {name!r}: {self}").with_fields(**self.__dict__)
 
     def about(self, segment: str) -> Self:
-        """Return the same error, with the segment's name in its message."""
+        """Return the same error, with the name of its ``segment`` in the message."""
         named = type(self)(f"{segment}: {self}")
         return named.with_fields(**self.__dict__).with_fields(segment=segment, problem=str(self))
 
 
 class InvalidArgumentError(ShmaccError, ValueError):
     """A bad argument. Nothing was changed.
+
+    What to do: Correct the call; the message says what was expected. Where an existing segment
+    disagrees, ask for what it has, or replace it (``if_exists="replace"``).
 
     Attributes:
         what: Where an existing accumulator disagrees: "kind", "dtype", "shape", "reduction_type",
@@ -73,6 +76,9 @@ class InvalidArgumentError(ShmaccError, ValueError):
 
 class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
+
+    What to do: Call it again, since nothing is lost; if that does not help, ``shmacc-inspect
+    check`` names the cause.
 
     Attributes:
         accumulated: How many gradients had arrived.
@@ -95,11 +101,17 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
 
 
 class CancelledError(ShmaccError):
-    """The wait was cancelled, or its handle was closed meanwhile. Nothing was consumed."""
+    """The wait was cancelled, or its handle was closed meanwhile. Nothing was consumed.
+
+    What to do: End, if that was the purpose (``cancel()``, ``close()``); else call it again.
+    """
 
 
 class NotFoundError(ShmaccError, FileNotFoundError):
     """No segment has that name, or the segment was removed while in use.
+
+    What to do: Compare name and SHMACC_NAMESPACE with those of the process that creates it, or wait
+    for that (``attach(name, timeout=60)``); start the job again if the name was removed under it.
 
     Attributes:
         shared_name: The name that was looked for.
@@ -113,6 +125,9 @@ class NotFoundError(ShmaccError, FileNotFoundError):
 class AlreadyExistsError(ShmaccError, FileExistsError):
     """A segment has that name, and a new one was asked for; or a partial's contributor is in.
 
+    What to do: Attach to it, or replace it (``if_exists="replace"``); of a partial: leave it out,
+    the contributor has been counted.
+
     Attributes:
         shared_name: The name.
         namespace: The namespace that it is in.
@@ -125,6 +140,9 @@ class AlreadyExistsError(ShmaccError, FileExistsError):
 class FailedPreconditionError(ShmaccError, RuntimeError):
     """The handle is closed, or the segment is in use.
 
+    What to do: Open it again, or end the processes that use it; the message says what the call
+    needs.
+
     Attributes:
         pids: The processes that use it.
     """
@@ -134,6 +152,9 @@ class FailedPreconditionError(ShmaccError, RuntimeError):
 
 class ResourceExhaustedError(ShmaccError, MemoryError):
     """Shared memory, descriptors or entries of a table have run out. Nothing was changed.
+
+    What to do: Make room (``shmacc-inspect clean``, a larger /dev/shm, ``ulimit -n``), then call it
+    again.
 
     Attributes:
         needed: How many more bytes of shared memory were needed.
@@ -149,6 +170,9 @@ class ResourceExhaustedError(ShmaccError, MemoryError):
 class PermissionDeniedError(ShmaccError, PermissionError):
     """The segment belongs to another user.
 
+    What to do: Let the owner give it a ``mode`` that allows it, attach with ``owners=``, or use
+    another namespace.
+
     Attributes:
         uid: Its owner.
         mode: Its permission bits.
@@ -159,11 +183,17 @@ class PermissionDeniedError(ShmaccError, PermissionError):
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
-    """An integer result does not fit: its dtype (the round stays) or 64 bits (nothing added)."""
+    """An integer result does not fit: its dtype (the round stays) or 64 bits (nothing added).
+
+    What to do: Use a wider dtype, or smaller numbers and weights; a round that stays can be dropped
+    by ``advance_step``.
+    """
 
 
 class FinishedError(OutOfRangeError):
     """The accumulator is finished: nothing is accepted or taken any more. Nothing was consumed.
+
+    What to do: Leave the loop: the run is over.
 
     Attributes:
         step: The global step that it is at.
@@ -177,6 +207,9 @@ class FinishedError(OutOfRangeError):
 class DataLossError(ShmaccError):
     """The file under the name is not a valid segment of this version.
 
+    What to do: End its users, then ``shmacc-inspect remove NAME --force --yes``; or use the version
+    that made it.
+
     Attributes:
         version: The version of its layout, if that is the reason.
     """
@@ -186,6 +219,9 @@ class DataLossError(ShmaccError):
 
 class WorkerDiedError(ShmaccError):
     """Processes that had applied are gone, and the take asked to be told. Nothing was consumed.
+
+    What to do: Call it again, for as many gradients as the living can send, or start the dead
+    again.
 
     Attributes:
         pids: The processes that have died or failed, as their own pid namespaces know them.
@@ -201,6 +237,8 @@ class WorkerDiedError(ShmaccError):
 
 class ChiefDiedError(ShmaccError):
     """All that have taken are gone, nobody else takes, and the wait for a step asked to be told.
+
+    What to do: Start the chief again and wait again, or end.
 
     Attributes:
         pids: The processes that had taken and have died or failed, as their own pid namespaces

@@ -35,25 +35,34 @@ INNER: Final = (
 )
 TABLE_ROWS: Final = 500
 FEW, MANY = 150, 500  # sorted by comparing, and by counting
+# Between the ids: they lie together, apart, and so far apart that they need more than 32 bits.
+APART: Final = (1, 1001, 2**33 + 5)
+FIRST: Final = 7
 
 
-def zipf_ids(count: int, seed: int) -> Any:
+def zipf_ids(count: int, seed: int, apart: int = 1) -> Any:
     """Draw ids with repeats; a frequent one lies anywhere in the table."""
     rng = np.random.default_rng(seed)
     ids = rng.permutation(TABLE_ROWS)[(rng.zipf(1.2, count) - 1) % TABLE_ROWS]
     assert np.unique(ids).size < count
     assert (np.diff(ids) < 0).any()
-    return ids.astype(np.int64)
+    return ids.astype(np.int64) * apart + FIRST * (apart > 1)
 
 
+def table_rows(apart: int) -> int:
+    return TABLE_ROWS * apart + FIRST * (apart > 1)
+
+
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize("name", list(ELEMENTS))
-def test_repeats_are_summed_in_their_order(name: str) -> None:
+def test_repeats_are_summed_in_their_order(name: str, apart: int) -> None:
     element = ELEMENTS[name]
     for seed, inner in enumerate(INNER):
-        model = SparseModel(element, (TABLE_ROWS, *inner), "SUM")
-        with SparseConditionalAccumulator(name, (TABLE_ROWS, *inner)) as acc:
+        shape = (table_rows(apart), *inner)
+        model = SparseModel(element, shape, "SUM")
+        with SparseConditionalAccumulator(name, shape) as acc:
             for count, kind in ((MANY, "mixed"), (FEW, "special"), (MANY, "mixed")):
-                ids = zipf_ids(count, seed)
+                ids = zipf_ids(count, seed, apart)
                 values = numbers(element, (count, *inner), kind, seed)
                 model.apply_grad(ids, values, None, 0)
                 assert acc.apply_grad(ids, values)
@@ -84,3 +93,18 @@ def test_repeats_that_overflow_change_nothing(name: str) -> None:
         values[frequent, 1] = np.iinfo(name).max
         with nothing_changes(acc), pytest.raises(errors.OutOfRangeError, match="64-bit sum"):
             acc.apply_grad(ids, values, local_step=NEVER_STALE)
+
+
+@pytest.mark.parametrize("apart", APART)
+@pytest.mark.parametrize("count", [1, 2, FEW, MANY])
+def test_different_ids_come_in_any_order(count: int, apart: int) -> None:
+    rng = np.random.default_rng(count)
+    shape = (table_rows(apart), 3)
+    model = SparseModel(ELEMENTS["float32"], shape, "MEAN")
+    with SparseConditionalAccumulator("float32", shape) as acc:
+        for seed in range(3):
+            ids = rng.permutation(TABLE_ROWS)[:count] * apart + FIRST * (apart > 1)
+            values = numbers(ELEMENTS["float32"], (count, 3), "mixed", seed)
+            model.apply_grad(ids, values, None, 0)
+            assert acc.apply_grad(ids, values)
+        same_outcome(acc.take_partial(3), model.take_partial(3))

@@ -3,6 +3,7 @@
 
 #include "protocol/round.hpp"
 #include "protocol/undo.hpp"
+#include "rows/distinct_rows.hpp"
 #include "rows/gradient.hpp"
 #include "rows/index.hpp"
 #include "rows/kernels.hpp"
@@ -78,7 +79,11 @@ class Rows {
         const T* sums = member_.array<T>(kRows0, count * width);
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
-        if (!strictly_ascending(keys, count)) order = ascending_order(keys, count);
+        if (!strictly_ascending(keys, count)) {
+            DistinctRows distinct = distinct_rows(keys, count);
+            if (!distinct.positions.empty()) data_loss("a row is in its table twice");
+            order = std::move(distinct.order);
+        }
         PositionsByShard positions(keys, count, shards);
         bool fits = true;
         for (uint32_t i = 0; i < count; ++i) {

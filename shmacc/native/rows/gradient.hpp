@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "rows/distinct_rows.hpp"
 #include "rows/kernels.hpp"
-#include "rows/row_order.hpp"
 #include "segment/layout.hpp"
 #include "segment/support.hpp"
 
@@ -25,6 +25,8 @@ inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
     RowCheck check{strictly_ascending(keys, count), -1, -1};
     if (count == 0) return check;
     if (check.ascending && keys[0] >= 0 && keys[count - 1] < limit) return check;
+    const RowExtent extent = extent_of(keys, count);
+    if (extent.least >= 0 && extent.greatest < limit) return check;
     for (uint64_t i = count; i-- > 0;) {
         if (keys[i] >= limit) check.over = static_cast<int64_t>(i);
         if (keys[i] < 0) check.negative = static_cast<int64_t>(i);
@@ -67,37 +69,19 @@ class Gradient {
 
     uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
 
-    void sort() {
-        std::vector<uint32_t> order = ascending_order(keys_, count_);
-        sorted_keys_.resize(count_);
-        uint32_t distinct = 0;
-        for (uint32_t i = 0; i < count_; ++i) {
-            sorted_keys_[i] = keys_[order[i]];
-            distinct += i == 0 || sorted_keys_[i] != sorted_keys_[i - 1];
-        }
-        if (distinct < count_) {
-            merge_repeats(order, distinct);
-        } else {
-            sorted_order_ = std::move(order);
-            order_ = sorted_order_.data();
-        }
-        keys_ = sorted_keys_.data();
-    }
-
     // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
     // rows of a partial do not repeat: gradients.py.)
-    void merge_repeats(const std::vector<uint32_t>& order, uint32_t distinct) {
-        std::vector<uint32_t> positions(count_);  // of each row's sum
-        uint32_t at = 0;
-        for (uint32_t i = 0; i < count_; ++i) {
-            at += sorted_keys_[i] != sorted_keys_[at];
-            sorted_keys_[at] = sorted_keys_[i];
-            positions[order[i]] = at;
+    void sort() {
+        distinct_ = distinct_rows(keys_, count_);
+        keys_ = distinct_.rows.data();
+        const auto distinct = static_cast<uint32_t>(distinct_.rows.size());
+        if (distinct == count_) {
+            order_ = distinct_.order.data();
+            return;
         }
-        sorted_keys_.resize(distinct);
         merged_.reset(new T[distinct * width_]);
         bool fits = true;
-        with_width(width_, [&](auto width) { fits = sum<width.value>(positions, distinct); });
+        with_width(width_, [&](auto width) { fits = sum<width.value>(distinct_.positions, distinct); });
         if (!fits) sum_overflows();
         values_ = merged_.get();
         count_ = distinct;
@@ -112,13 +96,17 @@ class Gradient {
         const uint64_t width = kWidth ? kWidth : width_;
         const bool near = distinct * width * sizeof(T) <= kNearBytes;
         const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
-        std::vector<bool> begun(distinct);
+        // Nothing is changed by what is added to -0.0; and to begin narrow rows with that is faster than to ask of
+        // each whether it has begun.
+        constexpr bool kNarrow = kWidth * sizeof(T) > 0 && kWidth * sizeof(T) <= 16;
+        if (kNarrow) std::fill_n(merged_.get(), distinct * width, static_cast<T>(-0.0));
+        std::vector<bool> begun(kNarrow ? 0 : distinct);
         bool fits = true;
         for (uint32_t i = 0; i < count_; ++i) {
             if (i < fetching) prefetch_row(merged_.get() + positions[i + kAhead] * width, width);
             T* row = merged_.get() + positions[i] * width;
             const T* value = values_ + i * width;
-            if (begun[positions[i]]) {
+            if (kNarrow || begun[positions[i]]) {
                 fits = add_numbers(row, value, width) && fits;
             } else {
                 begun[positions[i]] = true;
@@ -142,8 +130,7 @@ class Gradient {
     uint32_t count_;
     uint64_t width_;
     const uint32_t* order_ = nullptr;
-    std::vector<uint32_t> sorted_order_;
-    std::vector<int64_t> sorted_keys_;
+    DistinctRows distinct_;
     std::unique_ptr<T[]> merged_;
 };
 

@@ -34,11 +34,29 @@ SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* 
     for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
 }
 
-// No early exit, and differences collected as bits, so that the compiler vectorises the loop.
+// In pieces without an early exit, and with differences collected as bits, so that the compiler vectorises the loop.
 SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
-    uint64_t wrong = 0;
-    for (uint64_t i = 1; i < count; ++i) wrong |= keys[i - 1] >= keys[i];
-    return wrong == 0;
+    constexpr uint64_t kPiece = 1024;
+    for (uint64_t begin = 1; begin < count; begin += kPiece) {
+        const uint64_t end = begin + kPiece < count ? begin + kPiece : count;
+        uint64_t wrong = 0;
+        for (uint64_t i = begin; i < end; ++i) wrong |= keys[i - 1] >= keys[i];
+        if (wrong) return false;
+    }
+    return true;
+}
+
+struct RowExtent {
+    int64_t least;
+    int64_t greatest;
+};
+SHMACC_TWO_WIDTHS static RowExtent extent_of(const int64_t* rows, uint64_t count) {
+    int64_t least = rows[0], greatest = rows[0];
+    for (uint64_t i = 1; i < count; ++i) {
+        least = rows[i] < least ? rows[i] : least;
+        greatest = rows[i] > greatest ? rows[i] : greatest;
+    }
+    return {least, greatest};
 }
 
 // Whether the keys are the row numbers of these slots.
