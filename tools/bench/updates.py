@@ -1,18 +1,15 @@
-"""Times updates of parameters, and whole rounds with them, beside NumPy and torch.
+"""Times updates of parameters, beside NumPy and torch.
 
 `make bench-updates`, in the environment of `make test-home`, on a machine that does nothing else.
 
 30,000 rows drawn at random of 1,000,000 x 64 float32, and a dense array of 1,000,000; one thread,
-in turns. The whole round: two workers apply 50,000 ids each, as real ones are (they repeat, and are
-not sorted), and the chief makes Adagrad's update; beside torch, with tensors in shared memory, a
-gradient that the chief adds up and coalesces, and `torch.optim.Adagrad`. Prints a table in
-Markdown, and ends with status 1 if a target is missed.
+in turns. Prints a table in Markdown, and ends with status 1 if a target is missed. Whole rounds
+with updates are in `make bench`.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import time
@@ -21,24 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-import torch.multiprocessing  # registers how tensors are passed on
 
 from shmacc import AccumulatorGroup, Parameters, optim
-from shmacc_bench.cases import IDS
-from shmacc_bench.workload import make_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
     Turn = Callable[[], float]
 
 ROWS, WIDTH = 1_000_000, 64
 TOUCHED: Final = 30_000
 DENSE: Final = 1_000_000
-WORKERS: Final = 2
 RATE: Final = 0.05
-CONTEXT: Final = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,7 @@ def main() -> int:
     print("| what | shmacc | beside | takes | ratio | target | |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     met = True
-    for rows in (sparse, dense, whole_rounds):
+    for rows in (sparse, dense):
         for row in rows(turns):
             print(row, flush=True)
             met &= row.ratio <= row.limit
@@ -189,73 +180,6 @@ def dense(turns: int) -> list[Row]:
     theirs = torch.optim.Adam([weights], lr=RATE)
     mine, torchs = in_turns(turns, lambda: ours.update(gradient), lambda: timed(theirs.step))
     return [Row(f"Adam, {DENSE:,}", "torch.optim.Adam", 1.0, mine, torchs)]
-
-
-def work(number: int, pipe: Connection, group: AccumulatorGroup, shared: list[Any]) -> None:
-    """Be a worker of both: apply when asked to."""
-    torch.set_num_threads(1)
-    given = make_gradient(IDS, number)
-    gradient = {"a": (given.indices, given.values)}
-    of_torch = torch.from_numpy(given.indices), torch.from_numpy(given.values)
-    pipe.send(None)
-    while (asked := pipe.recv()) is not None:
-        if asked == "ours":
-            group.apply(gradient, group.global_step, contributor=number)
-        else:
-            for to, of in zip(shared, of_torch, strict=True):
-                to.copy_(of)
-        pipe.send(None)
-
-
-def whole_rounds(turns: int) -> list[Row]:
-    """Two workers' gradients, their sum, and the update."""
-    ours = Ours(np.ones((ROWS, WIDTH), np.float32), optim.Adagrad(RATE), rows=True)
-    weights = torch.nn.Parameter(torch.ones(ROWS, WIDTH).share_memory_())
-    theirs = torch.optim.Adagrad([weights], lr=RATE)
-    shared = [
-        [
-            torch.empty(IDS.rows, dtype=torch.int64).share_memory_(),
-            torch.empty(IDS.rows, WIDTH).share_memory_(),
-        ]
-        for _ in range(WORKERS)
-    ]
-    pipes, processes = [], []
-    for number in range(WORKERS):
-        pipe, other = CONTEXT.Pipe()
-        arguments = (number, other, ours.group, shared[number])
-        processes.append(CONTEXT.Process(target=work, args=arguments, daemon=True))
-        processes[-1].start()
-        pipes.append(pipe)
-    for pipe in pipes:
-        pipe.recv()
-
-    def all_apply(whose: str) -> None:
-        for pipe in pipes:
-            pipe.send(whose)
-
-    def by_shmacc() -> None:
-        all_apply("ours")
-        with ours.group.round(WORKERS) as taken:
-            ours.params.update(taken)
-        for pipe in pipes:
-            pipe.recv()
-
-    def by_torch() -> None:
-        all_apply("theirs")
-        for pipe in pipes:
-            pipe.recv()
-        ids = torch.cat([of_worker[0] for of_worker in shared])
-        values = torch.cat([of_worker[1] for of_worker in shared])
-        gradient = torch.sparse_coo_tensor(ids[None], values / WORKERS, (ROWS, WIDTH))
-        weights.grad = gradient.coalesce()
-        theirs.step()
-
-    mine, torchs = in_turns(turns, lambda: timed(by_shmacc), lambda: timed(by_torch))
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.send(None)
-        process.join()
-    what = f"a whole round, {WORKERS} workers, {IDS.rows:,} Zipf ids x {WIDTH}, Adagrad"
-    return [Row(what, "torch, by hand", 0.33, mine, torchs)]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,15 +58,26 @@ def run(asked: argparse.Namespace) -> int:
     effort = QUICK if asked.quick else FULL
     cases = quick_cases() if asked.quick else all_cases()
     chosen = [case for case in cases if is_like(case.name, asked.cases)]
-    plans = {name: plan for name, plan in PLANS.items() if is_like(f"scenario/{name}", asked.cases)}
+    plans = {
+        name: plan
+        for name, plan in PLANS.items()
+        if is_like(f"scenario/{name}", asked.cases) and (plan.quick_steps or not asked.quick)
+    }
     load_before = machine.load()
-    with Fleet.of(asked.peers) as fleet:
-        records = [
-            results.case_record(case, measured)
-            for case, measured in run_cases(fleet, chosen, effort, _tell)
-        ]
-        measured_scenarios = run_scenarios(fleet, plans, quick=asked.quick, tell=_tell)
+    wanted = {name for case in chosen for name in case.peers}
+    wanted |= {name for plan in plans.values() for name in plan.peers}
+    clock = Clock()
+    with Fleet.of([name for name in asked.peers if name in wanted]) as fleet:
+        clock.lap("start of the peers")
+        records, measured_scenarios = [], {}
+        for case, measured in run_cases(fleet, chosen, effort, _tell):
+            records.append(results.case_record(case, measured))
+            clock.lap(f"cases: {case.family}")
+        for name, found in run_scenarios(fleet, plans, quick=asked.quick, tell=_tell):
+            measured_scenarios[name] = found
+            clock.lap(f"scenario: {name}")
         about = fleet.about
+    clock.lap("end of the peers")
     _tell("")
     everything = {
         "schema_version": results.SCHEMA_VERSION,
@@ -74,6 +86,7 @@ def run(asked: argparse.Namespace) -> int:
         "peers": about,
         "cases": records,
         "scenarios": measured_scenarios,
+        "seconds": clock.seconds,
     }
     results.save(everything, asked.output)
     return report(asked)
@@ -91,6 +104,20 @@ def report(asked: argparse.Namespace) -> int:
     write_markdown(everything, asked.output)
     draw(everything, asked.output)
     return 0
+
+
+class Clock:
+    """What each part of a run took, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.begun = time.monotonic()
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap as this part's."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.begun
+        self.begun = now
 
 
 def _list(_: argparse.Namespace) -> int:

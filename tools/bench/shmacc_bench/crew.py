@@ -11,18 +11,16 @@ import multiprocessing
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from shmacc_bench.peers import peer_class
-from shmacc_bench.workload import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
     from shmacc_bench.peers.base import Peer
+    from shmacc_bench.workload import Gradient
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
@@ -39,18 +37,6 @@ class Member:
     def use(self, gradients: Sequence[Gradient]) -> None:
         """Prepare the gradients that further orders apply, one after the other."""
         self.prepared = [self.peer.prepare(gradient) for gradient in gradients]
-
-    def use_new_rows(self, places: range, rows: int, width: int) -> None:
-        """Prepare a gradient for each place, of the `rows` rows there; the values are the same."""
-        values = np.ones((rows, width), np.float32)
-        self.use([Gradient(np.arange(at, at + rows), values, unique=True) for at in places])
-
-    def apply_next(self) -> int:
-        """Apply the next gradient, which is not applied again; return the nanoseconds it took."""
-        prepared = self.prepared.pop(0)
-        begun = time.perf_counter_ns()
-        self.peer.apply(prepared)
-        return time.perf_counter_ns() - begun
 
     def clock(self) -> int:
         """Return when this order was read."""
@@ -88,15 +74,20 @@ class Member:
         self.peer.take(num_required)
         return begun, time.perf_counter_ns()
 
-    def take_every(self, start: int, duration: int, pause: float) -> list[int]:
-        """Take again and again, with pauses, once at least; return the nanoseconds of each take."""
-        taken: list[int] = []
-        _wait_until(start)
-        while not taken or time.perf_counter_ns() < start + duration:
-            begun, ended = self.take(1)
-            taken.append(ended - begun)
+    def apply_each_step(self, count: int, pause: float) -> list[tuple[int, int]]:
+        """Apply once in each of so many steps, after a pause; return when each came and ended."""
+        times: list[tuple[int, int]] = []
+        steps = cast("Any", self.peer).accumulator.steps()
+        while len(times) < count:
+            next(steps)
+            came = time.perf_counter_ns()
             time.sleep(pause)
-        return taken
+            times.append((came, self.apply()[1]))
+        return times
+
+    def take_each(self, count: int) -> list[int]:
+        """Take so many times, each as soon as there is one gradient; return when each returned."""
+        return [self.take(1)[1] for _ in range(count)]
 
 
 def main(name: str, ticket: Any, orders: Connection) -> None:

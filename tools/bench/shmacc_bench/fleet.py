@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shmacc_bench.peers import MODULES
+from shmacc_bench.peers import MODULES, RELEASED
 from shmacc_bench.peers.base import UnsupportedError
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ TERMINATE_SECONDS = 3.0
 ACCEPT_SLICE_SECONDS = 0.2
 POLL_SECONDS = 0.01
 MOST_RESTARTS = 2  # a peer that crashes once may do the next case; one that always does may not
+
+
+PYTHON_OF_RELEASED = Path(__file__).parents[3] / ".venv-bench-1.0" / "bin" / "python"
 
 
 class PeerFailedError(Exception):
@@ -132,7 +135,11 @@ class Fleet:
         times = self.restarts.get(name, 0)
         address = str(Path(self.directory.name) / f"{name}.{times}.socket")
         # -P: `import shmacc` must find the installed one, not a source tree that we are started in.
-        command = [sys.executable, "-P", "-m", "shmacc_bench.worker", name, address]
+        python = str(PYTHON_OF_RELEASED) if name == RELEASED else sys.executable
+        if not Path(python).exists():
+            self.about[name] = {"status": "missing", "reason": f"no {python}"}
+            return
+        command = [python, "-P", "-m", "shmacc_bench.worker", name, address]
         if name == "mpi":
             launcher = self._mpiexec()
             if launcher is None:

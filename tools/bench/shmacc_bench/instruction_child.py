@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import shmacc
 from shmacc_bench.instruction_cases import CASES, InstructionCase
-from shmacc_bench.workload import make_gradient, numpy_dtype
+from shmacc_bench.workload import DTYPE, make_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,15 +17,14 @@ def calls_of(case: InstructionCase) -> Callable[[], object]:
     """Return what is called over and over, in the state that it is called in."""
     workload = case.workload
     gradient = make_gradient(workload)
-    dtype = numpy_dtype(workload.dtype)
     kind = (
         shmacc.ConditionalAccumulator
         if workload.kind == "dense"
         else shmacc.SparseConditionalAccumulator
     )
     if case.call == "create":
-        return lambda: kind(dtype, workload.shape).close()
-    accumulator = kind(dtype, workload.shape)
+        return lambda: kind(DTYPE, workload.shape).close()
+    accumulator = kind(DTYPE, workload.shape)
 
     def apply() -> None:
         if isinstance(accumulator, shmacc.ConditionalAccumulator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ from shmacc_bench.peers.base import Peer, UnsupportedError
 from shmacc_bench.workload import Workload, make_filling, make_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MIN_SAMPLE_NS = 20_000  # shorter calls are timed in batches, or the clock would be the result
 MAX_BATCH = 100
+GRADIENTS = 8  # of other rows
 WARM_UP = 2
 
 
@@ -26,6 +28,8 @@ class Operation(StrEnum):
     """An apply of rows that are all there already; nothing else is there ("steady")."""
     APPLY_FULL = "apply, full table"
     """An apply of rows that are all there already, as is every other row of the table."""
+    APPLY_OTHERS = "apply, full table, others each time"
+    """The same, of other rows than the applies before: none of them is in a cache."""
     APPLY_FRESH = "apply, fresh round"
     """The first apply after a take: no row is there."""
     APPLY_NEW = "apply, new segment"
@@ -50,6 +54,7 @@ class Session:
         # is, and it is so for every peer and for the limits.
         self.gradient = make_gradient(workload)
         self.prepared = peer.prepare(self.gradient)
+        self.others: Iterator[Any] = iter(())
         self.batch = 1
         self.sampler: Callable[[], int] = self._apply
 
@@ -69,6 +74,12 @@ class Session:
         elif operation is Operation.TAKE:
             self._empty()
             self.sampler = self._take
+        elif operation is Operation.APPLY_OTHERS:
+            self._empty()
+            self._fill()
+            gradients = [make_gradient(self.workload, seed) for seed in range(1, GRADIENTS + 1)]
+            self.others = itertools.cycle([self.peer.prepare(of) for of in gradients])
+            self.sampler = self._apply_another
         else:
             if self.peer.has_take:
                 self._empty()
@@ -109,8 +120,6 @@ class Session:
         values = np.asarray(taken.values, np.float64)
         if indices.size:
             values = values[np.argsort(taken.indices, kind="stable")]
-        if self.workload.dtype == "int64":  # a mean of integers is cut, a quotient of floats is not
-            values, mean = np.trunc(values), np.trunc(mean)
         return "right" if np.allclose(values, mean, rtol=0.02, atol=0.02) else "wrong values"
 
     def close(self) -> None:
@@ -130,6 +139,12 @@ class Session:
         begun = time.perf_counter_ns()
         for _ in range(self.batch):
             apply(prepared)
+        return time.perf_counter_ns() - begun
+
+    def _apply_another(self) -> int:
+        apply, prepared = self.peer.apply, next(self.others)
+        begun = time.perf_counter_ns()
+        apply(prepared)
         return time.perf_counter_ns() - begun
 
     def _apply_fresh(self) -> int:

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from shmacc_bench.operations import Operation
 from shmacc_bench.peers import LIMITS, MODULES
-from shmacc_bench.runner import MAIN_PEER
 from shmacc_bench.targets import limit_of
 
 if TYPE_CHECKING:
@@ -23,13 +22,12 @@ mpl.rcParams["svg.hashsalt"] = "shmacc"
 mpl.rcParams["svg.fonttype"] = "none"  # text is text, which can be found, copied and compared
 mpl.rcParams["font.size"] = 9
 
-MEMORY_WIDTH = 64  # of the widths that are measured, the one that is drawn
-
 COLOURS = dict(
     zip(
         MODULES,
         (
             "#d62728",
+            "#f2a3a3",
             "#1f77b4",
             "#7fb4de",
             "#ff7f0e",
@@ -52,7 +50,6 @@ def draw(results: dict[str, Any], directory: Path) -> list[Path]:
     rows = [case for case in results["cases"] if case["family"] == "rows"]
     for operation, name in (
         (Operation.APPLY, "apply"),
-        (Operation.APPLY_FULL, "apply-full-table"),
         (Operation.ROUND, "round"),
     ):
         cases = [case for case in rows if case["operation"] == operation.value]
@@ -64,10 +61,6 @@ def draw(results: dict[str, Any], directory: Path) -> list[Path]:
     scenarios = results["scenarios"]
     if any("measured" in of for of in scenarios.get("throughput", {}).values()):
         written.append(_save(_throughput(scenarios["throughput"]), directory, "throughput"))
-    if any("from_call" in of for of in scenarios.get("wakeup", {}).values()):
-        written.append(_save(_wakeup(scenarios["wakeup"]), directory, "wakeup"))
-    if any("measured" in of for of in scenarios.get("memory", {}).values()):
-        written.append(_save(_memory(scenarios["memory"]), directory, "memory"))
     return written
 
 
@@ -167,50 +160,6 @@ def _throughput(found: dict[str, Any]) -> Figure:
             axes.set_xlabel("processes that apply at once")
             axes.set_ylabel("applies a second, together")
             _finish(axes)
-    return figure
-
-
-def _wakeup(found: dict[str, Any]) -> Figure:
-    names = [name for name in found if "from_call" in found[name]]
-    figure = Figure(figsize=(6, 3))
-    axes = figure.subplots()
-    medians = [found[name]["from_call"]["median"] for name in names]
-    low = [max(0.0, m - found[n]["from_call"]["p10"]) for n, m in zip(names, medians, strict=True)]
-    high = [max(0.0, found[n]["from_call"]["p90"] - m) for n, m in zip(names, medians, strict=True)]
-    axes.barh(names, medians, xerr=(low, high), color=[COLOURS[name] for name in names])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("microseconds from the last apply to the take's return (median, p10-p90)")
-    axes.set_title("Waking a take that waits in another process")
-    axes.grid(axis="x", alpha=0.3)
-    return figure
-
-
-def _memory(found: dict[str, Any]) -> Figure:
-    figure = Figure(figsize=(7, 4.2))
-    axes = figure.subplots()
-    lines = [
-        line
-        for line in found.get(MAIN_PEER, {}).get("measured", ())
-        if line["width"] == MEMORY_WIDTH
-    ]
-    for name, of in found.items():
-        points = [
-            (line["rows"], (line["allocated"] or line["resident"]) / 2**20)
-            for line in of.get("measured", ())
-            if line["width"] == MEMORY_WIDTH  # the widest of the scenario's widths
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=name, color=COLOURS[name])
-    allowed = [(line["rows"], line["allowed"] / 2**20) for line in lines]
-    if allowed:
-        axes.plot(*zip(*allowed, strict=True), "k--", lw=0.8, label="target")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("rows of 64 float32 that are in the accumulator")
-    axes.set_ylabel("MiB (segment, or growth of the process)")
-    axes.set_title("Memory")
-    _finish(axes)
     return figure
 
 

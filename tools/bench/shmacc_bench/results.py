@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shmacc_bench.cases import Case
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "results.json"
 
 
@@ -31,6 +31,7 @@ def case_record(case: Case, results: dict[str, Measured]) -> dict[str, Any]:
         "operation": case.operation.value,
         "workload": case.workload.label,
         "parameters": dataclasses.asdict(case.workload),
+        "limits": case.limits,
         "unit": "us",
         "peers": peers,
         "ratios": {name: dataclasses.asdict(r) for name, r in ratios(results).items()},

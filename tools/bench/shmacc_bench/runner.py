@@ -34,8 +34,8 @@ class Effort:
     fewest_rounds: int  # but not before it took part in so many
 
 
-FULL = Effort(rounds=15, turn_ns=12_000_000, most_samples=200, peer_seconds=1.2, fewest_rounds=3)
-QUICK = Effort(rounds=5, turn_ns=6_000_000, most_samples=100, peer_seconds=0.5, fewest_rounds=2)
+FULL = Effort(rounds=15, turn_ns=12_000_000, most_samples=200, peer_seconds=0.5, fewest_rounds=5)
+QUICK = Effort(rounds=5, turn_ns=6_000_000, most_samples=100, peer_seconds=0.3, fewest_rounds=3)
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,7 +57,7 @@ def run_cases(
     """Measure the cases one after the other, each workload opened once by each peer."""
     for workload, group in itertools.groupby(cases, key=lambda case: case.workload):
         same = list(group)
-        wanted = {name for case in same for name in case.peers or fleet.about}
+        wanted = {name for case in same for name in case.peers}
         members = fleet.ready([name for name in fleet.about if name in wanted])
         opened: dict[str, Measured] = {}
         for name, member in members.items():
@@ -68,9 +68,7 @@ def run_cases(
                 measured.problem = _first_words(problem)
         for case in same:
             tell(case.name)
-            chosen = {
-                name: member for name, member in members.items() if name in (case.peers or members)
-            }
+            chosen = {name: member for name, member in members.items() if name in case.peers}
             yield case, _run_case(case, chosen, opened, effort)
         for member in members.values():
             _ask_quietly(member, "close")

@@ -7,14 +7,19 @@ import itertools
 import operator
 from typing import TYPE_CHECKING, Any
 
+from shmacc_bench.cases import TORCH
+from shmacc_bench.cost_model import CORES, LANES, models
+from shmacc_bench.operations import Operation
 from shmacc_bench.peers import MODULES
-from shmacc_bench.targets import Verdict, verdicts
+from shmacc_bench.runner import MAIN_PEER
+from shmacc_bench.targets import Verdict, fastest, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 NONE = "-"
 FROM_HERE_WHOLE = 1000
+SHORT = (TORCH, ("tf-local",), ("tf-server",), ("np.add",))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,11 +43,15 @@ def all_tables(results: dict[str, Any]) -> Iterator[Table]:
     found = verdicts(results)
     if found:
         yield _targets_table(found)
+    yield from _short_tables(results["cases"])
     yield from case_tables(results["cases"])
     scenarios = results["scenarios"]
     for name, build in SCENARIO_TABLES.items():
         if scenarios.get(name):
             yield build(scenarios[name])
+    if "measured" in scenarios.get("parts", {}).get("shmacc", {}):
+        yield _cost_table(scenarios)
+    yield _seconds_table(results["seconds"])
     yield _peers_table(results["peers"])
 
 
@@ -53,16 +62,45 @@ def _targets_table(found: Sequence[Verdict]) -> Table:
             verdict.against or NONE,
             f"{figure(verdict.measured)} {verdict.unit}",
             f"<= {figure(verdict.limit)} {verdict.unit}",
-            "met" if verdict.met else "MISSED",
+            "yes" if verdict.met else "MISSED",
         )
         for verdict in found
     ]
     return Table(
         "Targets",
         "x: shmacc's time over that peer's (of several, the fastest), paired by round",
-        ("what", "against", "measured", "target", ""),
+        ("row", "against", "measured", "goal", "met"),
         rows,
     )
+
+
+def _short_tables(cases: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """Return a table of an apply, and one of a round: a line for each workload."""
+    for operation in (Operation.APPLY, Operation.ROUND):
+        same = [
+            case
+            for case in cases
+            if (case["family"], case["operation"]) == ("rows", operation.value)
+            and "median" in case["peers"].get(MAIN_PEER, {})
+        ]
+        against = [names for names in SHORT if any(fastest(case, names) for case in same)]
+        rows = [
+            (
+                case["workload"],
+                f"{figure(case['peers'][MAIN_PEER]['median'])} us",
+                *(_ratio(case, names) for names in against),
+            )
+            for case in same
+        ]
+        if rows:
+            head = (operation.value, "time", *(" or ".join(names) for names in against))
+            note = "shmacc's time, and the same over that of others (of two, the faster)"
+            yield Table(f"In short: {operation.value}", note, head, rows)
+
+
+def _ratio(case: dict[str, Any], names: Sequence[str]) -> str:
+    against = fastest(case, names)
+    return figure(case["ratios"][against]["median"]) if against in case["ratios"] else NONE
 
 
 def case_tables(cases: Sequence[dict[str, Any]]) -> Iterator[Table]:
@@ -104,11 +142,15 @@ def _distribution(found: Mapping[str, float] | None) -> str:
 
 
 def _wakeup_table(found: dict[str, Any]) -> Table:
-    rows = [
-        (name, *(_distribution(of.get(key)) for key in ("from_call", "from_return", "pipe")))
-        for name, of in found.items()
-    ]
-    head = ("", "from the call of the last apply", "from its return", "limit: a pipe message")
+    columns = {
+        "from_call": "from the call of the last apply",
+        "from_return": "from its return",
+        "with_steps": "from its return, in a loop over steps()",
+        "next_step": "the next step there, from the take's return",
+        "pipe": "limit: a pipe message",
+    }
+    rows = [(name, *(_distribution(of.get(key)) for key in columns)) for name, of in found.items()]
+    head = ("", *columns.values())
     return Table("A waiting take returns (us)", "in another process; 10 x 64", head, rows)
 
 
@@ -128,35 +170,68 @@ def _throughput_table(found: dict[str, Any]) -> Table:
     return Table("Several processes apply (applies a second, together)", note, ("", *names), rows)
 
 
-def _whole_rounds_table(found: dict[str, Any]) -> Table:
-    lines: dict[int, dict[str, str]] = {}
-    for name, of in found.items():
-        for line in of.get("measured", ()):
-            lines.setdefault(line["processes"], {})[name] = _distribution(line["round"])
-    names = [name for name in found if "measured" in found[name]]
+def _realistic_table(found: dict[str, Any]) -> Table:
     rows = [
-        (f"{n} process{'es' * (n > 1)}", *(cells.get(name, NONE) for name in names))
-        for n, cells in lines.items()
+        (line["what"], *(_distribution(line[key]) for key in ("shmacc", "torch", "ratio")))
+        for of in found.values()
+        for line in of.get("measured", ())
     ]
-    note = (
-        "each process applies 50,000 ids with repeats x 64, one more takes their mean; from the "
-        "order to apply to the return of the take"
+    note = "ids with repeats and float32; Adagrad; one thread a process; in pairs of rounds"
+    head = ("", "shmacc", "torch, by hand", "paired ratio")
+    return Table("Realistic rounds: workers' applies, take, update (ms)", note, head, rows)
+
+
+def _listing_table(found: dict[str, Any]) -> Table:
+    rows = [(name, _distribution(of.get("list_ms"))) for name, of in found.items()]
+    return Table("shmacc-inspect list, 500 segments (ms)", "", ("", "median [p10-p90]"), rows)
+
+
+def _cost_table(scenarios: dict[str, Any]) -> Table:
+    head = (
+        *("", "p (us)", "s (us)", "2 processes: measured", "2: model"),
+        *(f"{n}: {how}" for n in CORES for how in ("one lock", f"{LANES} lanes (GB/s)")),
     )
-    return Table("Whole rounds of several processes (ms)", note, ("", *names), rows)
+    rows = []
+    for model in models(scenarios):
+        by_two = NONE if model.measured_by_two is None else figure(model.measured_by_two)
+        cells = [figure(model.before * 1e6), figure(model.locked * 1e6), by_two]
+        cells.append(figure(min(2 / (model.before + model.locked), 1 / model.locked)))
+        for writers in CORES:
+            rate = model.rate(writers, LANES)
+            cells += [
+                figure(model.rate(writers)),
+                f"{figure(rate)} ({figure(model.gigabytes(rate))})",
+            ]
+        rows.append((model.what, *cells))
+    copy = scenarios["parts"]["shmacc"]["copy"] / 1e9
+    note = (
+        "applies a second of as many processes, all together: min(N / (p + s), 1 / s), where p is "
+        "an apply's part before the lock and s the part under it; where two processes fill the "
+        "lock, what they do stands for 1 / s. GB/s: what memory must move for that; one process "
+        "copies at "
+        f"{figure(copy)} GB/s here, and what a socket has is the limit of these columns"
+    )
+    return Table("Cost model for 16 and 64 cores", note, head, rows)
+
+
+def _seconds_table(seconds: dict[str, float]) -> Table:
+    rows = [(name, figure(of)) for name, of in seconds.items()]
+    rows.append(("all", figure(sum(seconds.values()))))
+    return Table("Where the time of this run went (seconds)", "", ("", "seconds"), rows)
 
 
 def _lanes_table(found: dict[str, Any]) -> Table:
     rows = [
         (
-            f"{line['rows']:,} x 64, lanes: {line['lanes']}, processes: {line['processes']}",
+            f"{line['rows']:,} x 64, {line['how']}",
             figure(line["applies_per_second"]),
             _distribution(line["times_alone"]),
         )
         for of in found.values()
         for line in of.get("measured", ())
     ]
-    head = ("", "applies/s, together", "times those of 1 process with 1 lane")
-    return Table("Lanes", "paired turns in one run", head, rows)
+    head = ("", "applies/s, together", "times those of 1 process, 1 lane")
+    return Table("One and two processes", "paired turns in one run", head, rows)
 
 
 def _many_tensors_table(found: dict[str, Any]) -> Table:
@@ -181,7 +256,7 @@ def _many_tensors_table(found: dict[str, Any]) -> Table:
 def _arrays_in_table(found: dict[str, Any]) -> Table:
     rows = [
         (
-            line["what"],
+            f"{line['what']}, over {line['against']}",
             _distribution(line["apply"]),
             _distribution(line["other"]),
             _distribution(line["ratio"]),
@@ -191,42 +266,6 @@ def _arrays_in_table(found: dict[str, Any]) -> Table:
     ]
     head = ("", "an apply (us)", "the other (us)", "paired ratio")
     return Table("Arrays of others", "float32; calls in batches, in pairs of turns", head, rows)
-
-
-def _growing_table(found: dict[str, Any]) -> Table:
-    lines: dict[tuple[int, int], dict[str, str]] = {}
-    for name, of in found.items():
-        for line in of.get("measured", ()):
-            cells = lines.setdefault((line["rows"], line["processes"]), {})
-            ratio = figure(line["last_over_first"])
-            cells[name] = f"{figure(line['seconds'])} (last/first {ratio})"
-    names = [name for name in found if "measured" in found[name]]
-    rows = [
-        (f"{rows:,} x 64, {n} process{'es' * (n > 1)}", *(cells.get(name, NONE) for name in names))
-        for (rows, n), cells in lines.items()
-    ]
-    note = (
-        "500 new rows an apply, in turn; last/first: an apply's time in the last quarter over the "
-        "first; torch and NumPy have the whole table's memory from the start"
-    )
-    return Table(
-        "Processes add new rows in turn (seconds of all applies)", note, ("", *names), rows
-    )
-
-
-def _contention_table(found: dict[str, Any]) -> Table:
-    rows = [
-        (
-            name,
-            figure(of["applies_per_second_alone"]),
-            figure(of["applies_per_second_beside_takes"]),
-            _distribution(of["take"]),
-        )
-        for name, of in found.items()
-        if "take" in of
-    ]
-    head = ("", "applies/s alone", "applies/s beside takes", "a take (us)")
-    return Table("Takes while applies go on", "1,000 x 64; a take every 2 ms", head, rows)
 
 
 def _recovery_table(found: dict[str, Any]) -> Table:
@@ -297,12 +336,11 @@ def _peers_table(peers: dict[str, Any]) -> Table:
 SCENARIO_TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "wakeup": _wakeup_table,
     "throughput": _throughput_table,
-    "whole_rounds": _whole_rounds_table,
+    "realistic": _realistic_table,
+    "listing": _listing_table,
     "lanes": _lanes_table,
     "many_tensors": _many_tensors_table,
     "arrays_in": _arrays_in_table,
-    "growing": _growing_table,
-    "contention": _contention_table,
     "recovery": _recovery_table,
     "memory": _memory_table,
     "startup": _startup_table,

@@ -1,4 +1,4 @@
-"""What is applied: the shape, type and order of one gradient, and the gradient itself."""
+"""What is applied: the shape and order of one gradient, and the gradient itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ Order = Literal["sorted", "shuffled", "zipf", "zipf-sorted"]
 
 ZIPF_EXPONENT = 1.2  # word frequencies; most rows of such a gradient are repeats of a few
 USUAL_TABLE_ROWS = 1_000_000
-DTYPE_NAMES = ("float16", "bfloat16", "float32", "float64", "int64")
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype called `name`; bfloat16 is the one that NumPy does not know itself."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)
+DTYPE = np.dtype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +25,6 @@ class Workload:
     kind: Kind
     rows: int
     width: int = 1
-    dtype: str = "float32"
     table_rows: int = USUAL_TABLE_ROWS
     order: Order = "sorted"
 
@@ -46,11 +35,10 @@ class Workload:
             size = f"dense {self.value_bytes / 1e6:g} MB"
         else:
             size = f"{self.rows:,} x {self.width}"
-        dtype = "" if self.dtype == "float32" else f" {self.dtype}"
         order = "" if self.order == "sorted" else f" {self.order}"
         usual = self.kind == "dense" or self.table_rows == USUAL_TABLE_ROWS
         table = "" if usual else f" into {self.table_rows:,}"
-        return size + dtype + order + table
+        return size + order + table
 
     @property
     def repeats(self) -> bool:
@@ -65,12 +53,12 @@ class Workload:
     @property
     def value_bytes(self) -> int:
         """The bytes of one gradient's values."""
-        return self.rows * self.width * numpy_dtype(self.dtype).itemsize
+        return self.rows * self.width * DTYPE.itemsize
 
     @property
     def row_bytes(self) -> int:
         """The bytes of one row."""
-        return self.width * numpy_dtype(self.dtype).itemsize
+        return self.width * DTYPE.itemsize
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,9 +84,9 @@ class Gradient:
         return np.unique(self.indices, return_counts=True)[1].astype(np.int64)
 
 
-def make_values(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> NDArray[Any]:
-    """Return values of a few bits each, so that two of them add exactly in every dtype."""
-    return rng.integers(-64, 64, size=shape).astype(numpy_dtype(dtype))
+def make_values(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Return values of a few bits each, so that two of them add exactly."""
+    return rng.integers(-64, 64, size=shape).astype(DTYPE)
 
 
 def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
@@ -106,7 +94,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
     rng = np.random.default_rng(seed)
     if workload.kind == "dense":
         none = np.empty(0, np.int64)
-        return Gradient(none, make_values((workload.rows,), workload.dtype, rng), unique=True)
+        return Gradient(none, make_values((workload.rows,), rng), unique=True)
     if workload.repeats:
         ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
         weights = np.cumsum(ranks**-ZIPF_EXPONENT)
@@ -120,7 +108,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
         indices = rng.choice(workload.table_rows, workload.rows, replace=False).astype(np.int64)
         if workload.order == "sorted":
             indices.sort()
-    values = make_values((workload.rows, workload.width), workload.dtype, rng)
+    values = make_values((workload.rows, workload.width), rng)
     return Gradient(indices, values, unique=not workload.repeats)
 
 
@@ -135,6 +123,6 @@ def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:
     filling = []
     for start in range(0, rows.size, chunk):
         indices = np.sort(rows[start : start + chunk])
-        values = make_values((indices.size, workload.width), workload.dtype, rng)
+        values = make_values((indices.size, workload.width), rng)
         filling.append(Gradient(indices, values, unique=True))
     return filling

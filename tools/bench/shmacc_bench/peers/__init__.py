@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Peer -> the module that has its class `PeerImplementation`. The order is the order of the tables.
 MODULES: Mapping[str, str] = {
     "shmacc": "shmacc_peer",
+    "shmacc-1.0": "shmacc_peer",
     "tf-local": "tensorflow_local",
     "tf-server": "tensorflow_server",
     "torch": "torch_shared",
@@ -25,6 +26,7 @@ MODULES: Mapping[str, str] = {
     "memcpy": "limit_copy",
 }
 LIMITS = ("np.add", "memcpy")
+RELEASED = "shmacc-1.0"
 
 
 def peer_class(name: str) -> type[Peer]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmacc_bench.peers.base import Peer, Reduced, UnsupportedError
-from shmacc_bench.workload import Gradient, Workload, numpy_dtype
+from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class LimitPeer(Peer):
     def open(self, workload: Workload) -> None:
         """Make the array."""
         shape = (workload.rows, workload.width) if workload.kind == "sparse" else workload.shape
-        self.target: NDArray[Any] = np.zeros(shape, numpy_dtype(workload.dtype))
+        self.target: NDArray[Any] = np.zeros(shape, DTYPE)
 
     def prepare(self, gradient: Gradient) -> Gradient:
         """Take the arrays as they are."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmacc_bench.peers.base import Peer, Reduced
-from shmacc_bench.workload import Gradient, Workload, numpy_dtype
+from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +20,7 @@ class RowTable:
     """What the manager's process holds. Each client has its thread there, hence the condition."""
 
     def __init__(self, workload: Workload) -> None:
-        self.table: NDArray[Any] = np.zeros(workload.shape, numpy_dtype(workload.dtype))
+        self.table: NDArray[Any] = np.zeros(workload.shape, DTYPE)
         rows = 1 if workload.kind == "dense" else workload.table_rows
         self.counts = np.zeros(rows, np.int32)
         self.number = 0

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from shmacc_bench.peers.base import Peer, Reduced, UnsupportedError
+from shmacc_bench.peers.base import Peer, Reduced
 from shmacc_bench.peers.mpi_idle import tell_idlers
-from shmacc_bench.workload import Gradient, Workload, numpy_dtype
+from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TYPES = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE, "int64": MPI.LONG}
 OWNER = 0
 
 
@@ -35,18 +34,15 @@ class MpiWindowPeer(Peer):
 
     def open(self, workload: Workload) -> None:
         """Make the windows, together with the rank that only owns them."""
-        if workload.dtype not in TYPES:
-            raise UnsupportedError("MPI has no such type")
         self.workload = workload
-        self.dtype = numpy_dtype(workload.dtype)
         rows = 1 if workload.kind == "dense" else workload.table_rows
-        sizes = (int(np.prod(workload.shape)) * self.dtype.itemsize, rows * 4)
+        sizes = (int(np.prod(workload.shape)) * DTYPE.itemsize, rows * 4)
         tell_idlers(("open", len(sizes)))
         self.windows = [MPI.Win.Allocate_shared(size, 1, comm=MPI.COMM_WORLD) for size in sizes]
         table: Any
         counts: Any
         table, counts = (window.Shared_query(OWNER)[0] for window in self.windows)
-        self.table: NDArray[Any] = np.frombuffer(table, self.dtype).reshape(workload.shape)
+        self.table: NDArray[Any] = np.frombuffer(table, DTYPE).reshape(workload.shape)
         self.counts: NDArray[np.int32] = np.frombuffer(counts, np.int32)
         self.table[...] = 0  # a new window's bytes are whatever they are
         self.counts[...] = 0
@@ -72,7 +68,7 @@ class MpiWindowPeer(Peer):
             order = np.argsort(indices, kind="stable")
             indices, starts = np.unique(indices[order], return_index=True)
             values = np.add.reduceat(values[order], starts)
-        row = TYPES[self.workload.dtype].Create_contiguous(self.workload.width)
+        row = MPI.FLOAT.Create_contiguous(self.workload.width)
         places = row.Create_indexed_block(1, indices.tolist()).Commit()
         count_places = MPI.INT.Create_indexed_block(1, indices.tolist()).Commit()
         ones = np.ones(indices.size, np.int32)

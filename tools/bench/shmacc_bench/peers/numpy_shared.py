@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmacc_bench.machine import SHARED_MEMORY, allocated_bytes
 from shmacc_bench.peers.base import Peer, Reduced
-from shmacc_bench.workload import Gradient, Workload, numpy_dtype
+from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class NumpySharedPeer(Peer):
     def open(self, workload: Workload) -> None:
         """Make the shared arrays: a row, and a count, for each row that there could ever be."""
         counts = 1 if workload.kind == "dense" else workload.table_rows
-        table_bytes = int(np.prod(workload.shape)) * numpy_dtype(workload.dtype).itemsize
+        table_bytes = int(np.prod(workload.shape)) * DTYPE.itemsize
         sizes = (table_bytes, counts * 4, 16)
         self.memory = [SharedMemory(create=True, size=size) for size in sizes]
         context = multiprocessing.get_context("spawn")  # crews are spawned: theirs must match
@@ -48,7 +47,7 @@ class NumpySharedPeer(Peer):
     def _view(self, workload: Workload) -> None:
         self.workload = workload
         table, counts, numbers = self.memory
-        self.table = _array(table, numpy_dtype(workload.dtype), workload.shape)
+        self.table = _array(table, DTYPE, workload.shape)
         rows = 1 if workload.kind == "dense" else workload.table_rows
         self.counts = _array(counts, np.dtype(np.int32), (rows,))
         self.numbers = _array(numbers, np.dtype(np.int64), (2,))
@@ -106,10 +105,6 @@ class NumpySharedPeer(Peer):
     def versions(self) -> dict[str, str]:
         """Return NumPy's version."""
         return {"numpy": np.__version__}
-
-    def allocated_bytes(self) -> int:
-        """Return the blocks of the segments."""
-        return allocated_bytes(SHARED_MEMORY / memory.name for memory in self.memory)
 
     def ticket(self) -> tuple[Workload, list[SharedMemory], Any]:
         """Return the segments and the lock; both pickle while a process is being started."""

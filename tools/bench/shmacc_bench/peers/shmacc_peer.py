@@ -11,7 +11,7 @@ import numpy as np
 import shmacc
 from shmacc_bench.machine import SHARED_MEMORY, allocated_bytes
 from shmacc_bench.peers.base import Peer, Reduced
-from shmacc_bench.workload import Gradient, Workload, numpy_dtype
+from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 _NUMBERS = itertools.count(1)
 BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
@@ -32,8 +32,8 @@ class ShmaccPeer(Peer):
         self.dense = workload.kind == "dense"
         kind = shmacc.ConditionalAccumulator if self.dense else shmacc.SparseConditionalAccumulator
         name = f"bench.{os.getpid()}.{next(_NUMBERS)}"
-        dtype = numpy_dtype(workload.dtype)
-        self.accumulator = kind(dtype, workload.shape, shared_name=name, lanes=lanes)
+        more: Any = {"lanes": lanes} if lanes > 1 else {}  # 1.0.0, a peer as well, has none
+        self.accumulator = kind(DTYPE, workload.shape, shared_name=name, **more)
 
     def prepare(self, gradient: Gradient) -> Gradient:
         """Take the arrays as they are."""

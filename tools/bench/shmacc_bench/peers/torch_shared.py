@@ -16,14 +16,6 @@ from shmacc_bench.peers.base import Peer, Reduced
 if TYPE_CHECKING:
     from shmacc_bench.workload import Gradient, Workload
 
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int64": torch.int64,
-}
-
 
 class TorchSharedPeer(Peer):
     """The whole table as one shared tensor, and a count per row."""
@@ -46,19 +38,15 @@ class TorchSharedPeer(Peer):
         """Make the shared tensors: a row, and a count, for each row that there could ever be."""
         self.workload = workload
         rows = 1 if workload.kind == "dense" else workload.table_rows
-        self.table: Any = _share(torch.zeros(workload.shape, dtype=DTYPES[workload.dtype]))
+        self.table: Any = _share(torch.zeros(workload.shape))
         self.counts: Any = _share(torch.zeros(rows, dtype=torch.int32))
         # Spawned crews unpickle it; the context must match theirs.
         self.lock: Any = multiprocessing.get_context("spawn").Lock()
 
     def prepare(self, gradient: Gradient) -> tuple[Any, Any, Any]:
         """Make tensors of the arrays, and the ones that the counts are counted with."""
-        if gradient.values.dtype.name == "bfloat16":
-            values = torch.from_numpy(gradient.values.view(np.int16)).view(torch.bfloat16)
-        else:
-            values = torch.from_numpy(gradient.values)
         ones = torch.ones(len(gradient.indices), dtype=torch.int32)
-        return torch.from_numpy(gradient.indices), values, ones
+        return torch.from_numpy(gradient.indices), torch.from_numpy(gradient.values), ones
 
     def apply(self, prepared: tuple[Any, Any, Any]) -> None:
         """Add one gradient under the lock."""
@@ -79,15 +67,14 @@ class TorchSharedPeer(Peer):
                 mean = self.table / self.counts
                 self.table.zero_()
                 self.counts.zero_()
-                return Reduced(np.empty(0, np.int64), _as_numpy(mean))
+                return Reduced(np.empty(0, np.int64), mean.numpy())
             touched = torch.nonzero(self.counts).flatten()
             counts = self.counts.index_select(0, touched).unsqueeze(1)
             rows = self.table.index_select(0, touched)
-            rounding = None if rows.is_floating_point() else "trunc"
-            mean = rows.div_(counts, rounding_mode=rounding)
+            mean = rows.div_(counts)
             self.table.index_fill_(0, touched, 0)
             self.counts.index_fill_(0, touched, 0)
-        return Reduced(touched.numpy(), _as_numpy(mean))
+        return Reduced(touched.numpy(), mean.numpy())
 
     def close(self) -> None:
         """Drop the tensors; torch removes their segments with the last reference."""
@@ -111,12 +98,6 @@ class TorchSharedPeer(Peer):
 
 def _share(tensor: Any) -> Any:
     return tensor.share_memory_()  # untyped, hence the Anys
-
-
-def _as_numpy(tensor: Any) -> Any:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.to(torch.float32).numpy()  # NumPy has no such type; only checks get here
-    return tensor.numpy()
 
 
 PeerImplementation = TorchSharedPeer

@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from shmacc_bench.peers import RELEASED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-IMPORTING = ("shmacc", "tf-local", "torch", "numpy-fancy", "manager")
-SHARING = ("shmacc", "tf-server", "torch-1", "numpy-fancy", "numpy-add-at", "manager")
-TABLES = ("shmacc", "torch-1", "numpy-fancy")  # where a new row is not a new message to a server
-SLOW_TO_START = ("tf-local", "tf-server")  # each further process imports TensorFlow: not if quick
-ROUNDING = ("shmacc", "torch", "torch-1")
-WAITING = ("shmacc", "tf-server", "numpy-fancy", "manager")
+ALONE = ("shmacc",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,22 +22,21 @@ class Plan:
     """The participants of a scenario, and how many steps each one does."""
 
     peers: tuple[str, ...]
-    steps: int
-    quick_steps: int
+    steps: int = 5
+    quick_steps: int = 3
 
 
 PLANS: Mapping[str, Plan] = {
-    "wakeup": Plan(WAITING, steps=10, quick_steps=3),
-    "throughput": Plan(SHARING, steps=3, quick_steps=1),
-    "whole_rounds": Plan(ROUNDING, steps=3, quick_steps=1),
-    "lanes": Plan(("shmacc",), steps=3, quick_steps=1),
-    "many_tensors": Plan(("shmacc",), steps=3, quick_steps=1),
-    "arrays_in": Plan(("shmacc",), steps=3, quick_steps=1),
-    "growing": Plan(TABLES, steps=3, quick_steps=1),
-    "contention": Plan(SHARING, steps=3, quick_steps=1),
-    "recovery": Plan(SHARING, steps=1, quick_steps=1),
-    "memory": Plan(("shmacc", "tf-local", "torch", "numpy-fancy"), steps=1, quick_steps=1),
-    "startup": Plan(
-        ("shmacc", "tf-local", "torch", "numpy-fancy", "manager"), steps=1, quick_steps=1
-    ),
+    "wakeup": Plan(("shmacc", "numpy-fancy"), steps=10),
+    "realistic": Plan(ALONE),
+    "arrays_in": Plan(ALONE),
+    "many_tensors": Plan(ALONE),
+    "listing": Plan(("shmacc", RELEASED), steps=7),
+    "lanes": Plan(ALONE),
+    "parts": Plan(ALONE),
+    "startup": Plan(("shmacc", "torch"), steps=1, quick_steps=1),
+    "memory": Plan(ALONE, steps=1, quick_steps=1),
+    "throughput": Plan(("shmacc", "tf-server", "torch-1", "numpy-fancy", "manager"), quick_steps=0),
+    "recovery": Plan(("shmacc", "torch-1", "numpy-fancy"), steps=1, quick_steps=0),
 }
+"""Those of 0 quick steps have no target."""

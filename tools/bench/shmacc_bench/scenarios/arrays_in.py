@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shmacc_bench.peers.base import Peer
 
-    Calls = tuple[str, Callable[[], object], Callable[[], object]]
+    Calls = tuple[str, str, Callable[[], object], Callable[[], object]]
     """What is measured, and what it is compared with."""
 
 WIDTH = 64
@@ -36,7 +36,7 @@ class Scenario:
 
     def __init__(self, name: str, peer: Peer, *, quick: bool) -> None:
         del name, peer  # all are shmacc's own
-        self.turns = 5 if quick else 100
+        self.turns = 5 if quick else 20
         table = (100, WIDTH)
         self.acc = SparseConditionalAccumulator("float32", table)
         self.group = AccumulatorGroup(
@@ -48,11 +48,11 @@ class Scenario:
         )
         self.calls = [*self._of_lists(), *self._of_torch(), *self._of_jax()]
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> dict[tuple[str, str], Any]:
         """Return the microseconds of a call of both sides in each turn, by what is measured."""
         return {
-            what: [(_turn(mine), _turn(theirs)) for _ in range(self.turns)]
-            for what, mine, theirs in self.calls
+            (what, against): [(_turn(mine), _turn(theirs)) for _ in range(self.turns)]
+            for what, against, mine, theirs in self.calls
         }
 
     def _of_lists(self) -> list[Calls]:
@@ -60,7 +60,8 @@ class Scenario:
         lists = indices.tolist(), values.tolist()
         return [
             (
-                f"lists, {FEW_ROWS} x {WIDTH}, over np.array of them",
+                f"lists, {FEW_ROWS} x {WIDTH}",
+                "np.array of them",
                 lambda: self._apply(*lists),
                 lambda: (np.array(lists[0]), np.array(lists[1])),
             )
@@ -82,12 +83,14 @@ class Scenario:
         }
         return [
             (
-                f"torch tensors, {ROWS} x {WIDTH}, over NumPy's arrays",
+                f"torch tensors, {ROWS} x {WIDTH}",
+                "NumPy's arrays",
                 lambda: self._apply(*tensors),
                 lambda: self._apply(indices, values),
             ),
             (
-                "torch tensors, a group of 3, over NumPy's arrays",
+                "torch tensors, a group of 3",
+                "NumPy's arrays",
                 lambda: self.group.apply(as_tensors, NEVER_STALE),
                 lambda: self.group.apply(arrays, NEVER_STALE),
             ),
@@ -101,7 +104,8 @@ class Scenario:
         indices, values = (jax_numpy.asarray(array) for array in _gradient(ROWS))
         return [
             (
-                f"JAX's arrays, {ROWS} x {WIDTH}, over np.asarray and NumPy's",
+                f"JAX's arrays, {ROWS} x {WIDTH}",
+                "np.asarray and NumPy's",
                 lambda: self._apply(indices, values),
                 lambda: self._apply(np.asarray(indices), np.asarray(values)),
             )
@@ -128,15 +132,16 @@ def _turn(call: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - begun) / CALLS / 1000
 
 
-def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(steps: Sequence[dict[tuple[str, str], Any]]) -> dict[str, Any]:
     """Return both distributions of each line, and their paired ratio."""
     lines = []
-    for what in steps[0]:
-        turns = [turn for step in steps for turn in step[what]]
+    for what, against in steps[0]:
+        turns = [turn for step in steps for turn in step[what, against]]
         mine, theirs = ([turn[side] for turn in turns] for side in (0, 1))
         lines.append(
             {
                 "what": what,
+                "against": against,
                 "apply": summarise(mine),
                 "other": summarise(theirs),
                 "ratio": paired_ratio([[us] for us in mine], [[us] for us in theirs]),

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 HELD = (1_000, 10_000, 100_000, 1_000_000)
 QUICK_HELD = HELD[:3]
-WIDTHS = {"shmacc": (64, 8, 1)}  # the targets' own; of the others, one to compare with
-ONE_WIDTH = (64,)
+WIDTHS = (64, 8, 1)
 TABLE_ROWS = 1_000_000
 GRADIENT_ROWS = 50_000
 INDEX_BYTES = 8
@@ -43,7 +42,7 @@ class Scenario:
 
     def step(self) -> dict[str, Any]:
         """Return the bytes of each size."""
-        sizes = itertools.product(self.held, WIDTHS.get(self.name, ONE_WIDTH))
+        sizes = itertools.product(self.held, WIDTHS)
         return {"measured": [self._probe(held, width) for held, width in sizes]}
 
     def _probe(self, held: int, width: int) -> dict[str, Any]:

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Any
 from shmacc_bench.fleet import Fleet, Member, PeerFailedError
 from shmacc_bench.peers.base import UnsupportedError
 from shmacc_bench.results import plain
-from shmacc_bench.scenarios import SLOW_TO_START
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from shmacc_bench.scenarios import Plan
 
 
 def run_scenarios(
     fleet: Fleet, plans: Mapping[str, Plan], *, quick: bool, tell: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
-    """Return what each scenario found about each peer, or the problem that kept it from it."""
-    found: dict[str, dict[str, Any]] = {}
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what each scenario found about each peer, or the problem that kept it from it."""
     for name, plan in plans.items():
         steps: dict[str, list[dict[str, Any]]] = {}
         problems: dict[str, str] = {}
-        peers = [peer for peer in plan.peers if not (quick and peer in SLOW_TO_START)]
-        members = fleet.ready(peers)
+        members = fleet.ready(plan.peers)
         for peer, member in members.items():
             tell(f"{name}: starting {peer}")
             _ask(problems, peer, member, "start", name, quick)
@@ -38,13 +35,15 @@ def run_scenarios(
         for peer, member in members.items():
             _ask({}, peer, member, "finish")
         summary = importlib.import_module(f"shmacc_bench.scenarios.{name}").summary
-        found[name] = {
-            peer: plain(summary(steps[peer]))
-            if steps.get(peer)
-            else {"problem": problems.get(peer, "nothing measured")}
-            for peer in members
-        }
-    return found
+        yield (
+            name,
+            {
+                peer: plain(summary(steps[peer]))
+                if steps.get(peer)
+                else {"problem": problems.get(peer, "nothing measured")}
+                for peer in members
+            },
+        )
 
 
 def _ask(

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 # What the peer is used by: a module may put its work off until it is asked for that.
 USED: Mapping[str, str] = {
     "shmacc": "shmacc.SparseConditionalAccumulator",
-    "tf-local": "tensorflow.compat.v1.SparseConditionalAccumulator",
     "torch": "torch.Tensor",
-    "numpy-fancy": "multiprocessing.shared_memory.SharedMemory",
-    "manager": "multiprocessing.managers.BaseManager",
 }
 IMPORTS = {"shmacc": 15}
 FEW_IMPORTS = 3

@@ -27,6 +27,7 @@ class Scenario:
         if not peer.blocks_in_take:
             raise UnsupportedError("its take cannot wait")
         self.trials = 5 if quick else 20
+        self.has_steps = name == "shmacc"
         self.peer = peer
         peer.open(WORKLOAD)
         self.crew = Crew(name, peer, 2)
@@ -51,7 +52,20 @@ class Scenario:
             time.sleep(SETTLE_SECONDS)
             sent = time.perf_counter_ns()
             pipe.append((self.crew.ask(TAKER, "clock") - sent) / 1000)
-        return {"from_call": from_call, "from_return": from_return, "pipe": pipe}
+        measured = {"from_call": from_call, "from_return": from_return, "pipe": pipe}
+        return measured | (self._with_steps() if self.has_steps else {})
+
+    def _with_steps(self) -> dict[str, Any]:
+        """Have the applier wait in `steps()` between its applies, and no order come between."""
+        self.crew.order(TAKER, "take_each", self.trials)
+        times = self.crew.ask(APPLIER, "apply_each_step", self.trials, SETTLE_SECONDS)
+        taken = self.crew.answer(TAKER)
+        returned = [returned for _, returned in times]
+        came = [came for came, _ in times]
+        return {
+            "with_steps": [(t - r) / 1000 for t, r in zip(taken, returned, strict=True)],
+            "next_step": [(c - t) / 1000 for c, t in zip(came[1:], taken, strict=False)],
+        }
 
     def close(self) -> None:
         """End both processes."""
@@ -61,7 +75,4 @@ class Scenario:
 
 def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the distributions, in microseconds."""
-    return {
-        key: summarise([sample for step in steps for sample in step[key]])
-        for key in ("from_call", "from_return", "pipe")
-    }
+    return {key: summarise([sample for step in steps for sample in step[key]]) for key in steps[0]}
