@@ -46,7 +46,7 @@ def test_training_by_shmacc_goes_on_after_a_death(victim: int) -> None:
     run = train("shmacc_synchronous", "factorisation", target=TARGET, victim=victim)
     assert run.stopped is None
     assert run.killed is not None
-    assert not run.began_anew
+    assert not run.began_again
     all_steps = losses_of(undisturbed("shmacc_synchronous"))
     seen = losses_of(run)
     assert seen == pytest.approx({step: all_steps[step] for step in seen}, rel=1e-5)

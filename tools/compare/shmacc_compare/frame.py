@@ -85,7 +85,7 @@ class Run:
         return (self.losses[0][2] + self.target) / 2
 
     @property
-    def began_anew(self) -> bool:
+    def began_again(self) -> bool:
         """Whether the first model that was judged after the death had learnt less than before."""
         after = [loss for moment, _, loss in self.losses if moment > (self.killed or 0)]
         return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1

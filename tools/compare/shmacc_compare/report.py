@@ -18,6 +18,8 @@ from shmacc_compare.tasks import TASKS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.lines import Line2D
+
 mpl.rcParams["svg.hashsalt"] = "shmacc"  # the same results are the same bytes
 mpl.rcParams["svg.fonttype"] = "none"  # text is text
 mpl.rcParams["font.size"] = 9
@@ -87,21 +89,23 @@ def outcome(run: Run | None) -> str:
         return run.stopped
     if run.killed is None:
         return "reached"
-    return f"{'begins anew' if run.began_anew else 'goes on'}, {run.seconds:.1f} s"
+    return f"{'begins again' if run.began_again else 'goes on'}, {run.seconds:.1f} s"
 
 
 def draw(rows: Sequence[Row], tasks: Sequence[str], file: Path) -> None:
     """Draw the loss over time, a line for each way."""
-    figure = Figure(figsize=(4.5 * len(tasks), 3.2))
+    figure = Figure(figsize=(4.5 * len(tasks), 3.6), layout="constrained")
+    lines: dict[str, Line2D] = {}
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for row in rows:
+        for colour, row in enumerate(rows):
             run = row.runs.whole.get(task)
             if run is not None and run.losses:
                 moments, _, losses = zip(*run.losses, strict=True)
-                axes.plot(moments, losses, label=way_of(row.way).TITLE, linewidth=1.2)
+                title = way_of(row.way).TITLE
+                lines[title] = axes.plot(moments, losses, color=f"C{colour}", linewidth=1.2)[0]
         axes.set(title=TASKS[task].TITLE, xlabel="seconds", ylabel="loss", xscale="symlog")
-    figure.axes[0].legend(frameon=False, fontsize=7)
-    figure.tight_layout()
+        axes.xaxis.set_major_formatter("{x:g}")
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(file, metadata={"Date": None})
 
 
