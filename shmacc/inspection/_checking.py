@@ -38,6 +38,9 @@ _NEXT_TO_NOTHING = 0.02
 def check(name: str) -> tuple[Finding, ...]:
     """Verify every invariant of a segment that can be verified, and the files of its name.
 
+    Args:
+        name: As for `resolve`.
+
     Raises:
         NotFoundError: There is no segment of that name.
     """

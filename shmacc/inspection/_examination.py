@@ -23,7 +23,12 @@ _PIECE = 2**20  # bytes of values that are read at once
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """A row and how many gradients of this round touched it."""
+    """A row that gradients of this round touched.
+
+    Attributes:
+        row: Its index.
+        count: How many gradients touched it.
+    """
 
     row: int
     count: int
@@ -86,6 +91,9 @@ def most_touched(
 
 def summarise_values(name: str) -> ValueSummary:
     """Summarise the round's sums: norm, largest, NaN, infinite.
+
+    Args:
+        name: As for `resolve`.
 
     Raises:
         InvalidArgumentError: It is no accumulator, but shared arrays.

@@ -10,10 +10,15 @@ NOTHING = "nothing: "
 
 
 class Severity(enum.StrEnum):
-    """How serious a finding is."""
+    """How serious a finding is.
 
-    WRONG = "wrong"  # somebody has to do something
-    NOTE = "note"  # worth knowing; it needs no action, or was done on purpose
+    Attributes:
+        WRONG: Somebody has to do something.
+        NOTE: Worth knowing; it needs no action, or was done on purpose.
+    """
+
+    WRONG = "wrong"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)

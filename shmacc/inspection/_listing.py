@@ -67,6 +67,9 @@ def resolve(name: str) -> SegmentName:
     segment today and another tomorrow, and `remove` would remove that. An accumulator whose
     shared_name begins so too is named by its system name.
 
+    Args:
+        name: A shared_name in this process's namespace, or a file's name in /dev/shm.
+
     Raises:
         InvalidArgumentError: It is neither.
     """

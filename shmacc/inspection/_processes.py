@@ -39,12 +39,15 @@ _HIDDEN = _Process("", 0)
 class Look:
     """One look at many segments: what /proc says of a process is read once, however many it has.
 
-    It is used for a moment, and not kept: processes change.
+    It is used for a moment, and not kept: processes change. Pids are those of this pid namespace.
+
+    Attributes:
+        own_namespace: The inode of this process's pid namespace, which is its number.
     """
 
     def __init__(self) -> None:
         """Nothing has been read yet."""
-        self.own_namespace = os.stat("/proc/self/ns/pid").st_ino
+        self.own_namespace: int = os.stat("/proc/self/ns/pid").st_ino
         # A /proc may be that of a pid namespace around this one: its pids mean nothing here.
         self._proc_is_own = os.readlink("/proc/self") == str(os.getpid())
         self._processes: dict[int, _Process] = {}
@@ -53,7 +56,11 @@ class Look:
         self._users_of_files: dict[tuple[int, int], set[int]] | None = None
 
     def is_own(self, namespace: int, moment: float) -> bool:
-        """Whether a process of this pid namespace was meant, at that moment.
+        """Whether a process of this pid namespace was meant.
+
+        Args:
+            namespace: The number of a pid namespace.
+            moment: When the process was there, in seconds since the epoch.
 
         The kernel gives the number of a namespace that is gone to another one.
         """
@@ -63,28 +70,28 @@ class Look:
         return not first.condition or moment >= started(first.start_ticks) - _TICK
 
     def condition(self, pid: int) -> str:
-        """Return a process's state: "running", "stopped", ...; empty if it is not visible."""
+        """Return the state of `pid`: "running", "stopped", ...; empty if it is not visible."""
         return self._process(pid).condition
 
     def is_the_one(self, pid: int, start_ticks: int) -> bool:
-        """Whether the process that has this pid now was started at these ticks."""
+        """Whether the process that is `pid` now was started at `start_ticks` since the boot."""
         process = self._process(pid)
         return bool(process.condition) and process.start_ticks == start_ticks
 
     def command(self, pid: int) -> str:
-        """Return its command line; empty if it is not visible."""
+        """Return the command line of `pid`; empty if it is not visible."""
         if pid not in self._commands:
             self._commands[pid] = _command(pid) if self._proc_is_own else ""
         return self._commands[pid]
 
     def sees(self, program: str) -> bool:
-        """Whether a process of this name runs here, or may, hidden from this user."""
+        """Whether a process of the name `program` runs here, or may, hidden from this user."""
         if self._programs is None:
             self._programs = _programs()
         return program in self._programs or not others_are_visible()
 
     def openers(self, path: str) -> list[int]:
-        """Return the pids of the visible processes that have the file open, but for this one."""
+        """Return the pids of the other visible processes that have the file at `path` open."""
         if self._users_of_files is None:
             self._users_of_files = users_of_files(os.path.dirname(path) + "/")
         try:

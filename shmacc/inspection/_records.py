@@ -7,30 +7,53 @@ from shmacc._layout.names import SegmentName
 
 
 class SegmentState(enum.StrEnum):
-    """The state of a segment, seen from outside."""
+    """The state of a segment, seen from outside.
+
+    Attributes:
+        SOUND: A living process has it attached, and it can be read.
+        FINISHED: As sound, but the run is over: nothing is accepted or taken any more.
+        STARTING: An unfinished file that a living process holds.
+        ORPHANED: No living process has it attached.
+        DAMAGED: It is no valid segment.
+        OTHER_VERSION: Its layout has another version than this library's.
+        UNREADABLE: This user may not read it.
+    """
 
     SOUND = "sound"
-    FINISHED = "finished"  # as sound, but the run is over: nothing is accepted or taken any more
-    STARTING = "starting"  # an unfinished file that a living process holds
-    ORPHANED = "orphaned"  # no living process has it attached
+    FINISHED = "finished"
+    STARTING = "starting"
+    ORPHANED = "orphaned"
     DAMAGED = "damaged"
     OTHER_VERSION = "other version"
     UNREADABLE = "not ours to read"
 
 
 class StallKind(enum.StrEnum):
-    """Why a segment stands still."""
+    """Why a segment stands still.
+
+    Attributes:
+        LOCK_HOLDER_STOPPED: The process that has the lock is stopped.
+        LOCK_HELD_LONG: The lock is held for long, by a process whose condition cannot be seen.
+        NAME_HOLDER_STOPPED: The process that is opening or removing the name is stopped.
+        ROUND_HOLDER_STOPPED: The process that has a round open is stopped.
+        TAKER_STOPPED: The first waiting take's number is reached, and its process is stopped.
+        TAKER_OVERDUE: The same, but the process is not seen to be stopped.
+        APPLIERS_STOPPED: All processes that could send what a take waits for are stopped.
+        QUORUM_OUT_OF_REACH: No process can send what a take waits for.
+        NOBODY_TAKES: Everybody waits for a take, and no process can take.
+        TAKER_IDLE: A process that could take lives, and does not; it may yet.
+    """
 
     LOCK_HOLDER_STOPPED = "lock_holder_stopped"
-    LOCK_HELD_LONG = "lock_held_long"  # by a process whose condition cannot be seen
+    LOCK_HELD_LONG = "lock_held_long"
     NAME_HOLDER_STOPPED = "name_holder_stopped"
     ROUND_HOLDER_STOPPED = "round_holder_stopped"
-    TAKER_STOPPED = "taker_stopped"  # its number is reached
-    TAKER_OVERDUE = "taker_overdue"  # the same, but it is not seen to be stopped
-    APPLIERS_STOPPED = "appliers_stopped"  # all that could send what a take waits for
-    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # no process can send it
-    NOBODY_TAKES = "nobody_takes"  # the mirror: everybody waits for a take
-    TAKER_IDLE = "taker_idle"  # not proved: that one which could take lives, and does not
+    TAKER_STOPPED = "taker_stopped"
+    TAKER_OVERDUE = "taker_overdue"
+    APPLIERS_STOPPED = "appliers_stopped"
+    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"
+    NOBODY_TAKES = "nobody_takes"
+    TAKER_IDLE = "taker_idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +332,14 @@ class LockState:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of the segment's file: offset, and bytes reserved and used."""
+    """A part of the segment's file.
+
+    Attributes:
+        name: What is in it.
+        offset: Where it begins in the file, in bytes.
+        reserved: Bytes of memory that it occupies.
+        used: Bytes of them that are in use.
+    """
 
     name: str
     offset: int
@@ -319,7 +349,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class SlotDescription:
-    """A slot of an array's optimizer, and its bytes."""
+    """A slot of an array's optimizer.
+
+    Attributes:
+        name: TensorFlow's name of the slot.
+        bytes_used: Its bytes.
+    """
 
     name: str
     bytes_used: int

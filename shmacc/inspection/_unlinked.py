@@ -68,7 +68,11 @@ def _some_memory_has_no_name() -> bool:
 
 
 def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
-    """Return the bytes of memory that these processes keep from being freed."""
+    """Return the bytes of memory that these processes keep from being freed.
+
+    Args:
+        uses: Of `unlinked_uses`; a segment that several processes use counts once.
+    """
     return sum({use.inode: use.bytes_reserved for use in uses}.values())
 
 

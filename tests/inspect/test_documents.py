@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -22,12 +23,14 @@ import alert_scenes
 import reference
 import try_alerts
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc.inspection import StallKind
 from shmacc_inspect.parsers import VERBS
 
 if TYPE_CHECKING:
     from helpers.apart import Crew
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
+STANDING_STILL: Final = DOCS / "standing-still.md"
 OPERATING: Final = DOCS / "operating.md"
 ALERTS: Final = DOCS / "inspect" / "alerts.yml"
 PICTURES: Final = sorted((DOCS / "inspect").glob("*.svg"))
@@ -39,6 +42,16 @@ def test_the_schema_and_the_manual_page_are_those_of_the_command() -> None:
     assert schema == json.loads(reference.schema())
     assert reference.PAGE.read_text(encoding="utf-8") == reference.manual()
     assert set(VERBS) == set(reference.ANSWERS)
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    records = json.loads(reference.schema())["$defs"]
+    for name, record in reference.records().items():
+        fields = {field.name for field in dataclasses.fields(record)} - {"schema_version"}
+        assert reference.descriptions(record).keys() == fields, name
+        assert fields == {
+            field for field, said in records[name]["properties"].items() if said.get("description")
+        }
 
 
 def _validator(verb: str) -> Any:
@@ -136,11 +149,20 @@ def test_every_scene_raises_its_alerts() -> None:
 
 
 def test_every_alert_is_explained_and_has_a_scene() -> None:
-    rules = set(re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8")))
+    alerts = ALERTS.read_text(encoding="utf-8")
+    rules = set(re.findall(r"alert: (\w+)", alerts))
+    assert len(re.findall(r"^ +do: ", alerts, re.MULTILINE)) == len(rules)
     table = re.findall(r"^\| (Shmacc\w+) \|", OPERATING.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(table) == rules
     of_scenes = set[str]().union(*alert_scenes.SCENES.values())
     assert of_scenes | {"ShmaccSharedMemoryLow", "ShmaccMetricsMissing"} == rules
+
+
+def test_every_cause_of_a_standstill_is_explained() -> None:
+    page = STANDING_STILL.read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", page, re.MULTILINE)
+    assert set(table) == set(StallKind) - {StallKind.TAKER_IDLE}
+    assert f"`{StallKind.TAKER_IDLE}`" in page
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)

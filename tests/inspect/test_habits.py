@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from helpers import segment_layout
 from helpers.inspect_tool import COMMAND, run
+from helpers.pages import PAGES, ROOT, page_id
 from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
-from shmacc_inspect import output, sorting
-from shmacc_inspect.parsers import VERBS
+from shmacc_inspect import sorting
+from shmacc_inspect.parsers import VERBS, parser_of
 from shmacc_inspect.verbs import list as list_verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs" / "inspect.md"
+DOCS = ROOT / "docs" / "inspect.md"
+OF_COMMAND = {"inspect", "standing-still"}
+MANUAL = ROOT / "docs" / "inspect" / "shmacc-inspect.1"
 
 
 @pytest.fixture
@@ -47,17 +47,24 @@ def test_every_verb_has_its_help_and_its_place_in_the_docs(verb: str) -> None:
     page = DOCS.read_text(encoding="utf-8")
     [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     assert f"shmacc-inspect {verb}" in section
+    manual = MANUAL.read_text(encoding="utf-8").replace("\\-", "-")
+    [section] = re.findall(
+        rf"^\.SH {verb.upper()}\n.*?(?=^\.SH )", manual, re.DOTALL | re.MULTILINE
+    )
     for option in set(re.findall(r"--[a-z][a-z-]+", said.stdout)) - {"--help"}:
-        assert option in page, f"{option} of {verb} is not documented"
+        assert option in section, f"{option} of {verb} is not documented"
 
 
-def test_the_schema_is_documented() -> None:
-    page = DOCS.read_text(encoding="utf-8")
-    for module in pkgutil.iter_modules(output.__path__, "shmacc_inspect.output."):
-        for found in vars(importlib.import_module(module.name)).values():
-            if isinstance(found, type) and dataclasses.is_dataclass(found):
-                for field in dataclasses.fields(found):
-                    assert f"`{field.name}`" in page, f"{found.__name__}.{field.name}"
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_names_options_that_there_are(page: Path) -> None:
+    """In each `shmacc-inspect VERB ...`; and on the pages of the command in `VERB ...`, too."""
+    text = page.read_text(encoding="utf-8")
+    for verb in VERBS:
+        before = "(?:shmacc-inspect |`)" if page.stem in OF_COMMAND else "shmacc-inspect "
+        commands = re.findall(rf"{before}{verb}\b([^`|\n#&;]*)", text)
+        declared = [option for each in parser_of(verb).declared() for option in each.option_strings]
+        for option in re.findall(r"(?<!\S)(--?[a-zA-Z][a-z-]*)", " ".join(commands)):
+            assert option in declared, f"{verb} {option}"
 
 
 @pytest.mark.parametrize(("verb", "keys"), [("list", list_verb.SORTS), ("watch", sorting.SORTS)])

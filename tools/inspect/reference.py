@@ -1,6 +1,7 @@
 """Writes what `shmacc-inspect` accepts and answers, from the command itself, into docs/inspect.
 
-schema-N.json     the JSON Schema of every answer, from the types in `shmacc_inspect.output`
+schema-N.json     the JSON Schema of every answer, from the types in `shmacc_inspect.output` and
+                  what their docstrings say of each attribute
 shmacc-inspect.1  the manual page, from the parsers
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import pkgutil
+import re
 import types
 import typing
 from pathlib import Path
@@ -48,7 +51,7 @@ _STATUS: Final = {
 
 def schema() -> str:
     """Return the JSON Schema."""
-    records = _records()
+    found = records()
     answers = {verb: {"$ref": f"#/$defs/{answer.__name__}"} for verb, answer in ANSWERS.items()}
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -56,12 +59,12 @@ def schema() -> str:
         "description": "An answer of any verb; that of VERB is #/$defs/VERB. Fields may be added "
         "within a version.",
         "anyOf": list(answers.values()),
-        "$defs": answers | {name: _object(record, records) for name, record in records.items()},
+        "$defs": answers | {name: _object(record, found) for name, record in found.items()},
     }
     return json.dumps(whole, indent=2) + "\n"
 
 
-def _records() -> dict[str, type]:
+def records() -> dict[str, type]:
     """Return all types of the schema by name."""
     modules = pkgutil.iter_modules(output.__path__, f"{output.__name__}.")
     found = {
@@ -75,7 +78,11 @@ def _records() -> dict[str, type]:
 
 def _object(record: type, records: dict[str, type]) -> dict[str, Any]:
     hints = typing.get_type_hints(record, localns=records)
-    properties = {name: _type(hint) for name, hint in hints.items()}
+    said = descriptions(record)
+    properties = {
+        name: _type(hint) | ({"description": said[name]} if name in said else {})
+        for name, hint in hints.items()
+    }
     if "schema_version" in properties:
         properties["schema_version"] = {"const": output.SCHEMA_VERSION}
     return {
@@ -84,6 +91,13 @@ def _object(record: type, records: dict[str, type]) -> dict[str, Any]:
         "properties": properties,
         "required": list(properties),
     }
+
+
+def descriptions(record: type) -> dict[str, str]:
+    """Return what the docstring of a type says of its attributes, by name."""
+    _, _, listed = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def _type(hint: Any) -> dict[str, Any]:
@@ -132,7 +146,7 @@ def manual() -> str:
         ".B NO_COLOR",
         "If it is set, there are no colours.",
         ".SH SEE ALSO",
-        "docs/inspect.md and docs/operating.md of shmacc.",
+        "docs/standing-still.md, docs/inspect.md and docs/inspect-json.md of shmacc.",
         "",
     ]
     return "\n".join(lines)

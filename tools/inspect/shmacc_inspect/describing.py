@@ -12,7 +12,7 @@ from shmacc_inspect.verbs.list import STATE_STYLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_inspect.output import details
+    from shmacc_inspect.output import contents, details
     from shmacc_inspect.output.segments import Segment, Stall
 
 _BAR_WIDTH: Final = 20
@@ -224,7 +224,7 @@ def _remedy(stall: Stall) -> str:
     return f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy
 
 
-def _member_row(member: details.Member) -> list[Cell]:
+def _member_row(member: contents.Member) -> list[Cell]:
     return [
         Cell(formatting.printable(member.name), "bold"),
         Cell(member.kind),
@@ -289,7 +289,7 @@ def _taker_row(taker: details.Taker) -> list[Cell]:
     ]
 
 
-def _region_row(region: details.Region) -> list[Cell]:
+def _region_row(region: contents.Region) -> list[Cell]:
     return [
         Cell(region.name),
         Cell(f"{region.offset:#x}"),
@@ -316,13 +316,13 @@ def _examined(answer: details.Details) -> Iterator[Element]:
         yield from _value_elements(answer.values)
 
 
-def _row_elements(rows: details.Rows) -> Iterator[Element]:
+def _row_elements(rows: contents.Rows) -> Iterator[Element]:
     yield Heading("Most touched rows", Cell("" if rows.still else _MOVING))
     columns = (Column("ROW", right=True), Column("GRADIENTS", right=True))
     yield Table(columns, [[Cell(str(row.row)), Cell(str(row.count))] for row in rows.rows])
 
 
-def _value_elements(values: details.Values) -> Iterator[Element]:
+def _value_elements(values: contents.Values) -> Iterator[Element]:
     yield Heading("Values", Cell("of the sums" + ("" if values.still else "; " + _MOVING)))
     wrong = "bold red"
     yield Fields(

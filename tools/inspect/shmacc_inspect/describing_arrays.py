@@ -10,7 +10,7 @@ from shmacc_inspect.page import Cell, Column, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_inspect.output import details
+    from shmacc_inspect.output import contents, details
 
 _ARRAY_COLUMNS: Final = (
     Column("NAME", least=12),
@@ -36,7 +36,7 @@ def table(answer: details.Details) -> Table:
     return Table(_ARRAY_COLUMNS, [_array_row(member) for member in answer.members])
 
 
-def _parameter_row(member: details.Member) -> list[Cell]:
+def _parameter_row(member: contents.Member) -> list[Cell]:
     slots = ", ".join(f"{slot.name} {formatting.size(slot.bytes_used)}" for slot in member.slots)
     words = ",".join(
         f"{slot.name}:{formatting.size(slot.bytes_used).replace(' ', '')}" for slot in member.slots
@@ -44,7 +44,7 @@ def _parameter_row(member: details.Member) -> list[Cell]:
     return [*_array_row(member)[:4], Cell(slots, word=words), Cell(member.optimizer or "")]
 
 
-def _array_row(member: details.Member) -> list[Cell]:
+def _array_row(member: contents.Member) -> list[Cell]:
     return [
         Cell(formatting.printable(member.name), "bold"),
         Cell(member.dtype),

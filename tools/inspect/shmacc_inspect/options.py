@@ -49,9 +49,7 @@ def add_namespace(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json."""
-    parser.add_argument(
-        "--json", action="store_true", help="answer in JSON (schema: docs/inspect.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON (docs/inspect-json.md)")
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
 """The schema of `--json`, separate from the library's own records.
 
 One module for each verb's answer, so that a verb loads only its own. Within a schema version fields
-are only added; a field that is removed or changes its meaning raises it. docs/inspect.md describes
-every field (a test checks that). Times are seconds since the epoch, sizes are bytes, an unknown
-value is null.
+are only added; a field that is removed or changes its meaning raises it. The schema in docs/inspect
+has each field's description from here (a test checks that none lacks one). Times are seconds since
+the epoch, sizes are bytes, an unknown value is null.
 """
 
 from __future__ import annotations

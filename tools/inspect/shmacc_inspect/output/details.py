@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from shmacc_inspect.output import SCHEMA_VERSION, answer_of, finite
+from shmacc_inspect.output import SCHEMA_VERSION, answer_of
+from shmacc_inspect.output.contents import Member, Region, Rows, Values
 from shmacc_inspect.output.segments import Segment, Stall
 
 if TYPE_CHECKING:
@@ -14,7 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A segment's counters since it was made."""
+    """A segment's counters since it was made.
+
+    Attributes:
+        applied: Gradients that were accepted.
+        applied_bytes: Bytes of their values.
+        dropped: Gradients that were refused as stale, or because of a seal.
+        discarded: Gradients that `advance_step` dropped.
+        taken: Gradients that were taken.
+        takes: Takes that handed them out.
+        recoveries: Operations that a death interrupted, and that were undone.
+        commits: Operations that took effect.
+    """
 
     applied: int
     applied_bytes: int
@@ -33,7 +45,27 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """An attached process, living or dead."""
+    """An attached process, living or dead.
+
+    Attributes:
+        pid: Its pid in this pid namespace, if it has one here; else in its own.
+        pid_is_here: Whether it is the pid in this pid namespace.
+        alive: Whether it lives, as the kernel proves.
+        condition: The kernel's: running, sleeping, stopped, ...; null if it cannot be seen.
+        command: Its command line; null if it cannot be seen.
+        activity: What it does: applies, takes, waits for the lock, waits in the queue, waits for
+            the head of the queue, waits for the end of the round, waits for room, waits for the
+            step, updates, idle.
+        started: When it was started.
+        attached_at: When it attached.
+        last_seen: When it last attached or began an operation.
+        last_applied: When a gradient of it was last accepted; null: never.
+        last_applied_step: The global step of that; null: never.
+        applied_this_round: Whether a gradient of it is in this round.
+        applied: Its gradients that were accepted.
+        dropped: Its gradients that were refused.
+        taken: Gradients that it took.
+    """
 
     pid: int
     pid_is_here: bool
@@ -65,7 +97,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A take that waits in the queue."""
+    """A take that waits in the queue.
+
+    Attributes:
+        position: Its position in the queue; 1 is the head.
+        pid: Its process; null if the pid is not known.
+        pid_is_here: Whether that is a pid of this pid namespace.
+        num_required: How many gradients it requires.
+        waiting_seconds: How long it has waited.
+        alive: Whether its process lives.
+        overdue: Whether its gradients had arrived and it did not take them, so that applies no
+            longer wait for it.
+    """
 
     position: int
     pid: int | None
@@ -83,7 +126,18 @@ class Taker:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The lock, and the name lock."""
+    """The lock, and the name lock.
+
+    Attributes:
+        held: Whether a process holds the lock that applies and takes hold.
+        holder_pid: Which one; null if none, or not known.
+        holder_pid_is_here: Whether that is a pid of this pid namespace.
+        held_seconds: Since its holder began its operation; null if the holder is unknown.
+        holder_condition: The kernel's; null if it cannot be seen.
+        semaphore_value: Of the semaphore in front of the lock; proves nothing.
+        in_operation: Whether an operation runs, or was interrupted and is not undone yet.
+        name_holder_pid: The process that is opening or removing the name; null: none.
+    """
 
     held: bool
     holder_pid: int | None
@@ -111,50 +165,14 @@ class Lock:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """A part of the segment's file."""
-
-    name: str
-    offset: int
-    reserved: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What an optimizer keeps of an array."""
-
-    name: str
-    bytes_used: int
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of a group, a shared array, or all that a single accumulator has."""
-
-    name: str
-    kind: str
-    dtype: str
-    shape: list[int | None] | None
-    reduction_type: str
-    gradients: int
-    weight: int
-    rows: int
-    bytes_used: int
-    value: int | None
-    optimizer: str | None
-    slots: list[Slot]
-
-    @classmethod
-    def of(cls, member: inspection.MemberDescription) -> Self:
-        """Convert the library's record."""
-        slots = [answer_of(slot, Slot) for slot in member.slots]
-        return answer_of(member, cls, gradients=member.count, slots=slots)
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
-    """The lock of a lane; a pid is null if there is none here."""
+    """The lock of a lane; a pid is null if there is none here.
+
+    Attributes:
+        number: From 0.
+        held: Whether a process holds its lock.
+        holder_pid: Which one; null: none, or no pid here.
+    """
 
     number: int
     held: bool
@@ -163,7 +181,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened lately."""
+    """Something that happened lately.
+
+    Attributes:
+        kind: `died`: a process was found dead, and its entry freed; `failed`: an exception ended
+            its block; `cancelled`; `sealed`; `recovered`: it undid what another process had left
+            half done when it died.
+        at: When.
+        pid: The process that did, or to which it happened, as its own pid namespace knows it.
+        pid_is_here: Whether that is a pid of this pid namespace.
+        step: The global step at that time.
+        contributor: The contributor of its last gradient, or null.
+        reason: Of a failure: the exception.
+    """
 
     kind: str
     at: float
@@ -181,7 +211,18 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """A process that had applied or taken, and has died or failed."""
+    """A process that had applied or taken, and has died or failed.
+
+    Attributes:
+        pid: The process, as its own pid namespace knows it.
+        pid_is_here: Whether that is a pid of this pid namespace.
+        died: Whether it has died; else it has failed.
+        reason: The exception; null if it is not known.
+        is_attached: Whether it has failed and goes on.
+        applied: Its gradients that were accepted.
+        took: Whether it had taken.
+        at: When it was found to be gone; null: not yet.
+    """
 
     pid: int
     pid_is_here: bool
@@ -200,7 +241,14 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class FinalRound:
-    """A round whose update has begun."""
+    """A round whose update has begun.
+
+    Attributes:
+        is_in: Whether the update is in the parameters.
+        pid: The process that began it, or found it in, as its own pid namespace knows it.
+        since: When.
+        held: Whether a living process has the round open.
+    """
 
     is_in: bool
     pid: int
@@ -210,7 +258,14 @@ class FinalRound:
 
 @dataclass(frozen=True, slots=True)
 class ArraysUpdate:
-    """An update of parameters that runs, or waits to be put back."""
+    """An update of parameters that runs, or waits to be put back.
+
+    Attributes:
+        is_interrupted: Whether its process has died in it.
+        pid: Its process.
+        pid_is_here: Whether that is a pid of this pid namespace.
+        since: When it began.
+    """
 
     is_interrupted: bool
     pid: int | None
@@ -219,47 +274,41 @@ class ArraysUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row and how many gradients of this round touched it."""
-
-    row: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The most touched rows."""
-
-    rows: list[Row]
-    still: bool
-
-    @classmethod
-    def of(cls, found: tuple[tuple[inspection.RowCount, ...], bool]) -> Self:
-        """Convert the library's result."""
-        touched, still = found
-        return cls([answer_of(row, Row) for row in touched], still)
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The round's sums, summarised."""
-
-    numbers: int
-    norm: float | None
-    largest: float
-    nan: int
-    infinite: int
-    still: bool
-
-    @classmethod
-    def of(cls, found: inspection.ValueSummary) -> Self:
-        """Convert the library's record."""
-        return answer_of(found, cls, norm=finite(found.norm))
-
-
-@dataclass(frozen=True, slots=True)
 class Details:
-    """The answer of `show`. For a segment that cannot be read, `segment` and `error` only."""
+    """The answer of `show`. For a segment that cannot be read, `segment` and `error` only.
+
+    Attributes:
+        segment: As in `list`.
+        error: Why the segment cannot be read; null if it can.
+        token: Identifies this segment among those that had the name; its semaphore's name ends with
+            it.
+        sealed: Whether applies are refused; of parameters, whether a load into them has not ended,
+            so that they take no update.
+        round_holder_pid: The process that has a round open (`with acc.round(n)`), or that loads
+            parameters; null: none.
+        round_holder_pid_is_here: Whether that is a pid of this pid namespace.
+        round_open_seconds: For how long.
+        round_shape: Of this round's values (sparse: of one row); null between rounds, and of
+            several members.
+        counters: Since the segment was made.
+        processes: All that are attached: the living first.
+        line: The waiting takes, in order.
+        lock: The lock and its holder.
+        members: One of each tensor or array.
+        lanes: One of each lane.
+        contributors: How many named contributors are in the round.
+        events: The last 64, oldest first.
+        regions: The file's regions.
+        departed: Processes that had applied or taken and have died or failed, as long as a wait may
+            still be told of it.
+        final_round: Of a round whose update has begun; else null.
+        update: Of parameters: the update that runs, or waits to be put back; else null.
+        suspected: A standstill that is not proved: the process that could take is alive, in no
+            call, and others have waited for 30 s; else null.
+        index_load: Filled part of the index, 0 to 1; null without one.
+        most_touched: With `--rows`.
+        values: With `--values`.
+    """
 
     segment: Segment
     error: str | None = None

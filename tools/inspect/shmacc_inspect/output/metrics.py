@@ -9,7 +9,13 @@ from shmacc_inspect.output import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A number of a metric."""
+    """A number of a metric.
+
+    Attributes:
+        name: Of the metric, with its suffix.
+        labels: By name.
+        value: The number.
+    """
 
     name: str
     labels: dict[str, str]
@@ -18,7 +24,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric and its samples."""
+    """A metric and its samples.
+
+    Attributes:
+        name: Without suffix.
+        type: As Prometheus names it.
+        help: What it is.
+        samples: One for each set of labels.
+    """
 
     name: str
     type: str
@@ -28,7 +41,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The answer of `metrics`."""
+    """The answer of `metrics`.
+
+    Attributes:
+        metrics: All of them.
+    """
 
     metrics: list[Metric]
     schema_version: int = SCHEMA_VERSION

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file that no process uses, or that could not be judged."""
+    """A file that no process uses, or that could not be judged.
+
+    Attributes:
+        file_name: Its name in /dev/shm.
+        why: What it is, or what keeps it from being removed.
+        private: Whether it is a private accumulator's, which no job will use again.
+        age_seconds: Since it was made.
+        idle_seconds: Since it was last used.
+        bytes_reserved: What it occupies.
+    """
 
     file_name: str
     why: str
@@ -31,7 +40,16 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """The answer of `clean`."""
+    """The answer of `clean`.
+
+    Attributes:
+        dry_run: Whether nothing was to be removed.
+        removed: File names, semaphores included.
+        would_remove: What `--yes` would remove.
+        left: What could not be judged.
+        failed: What could not be removed; the exit status is then 1.
+        bytes_freed: Memory that was freed.
+    """
 
     dry_run: bool
     removed: list[str]
@@ -44,7 +62,20 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The answer of `remove` for a segment."""
+    """The answer of `remove` for a segment.
+
+    Attributes:
+        dry_run: Whether nothing was to be removed.
+        name: The file's.
+        state: As in `list`.
+        attached_pids: Living processes that have it attached.
+        attached_elsewhere: Those of other pid namespaces, by their pids there.
+        obstacle: Why it needs `--force`; null if it does not.
+        refused: Whether there is an obstacle and no `--force`, or it is another user's; the exit
+            status is then 1.
+        would_remove: File names that `--yes` would remove.
+        removed: File names, semaphores included.
+    """
 
     dry_run: bool
     name: str
@@ -60,7 +91,16 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """The answer of `cancel` for a segment."""
+    """The answer of `cancel` for a segment.
+
+    Attributes:
+        dry_run: Whether nothing was to be cancelled.
+        name: The file's.
+        line: The waiting takes, as in `show`.
+        lock_waiter_pids: Processes that wait for the lock, perhaps in a take.
+        lock_waiters_elsewhere: Those of other pid namespaces, by their pids there.
+        cancelled: How many takes in the queue were cancelled.
+    """
 
     dry_run: bool
     name: str

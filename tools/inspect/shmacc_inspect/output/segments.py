@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Why a segment stands still."""
+    """Why a segment stands still.
+
+    Attributes:
+        kind: The cause, in one word.
+        problem: What stands still, and why.
+        remedy: What to do, in words.
+        command: The whole command, quoted for a shell; null where none helps.
+    """
 
     kind: str
     problem: str
@@ -24,7 +31,41 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment, summarised."""
+    """A segment, summarised.
+
+    Attributes:
+        name: The NAME that verbs take.
+        system_name: Its file's name in /dev/shm.
+        namespace: Null: none.
+        state: One of the states.
+        detail: Why it has that state; what a file that was renamed was made as.
+        kind: `sparse`, `dense`, `group`, `arrays` (shared arrays: no steps, no gradients, no waits,
+            so these fields are null) or `parameters` (the same, but with a step).
+        dtype: Null if it has several members.
+        shape: Null if it has several members, or an unknown rank; a dimension that is unknown is
+            null.
+        reduction_type: As it was made.
+        members: Tensors that it accumulates, or arrays that it has.
+        lanes: How many applies go on at a time.
+        capacity: How many gradients may be pending; null: any number.
+        private: Whether it was made without a shared_name.
+        finished: Whether the run is over.
+        step: The global step.
+        gradients: Accumulated and not yet taken.
+        rows: Distinct rows that they touch.
+        bytes_used: What the round's content needs, or the arrays with their optimizers' slots.
+        bytes_reserved: What the segment occupies.
+        attached_alive: Living processes.
+        attached_dead: Dead ones that have not been swept yet.
+        waiting_for: The numbers that the waiting takes require, in order.
+        owner: Of the file.
+        owner_uid: Of the file.
+        mode: Of the file, in octal.
+        created: When it was made.
+        age_seconds: Since it was made.
+        idle_seconds: Since a process last attached or began an operation.
+        stalls: Why it stands still; empty if it is not known to.
+    """
 
     name: str
     system_name: str
@@ -76,7 +117,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """The answer of `list`."""
+    """The answer of `list`.
+
+    Attributes:
+        segments: One of each.
+        shared_memory_total: Bytes of /dev/shm.
+        shared_memory_free: Bytes of them that are free.
+        removed_but_used_bytes: Memory of removed segments that processes still have open.
+    """
 
     segments: list[Segment]
     shared_memory_total: int

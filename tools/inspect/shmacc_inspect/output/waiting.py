@@ -9,7 +9,12 @@ from shmacc_inspect.output import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The answer of `wait`."""
+    """The answer of `wait`.
+
+    Attributes:
+        reached: False: it timed out.
+        waited_seconds: How long it has waited.
+    """
 
     reached: bool
     waited_seconds: float

@@ -113,7 +113,7 @@ def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[deta
     """Return what is there, and when."""
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, PermissionDeniedError
-    from shmacc_inspect.output import details
+    from shmacc_inspect.output import contents, details
     from shmacc_inspect.output.segments import Segment
 
     system_name = summary.name.system_name
@@ -124,8 +124,8 @@ def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[deta
         answer = details.Details.of(
             seen,
             now,
-            rows=details.Rows.of(inspection.most_touched(system_name, rows)) if rows else None,
-            values=details.Values.of(inspection.summarise_values(system_name)) if values else None,
+            rows=contents.Rows.of(inspection.most_touched(system_name, rows)) if rows else None,
+            values=contents.Values.of(inspection.summarise_values(system_name)) if values else None,
         )
     except (DataLossError, PermissionDeniedError) as error:
         answer = details.Details(Segment.of(summary, now), error=str(error))
