@@ -27,9 +27,10 @@ SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes
 NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py \
 	$(addprefix tests/inspect/test_,habits.py metrics.py terminal.py) tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
+VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 
 .PHONY: help compare demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
-	soak asan tsan aarch64 bench \
+	soak asan tsan aarch64 bench bench-quick \
 	instructions pictures alerts reference pins clean
 
 help: ## this list
@@ -70,9 +71,12 @@ coverage: ## which lines of Python and C++ the tests reach, into build/coverage
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
 	bash tools/chores/coverage.sh $(TESTS)
 
-dist: $(VENV)/.dist ## build and check what is published, into dist/, and install it as a user would
+dist: $(VENV)/.dist ## build what is published, into dist/, and use it under every Python that is found
 	rm -rf dist $(BUILT)/dist
-	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --outdir $(BUILT)/dist
+	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --sdist --outdir $(BUILT)/dist
+	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
+		$(BIN)/pip --python $$python wheel --quiet --no-deps --build-constraint $(BUILD_PINS) \
+			--wheel-dir $(BUILT)/dist $(BUILT)/dist/*.tar.gz; done
 	$(BIN)/check-wheel-contents $(BUILT)/dist
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist $(BUILT)/dist/*.whl
 	cp $(BUILT)/dist/*.tar.gz dist
@@ -84,6 +88,7 @@ docs: .venv-docs/.installed ## build the documentation site into build/docs; eve
 	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env \
 		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
 	.venv-docs/bin/python tools/chores/links.py build/docs
+	.venv-docs/bin/python tools/chores/built_site.py build/docs
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
@@ -116,14 +121,17 @@ tsan: ## the tests that have threads once more, under ThreadSanitizer
 aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
 	bash tools/chores/aarch64.sh
 
-bench-updates: .venv-home/.installed ## time updates of parameters, and rounds with them, beside NumPy and torch
+bench-updates: .venv-home/.installed ## time updates of parameters beside NumPy and torch
 	.venv-home/bin/python tools/bench/updates.py
 
 compare: .venv-compare/.installed ## compare with what one would take otherwise; half an hour
 	.venv-compare/bin/python tools/compare/compare.py --output docs/comparison $(COMPARE)
 
-bench: .venv-bench/.installed ## measure against TensorFlow, torch and others; takes a while
+bench: .venv-bench/.installed .venv-bench-1.0/.installed ## measure against TensorFlow, torch and others; ten minutes
 	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)
+
+bench-quick: .venv-bench/.installed .venv-bench-1.0/.installed ## the targets only, in fewer turns, into build/bench; three minutes
+	.venv-bench/bin/python tools/bench/bench.py run --quick --output build/bench $(BENCH)
 
 instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
 	.venv-bench/bin/python tools/bench/bench.py instructions --compare
@@ -208,6 +216,15 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-bench/bin/pip install --quiet --requirement tools/bench/shmacc_bench/requirements.txt
 	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps .
 	.venv-bench/bin/pip install --quiet .
+	touch $@
+
+# Version 1.0.0, which some targets are set against.
+.venv-bench-1.0/.installed: $(VENV)/.pip
+	rm -rf .venv-bench-1.0 build/bench-1.0
+	$(PYTHON) -m venv .venv-bench-1.0
+	mkdir -p build/bench-1.0
+	git archive $(VERSION_1_0) | tar --extract --directory build/bench-1.0
+	.venv-bench-1.0/bin/pip install --quiet --constraint $(PINS) ./build/bench-1.0
 	touch $@
 
 # The wheel that is built for tests, beside the packages that users have it beside.

@@ -260,7 +260,7 @@ class Ftrl(Optimizer):
         return Slot("accumulator", self.initial_accumulator_value), Slot("linear")
 
     def check_rate(self, rate: float, smallest: float) -> None:
-        """Refuse one whose reciprocal the array's dtype does not have."""
+        """Refuse a `rate` below `smallest`: the array's dtype does not have its reciprocal."""
         if rate < smallest:
             raise InvalidArgumentError(
                 f"learning_rate must be positive for Ftrl, and at least {smallest:.3g} in the "

@@ -1,7 +1,13 @@
 """TensorFlow's eight raw ops, eager: argument names as in ``tf.raw_ops``.
 
-``handle`` is the result of an accumulator op, an ``accumulator_ref``, an accumulator, or a
-shared_name. Errors are those of the accumulators' methods.
+They are the methods of the accumulators, with the same shapes, dtypes, results and errors:
+
+* ``dtype``, ``shape``, ``shared_name`` (empty: none), ``reduction_type`` and ``name`` of an
+  accumulator, as for `shmacc.ConditionalAccumulator`; the ``name`` of other ops is ignored.
+* ``handle``: the result of an accumulator op, an ``accumulator_ref``, an accumulator, or a
+  shared_name.
+* ``local_step``, ``num_required`` and ``new_global_step``: integers.
+* ``dtype`` of a take: the accumulator's own, else InvalidArgumentError.
 """
 
 import contextlib
@@ -89,7 +95,17 @@ def SparseAccumulatorApplyGradient(
     has_known_shape: bool,
     name: str | None = None,
 ) -> bool:
-    """Add a sparse gradient; return False if it was dropped as stale."""
+    """Add a sparse gradient; return False if it was dropped as stale.
+
+    Args:
+        handle: Of a sparse accumulator.
+        local_step: The step that the gradient was computed at.
+        gradient_indices: Integers, shape ``(n,)``: which rows.
+        gradient_values: Shape ``(n, ...)``: the rows.
+        gradient_shape: The whole tensor's shape; -1: unknown.
+        has_known_shape: Whether ``gradient_shape`` counts.
+        name: Ignored.
+    """
     with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
         shape = gradient_shape if has_known_shape else None
         return bool(
@@ -127,7 +143,7 @@ def ConditionalAccumulator(
 def AccumulatorApplyGradient(
     handle: Any, local_step: Any, gradient: Any, name: str | None = None
 ) -> bool:
-    """Add a dense gradient; return False if it was dropped as stale."""
+    """Add a dense ``gradient``, of the declared shape; return False if it was dropped as stale."""
     with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
         return bool(accumulator.apply_grad(gradient, local_step, name))
 

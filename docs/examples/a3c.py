@@ -17,7 +17,7 @@ ACTORS, UPDATES, STRETCH, DISCOUNT = 3, 700, 20, 0.95
 MAZE = ["S.#.", "..#.", ".#..", "...G"]  # from S to G are six steps, down along the left
 SIDE = len(MAZE)
 MOVES = [(0, 1), (1, 0), (0, -1), (-1, 0)]
-OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
+OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins again, and leaves nothing
 LAYERS = {"actor": [SIDE * SIDE, 32, 32, 32, len(MOVES)], "critic": [SIDE * SIDE, 32, 32, 32, 1]}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import shmacc
 
 WORKERS, STEPS, TRUTH, SGD = 4, 200, np.array([3.0, -1.0, 0.5]), shmacc.optim.SGD(0.1)
-OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
+OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins again, and leaves nothing
 
 
 def work(rank):

@@ -21,6 +21,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "pages",
 ]
 root_doc = "README"
@@ -34,7 +35,7 @@ _WRITTEN = [
     "tools/model/README.md",
     "tools/model/litmus/README.md",
 ]
-# Other files are pages if a page links to them: headers, examples, settings.
+# Source files are pages if a page links to them. Files to install are downloads.
 _PAGES = [page for pattern in _WRITTEN for page in ROOT.glob(pattern)]
 _LINKS = {
     (page.parent / link.partition("#")[0]).resolve()
@@ -47,8 +48,6 @@ source_suffix = {
     ".hpp": "cpp",
     ".py": "python",
     ".pml": "promela",
-    ".yml": "yaml",
-    ".json": "json",
 }
 include_patterns = [
     *_WRITTEN,
@@ -77,7 +76,8 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 
 html_theme = "furo"
-html_title = "shmacc"
+html_title = f"shmacc {version}"
+html_favicon = "static/favicon.svg"
 html_additional_pages = {"index": "index.html"}
 templates_path = ["templates"]
 html_static_path = ["static"]
@@ -85,6 +85,11 @@ html_css_files = ["site.css"]
 html_use_index = html_domain_indices = False
 html_copy_source = False
 html_show_sphinx = False
+html_search_scorer = str(HERE / "scorer.js")
+# Without links to edit a page: the project knows no public address of its repository.
 html_theme_options = {"navigation_with_keys": True}
-pygments_style = "friendly"
+# Every colour of these has a contrast of at least 4.5, also those of what a console printed.
+pygments_style = "default"
 pygments_dark_style = "github-dark"
+# Of a console, commands are copied; of a program, all of it.
+copybutton_prompt_text = "$ "

@@ -9,23 +9,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SECTIONS: Final = {
-    "Learn": ("docs/tutorial", "docs/examples/README"),
-    "How to": (
-        "docs/guide",
-        "docs/recipes",
+    "Learn": (
+        "docs/tutorial",
         "docs/training",
         "docs/torch",
         "docs/jax",
         "docs/scipy",
-        "docs/pools",
-        "docs/asyncio",
         "docs/from-tensorflow",
-        "docs/sizing",
-        "docs/containers",
+    ),
+    "How to": (
+        "docs/guide",
+        "docs/recipes",
+        "docs/examples/README",
         "docs/many-hosts",
-        "docs/kubernetes-and-slurm",
+        "docs/asyncio",
+        "docs/pools",
+    ),
+    "Operating": (
+        "docs/standing-still",
         "docs/operating",
+        "docs/containers",
+        "docs/kubernetes-and-slurm",
+        "docs/sizing",
         "docs/inspect",
+        "docs/inspect-json",
     ),
     "Concepts": (
         "docs/concepts/README",
@@ -35,6 +42,10 @@ _SECTIONS: Final = {
     ),
     "Reference": (
         "docs/reference/accumulators",
+        "docs/reference/sparse-accumulator",
+        "docs/reference/dense-accumulator",
+        "docs/reference/group",
+        "docs/reference/rounds",
         "docs/reference/parameters",
         "docs/reference/shared-arrays",
         "docs/reference/records",
@@ -42,24 +53,34 @@ _SECTIONS: Final = {
         "docs/reference/*",
         "docs/guarantees",
     ),
-    "Evidence": (
+    "Evidence": ("docs/trust",),
+    "Project": (
+        "docs/README",
+        "docs/architecture",
+        "docs/modules",
+        "docs/performance-history",
+        "shmacc/native/README",
+        "CONTRIBUTING",
+        "SECURITY",
+        "CHANGELOG",
+        "docs/changes-in-2",
+        "docs/migrating",
+    ),
+}
+
+# What stands behind one door: these pages are listed below it, once a reader is there.
+_BEHIND: Final = {
+    "docs/trust": (
+        "docs/testing",
+        "docs/hazards",
+        "tools/model/README",
+        "tools/model/litmus/*",
+        "docs/comparison/README",
         "docs/performance",
         "docs/benchmarks/README",
         "docs/benchmarks/results",
         "docs/simulation",
         "docs/simulation/results",
-        "docs/hazards",
-        "docs/testing",
-        "tools/model/README",
-        "tools/model/litmus/*",
-    ),
-    "Project": (
-        "docs/README",
-        "docs/architecture",
-        "shmacc/native/README",
-        "CONTRIBUTING",
-        "SECURITY",
-        "CHANGELOG",
     ),
 }
 
@@ -69,24 +90,38 @@ _OTHERS_GO_TO: Final = "How to"
 
 def toctrees(pages: Iterable[str]) -> str:
     """Return the navigation for these pages, as MyST has it."""
-    patterns = [pattern for section in _SECTIONS.values() for pattern in section]
+    named = [pattern for section in (_SECTIONS | _BEHIND).values() for pattern in section]
     others = {
         page
         for page in pages
         if page.startswith("docs/")
         and page.count("/") == 1
-        and not any(fnmatch(page, pattern) for pattern in patterns)
+        and not any(fnmatch(page, pattern) for pattern in named)
     }
     left = set(pages) - others
     trees = []
     for caption, section in _SECTIONS.items():
-        entries = []
-        for pattern in section:
-            found = sorted(page for page in left if fnmatch(page, pattern))
-            left -= set(found)
-            entries += found
+        entries = _found(section, left)
+        left -= set(entries)
         if caption == _OTHERS_GO_TO:
             entries += sorted(others)
-        listed = "".join(f"/{page}\n" for page in entries)
-        trees.append(f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}```\n")
+        trees.append(_toctree(entries, f":caption: {caption}\n"))
     return "".join(trees)
+
+
+def behind(page: str, pages: Iterable[str]) -> str:
+    """Return the navigation below a page, if it is a door to others of these."""
+    return _toctree(_found(_BEHIND[page], set(pages))) if page in _BEHIND else ""
+
+
+def _found(patterns: Iterable[str], pages: set[str]) -> list[str]:
+    """Of the pages those that match, in the order of the patterns, each once."""
+    found = {}
+    for pattern in patterns:
+        found |= dict.fromkeys(sorted(page for page in pages if fnmatch(page, pattern)))
+    return list(found)
+
+
+def _toctree(entries: Iterable[str], options: str = "") -> str:
+    listed = "".join(f"/{page}\n" for page in entries)
+    return f"\n```{{toctree}}\n:hidden:\n{options}\n{listed}```\n"

@@ -1,11 +1,15 @@
-"""What the site adds to Sphinx: navigation, drawings in its colours, source files as pages."""
+"""What the site adds to Sphinx: navigation, descriptions, drawings, source files as pages."""
 
 from __future__ import annotations
 
+import html
+import inspect
 import pkgutil
 import re
+import textwrap
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import navigation
@@ -24,20 +28,22 @@ if TYPE_CHECKING:
 # A table of at least so many columns, with a cell of so many characters, is one of sentences.
 _COLUMNS, _SENTENCE = 3, 60
 _MANY = 5
+_SUMMARY = metadata.metadata("shmacc")["Summary"]
+_DESCRIPTION = 160  # characters, as many as searches show
 _logger = logging.getLogger(__name__)
 
 
 class SourceParser(Parser):
     """Shows a source file as a page of its own, which the navigation does not list."""
 
-    supported: ClassVar = ("cpp", "python", "promela", "yaml", "json")
+    supported: ClassVar = ("cpp", "python", "promela")
 
     def parse(self, inputstring: str, document: nodes.document) -> None:
         """Fill the document with a title and the highlighted text."""
         env = document.settings.env
         file = env.doc2path(env.docname, base=False)
         env.metadata[env.docname] = {"orphan": "", "nosearch": ""}
-        languages = {".hpp": "cpp", ".py": "python", ".yml": "yaml", ".json": "json"}
+        languages = {".hpp": "cpp", ".py": "python"}
         section = nodes.section(ids=[nodes.make_id(str(file))])
         section += nodes.title(text=str(file))
         code = nodes.literal_block(inputstring, inputstring)
@@ -51,19 +57,21 @@ class ErrorTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the table."""
-        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 26 18 30 26", ""]
-        lines += _row("Class", "Also a", "When", "Fields")
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 14 24 26 14", ""]
+        lines += _row("Class", "Also a", "When", "What to do", "Fields")
         for name in errors.__all__:
             error = getattr(errors, name)
             if error is errors.ShmaccError:
                 continue
-            summary, _, details = (error.__doc__ or "").partition("\n")
+            summary, _, details = inspect.cleandoc(error.__doc__ or "").partition("\n")
             also = [base.__name__ for base in error.__bases__ if base is not errors.ShmaccError]
-            fields = re.findall(r"^ {8}(\w+): ", details, re.MULTILINE)
+            fields = re.findall(r"^ {4}(\w+): ", details, re.MULTILINE)
+            [to_do] = re.findall(r"^What to do: (.*(?:\n\S.*)*)", details, re.MULTILINE)
             lines += _row(
                 f":py:exc:`~shmacc.errors.{name}`",
                 ", ".join(f"``{base}``" for base in also),
                 summary,
+                " ".join(to_do.split()),
                 ", ".join(f"``{field}``" for field in fields),
             )
         return self.parse_text_to_nodes("\n".join(lines))
@@ -99,6 +107,7 @@ def _row(*cells: str) -> list[str]:
 def _add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == app.config.root_doc:
         source[0] += navigation.toctrees(app.env.found_docs)
+    source[0] += navigation.behind(docname, app.env.found_docs)
 
 
 def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
@@ -146,6 +155,49 @@ def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
             _logger.warning("no address: %s", reference["refuri"], location=reference)
 
 
+def _leave_out_of_the_search(app: Sphinx, _: nodes.document) -> None:
+    """Tables that a program wrote have each word many times."""
+    if app.env.docname.endswith("/results"):
+        app.env.metadata[app.env.docname]["nosearch"] = ""
+
+
+def _describe(
+    _: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Say in a page's head what it is about, by its first words: searches and previews show it."""
+    described = _first_words(doctree) if doctree else ""
+    tag = f'<meta name="description" content="{html.escape(described or _SUMMARY)}">'
+    context["metatags"] = context.get("metatags", "") + tag
+
+
+def _first_words(doctree: nodes.document) -> str:
+    for paragraph in doctree.findall(nodes.paragraph):
+        if paragraph.astext() and not isinstance(paragraph.parent, nodes.entry):
+            return textwrap.shorten(paragraph.astext(), _DESCRIPTION, placeholder=" ...")
+    return ""
+
+
+def _make_accessible(
+    _: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: nodes.document | None
+) -> None:
+    """Let keys scroll what is wider than the page, and say what lists and captions are.
+
+    The parameters of a long signature are no list of definitions, and a caption has a level.
+    """
+    for part, found, better in (
+        ("body", "<pre>", '<pre tabindex="0">'),
+        ("body", '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+        (
+            "body",
+            '<dl>\n<dd><em class="sig-param">',
+            '<dl role="none">\n<dd><em class="sig-param">',
+        ),
+        ("furo_navigation_tree", 'role="heading"', 'role="heading" aria-level="2"'),
+    ):
+        if part in context:
+            context[part] = context[part].replace(found, better)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register all this."""
     app.add_source_parser(SourceParser)
@@ -155,6 +207,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _inline_drawings)
     app.connect("doctree-read", _label_cells)
     app.connect("doctree-read", _check_urls)
+    app.connect("doctree-read", _leave_out_of_the_search)
+    app.connect("html-page-context", _describe)
+    app.connect("html-page-context", _make_accessible, priority=900)  # after the theme
     app.connect("autodoc-process-signature", _shorten)
     for field in PyObject.doc_field_types:
         if field.name == "variable":  # what these docstrings list under "Attributes"

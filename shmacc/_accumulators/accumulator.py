@@ -48,7 +48,7 @@ class AccumulatorRef:
     __slots__ = ("accumulator",)
 
     def __init__(self, accumulator: "Accumulator[Any, Any]") -> None:
-        self.accumulator = accumulator
+        self.accumulator: Accumulator[Any, Any] = accumulator
 
     def __repr__(self) -> str:
         return f"AccumulatorRef({self.accumulator!r})"
@@ -154,13 +154,21 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         return self._handle.step
 
     def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
-        """How many gradients wait to be taken. Takes no lock (TF: AccumulatorNumAccumulated)."""
+        """How many gradients wait to be taken. Takes no lock (TF: AccumulatorNumAccumulated).
+
+        Args:
+            name: Ignored.
+        """
         return self._handle.count
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
         """Set the step. Accumulated gradients stay (TF: AccumulatorSetGlobalStep).
 
         A step lower than the current one is set all the same, with a warning to logger "shmacc".
+
+        Args:
+            new_global_step: The step; a gradient of an earlier one is dropped from now on.
+            name: Ignored.
 
         Raises:
             InvalidArgumentError: Not an integer of 64 bits.
@@ -180,6 +188,9 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         A step that is not past the current one changes nothing, so repeated and late announcements
         of a step are harmless.
+
+        Args:
+            step: The new step.
 
         Returns:
             How many accumulated gradients were dropped.

@@ -119,6 +119,11 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
 
         It counts as ``partial.count`` gradients of ``partial.weight``, and brings its contributors.
 
+        Args:
+            partial: Of an accumulator of this dtype, with an array of this shape.
+            local_step: The step that its gradients were computed at.
+            timeout: As for `apply_grad`.
+
         Returns:
             As for `apply_grad`.
 

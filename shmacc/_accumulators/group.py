@@ -158,6 +158,11 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         It counts as ``partial.count`` gradients of ``partial.weight``, each member as its own
         counts say, and it brings its contributors.
 
+        Args:
+            partial: Of a group whose members have these names, kinds, dtypes and shapes.
+            local_step: The step that its gradients were computed at.
+            timeout: As for `apply`.
+
         Returns:
             As for `apply`.
 

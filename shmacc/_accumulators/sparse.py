@@ -167,6 +167,21 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
 
         Or a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or a
         ``scipy.sparse`` matrix: of these, the rows that have stored entries.
+
+        Args:
+            grad: Of its attributes, as for `apply_grad`: ``grad_indices``, ``grad_values``, and
+                ``grad_shape``, which may be None.
+            local_step: As for `apply_grad`, as are all others.
+            name: Ignored.
+            contributor: Whose gradient it is.
+            weight: How often the values count.
+            timeout: Seconds to wait; None: for ever.
+
+        Returns:
+            As for `apply_grad`.
+
+        Raises:
+            As for `apply_grad`; also InvalidArgumentError if `grad` is nothing of the sort.
         """
         grad = foreign.slices(grad)
         gradients.check_has(
@@ -190,6 +205,11 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
 
         It counts as ``partial.count`` gradients of ``partial.weight``, each row as its
         ``row_counts`` entry says, and it brings its contributors.
+
+        Args:
+            partial: Of an accumulator of this dtype, with rows of this shape.
+            local_step: The step that its gradients were computed at.
+            timeout: As for `apply_grad`.
 
         Returns:
             As for `apply_grad`.
@@ -261,7 +281,11 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         *,
         timeout: float | None = None,
     ) -> IndexedSlices:
-        """Take like `take_grad`; return IndexedSlices."""
+        """Take like `take_grad`: same arguments, same errors.
+
+        Returns:
+            `IndexedSlices` with ``values``, ``indices`` (int64, ascending) and ``dense_shape``.
+        """
         return rounds.take(self._handle, self._slices, num_required, timeout)
 
     def _gradient(self, taken: TakenRound) -> SparseGradient:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.arguments import Shape, describe_shape
 from shmacc._layout import layout
 from shmacc._layout.reports import Config, MemberConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class TensorSpec:
@@ -29,9 +32,9 @@ class TensorSpec:
     def __init__(
         self, shape: Any = None, dtype: Any = "float32", *, reduction_type: str | None = None
     ) -> None:
-        self.shape = arguments.declared_shape(shape, self._KIND)
-        self.dtype = dtypes.resolve(dtype).numpy
-        self.reduction_type = (
+        self.shape: Shape = arguments.declared_shape(shape, self._KIND)
+        self.dtype: np.dtype[Any] = dtypes.resolve(dtype).numpy
+        self.reduction_type: str | None = (
             None if reduction_type is None else arguments.reduction(reduction_type)
         )
 
@@ -40,7 +43,7 @@ class TensorSpec:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name!r}{reduction})"
 
     def member(self, name: str, reduction_type: str) -> "MemberSpec":
-        """Return the spec of a member of that name, in a group with that reduction_type."""
+        """Return the spec of a member `name`, in a group with this `reduction_type`."""
         dtype = dtypes.resolve(self.dtype)
         return MemberSpec(
             name, self._KIND, dtype, self.shape, self.reduction_type or reduction_type

@@ -35,11 +35,11 @@ class Timing:
     chief_lease: float = 10.0
 
     def pace(self, hosts: int) -> float:
-        """Return by how much slower than at best so many hosts are to report."""
+        """Return by how much slower than at best so many `hosts` are to report."""
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
     def patience(self, pace: float) -> float:
-        """Return after how long without a report a host of this pace is lost."""
+        """Return after how many seconds without a report a host of this `pace` is lost."""
         return max(self.lease, 4 * self.heartbeat * pace)
 
 

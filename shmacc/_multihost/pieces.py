@@ -45,7 +45,7 @@ class Plan:
     """
 
     def __init__(self, members: Mapping[str, TensorSpec], shards: int) -> None:
-        self.members = dict(members)
+        self.members: dict[str, TensorSpec] = dict(members)
         self.shards = shards
         self._dims: dict[str, tuple[int, ...]] = {}  # of a row, or of a whole dense member
         for name, spec in members.items():

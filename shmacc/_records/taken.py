@@ -27,9 +27,9 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
-        self.values = values
-        self.indices = indices
-        self.dense_shape = dense_shape
+        self.values: Any = values
+        self.indices: Any = indices
+        self.dense_shape: Any = dense_shape
 
     def __repr__(self) -> str:
         return (
@@ -202,10 +202,12 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
         contributors: IndexArray | None = None,
     ) -> None:
         self._members = dict(members)
-        self.count = count
-        self.step = step
-        self.weight = count if weight is None else weight
-        self.contributors = np.empty(0, np.int64) if contributors is None else contributors
+        self.count: int = count
+        self.step: int = step
+        self.weight: int = count if weight is None else weight
+        self.contributors: IndexArray = (
+            np.empty(0, np.int64) if contributors is None else contributors
+        )
 
     def __getitem__(self, name: str) -> _Member:
         return self._members[name]

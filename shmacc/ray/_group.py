@@ -267,7 +267,7 @@ class AccumulatorGroup:
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> GroupTaken:
-        """Take the gradients of all hosts; as on one host, a round without a block.
+        """Take the gradients of all hosts; as on one host, a `round` without a block.
 
         Raises:
             As entering a round.
@@ -311,6 +311,9 @@ class AccumulatorGroup:
         """Set the step of all hosts; gradients stay. A step lower than the current one: a warning.
 
         After the owner was started again, this is what makes it go on: see `round`.
+
+        Args:
+            new_global_step: The step; a gradient of an earlier one is dropped from now on.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         old = self._link.call("set_global_step", new, uuid.uuid4().hex)
@@ -318,7 +321,7 @@ class AccumulatorGroup:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
 
     def advance_step(self, step: int) -> int:
-        """Move the step forward and drop the gradients of older steps; return how many."""
+        """Move on to a later ``step`` and drop the gradients of older ones; return how many."""
         dropped: int = self._link.call("advance_step", arguments.int64(step, "step"))
         return dropped
 
@@ -326,7 +329,7 @@ class AccumulatorGroup:
         """Wait until the owner's step is past `after`, and return it.
 
         Raises:
-            DeadlineExceededError: The timeout passed (seconds; None: for ever).
+            DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
             FinishedError: The group is finished; but a step that is past `after` is returned.
             InvalidArgumentError: A bad argument.
         """
@@ -393,7 +396,7 @@ class AccumulatorGroup:
         What each living host has at an instant of its own, during this call.
 
         Raises:
-            DeadlineExceededError: After the timeout (seconds) a host had not answered; which one.
+            DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
             OutOfRangeError: An integer result does not fit its dtype.
         """
@@ -411,7 +414,7 @@ class AccumulatorGroup:
         """Return the counters of each living host's segment, by the id of its node.
 
         Raises:
-            DeadlineExceededError: After the timeout (seconds) a host had not answered; which one.
+            DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
         """
         return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 

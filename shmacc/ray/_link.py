@@ -50,7 +50,7 @@ class Wait:
 
     def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self.until = self._end + ANSWER
+        self.until: float = self._end + ANSWER
 
     def parked(self) -> float:
         """Return for how many seconds the owner may keep the next call."""
@@ -79,8 +79,9 @@ class Link:
     """
 
     def __init__(self, config: Config, step: int | None) -> None:
+        self.config: Config
         self._owner, self.config, self._node = _make_owner(config, step)
-        self.plan = Plan(self.config.members, self.config.shards)
+        self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
         self._shards: list[Any] = []
 

@@ -256,7 +256,7 @@ class Chief:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load the state of torch's optimizer as well.
+        """Go on from the `state` that `state_dict` returned; load torch's optimizer's, too.
 
         Gradients that wait are dropped. Replicas that are running go on with these parameters and
         this step, without being started again.

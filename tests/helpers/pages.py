@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -59,3 +62,25 @@ def name_of(program: str) -> str:
     named = re.match(r"# (\w+\.py)\n", program)
     assert named, program
     return named[1]
+
+
+def run_tutorial(folder: Path, environment: Path) -> None:
+    """Run its commands in a folder, as of a virtual environment: they print what it shows."""
+    blocks = tutorial()
+    assert {kind for kind, _ in blocks} == {"python", "console"}
+    path = f"{environment / 'bin'}:{os.environ['PATH']}"
+    for kind, block in blocks:
+        if kind == "python":
+            (folder / name_of(block)).write_text(block)
+            continue
+        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
+            ran = subprocess.run(
+                shlex.split(command),
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+                cwd=folder,
+                env=os.environ | {"PATH": path},
+            )
+            assert (ran.returncode, ran.stdout) == (0, shown), f"{command}: {ran.stderr}"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from helpers import pages
 from helpers.thrice import Thrice
+
+import shmacc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,3 +43,38 @@ def test_an_example_comes_to_its_result_whatever_was_before(
 def test_a_page_links_it(example: Path) -> None:
     link = f"({example.relative_to(pages.ROOT / 'docs')})"
     assert any(link in page.read_text() for page in pages.PAGES)
+
+
+def test_torchs_first_program_goes_on_when_its_chief_was_killed_and_a_replica_has_raised(
+    tmp_path: Path,
+) -> None:
+    """Its processes are started one by one, so `Thrice` cannot run it."""
+    page = (pages.ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(import sys\n.*?)```", page, re.DOTALL)
+    with_a_typo = program.replace("replica.step()", "raise ValueError('a typo')")
+    assert with_a_typo != program
+
+    def start(role: str, text: str = program) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-c", text, role]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        return stack.enter_context(process)
+
+    with ExitStack() as stack:
+        failing = start("2", with_a_typo)
+        chief, *replicas = [start(role) for role in ("chief", "0", "1")]
+        assert "ValueError: a typo" in failing.communicate(timeout=SECONDS)[1]
+        assert failing.returncode == 1
+        replicas.append(start("2"))
+        with shmacc.AccumulatorGroup.attach("xor", timeout=SECONDS) as group:
+            assert group.wait_step(5, timeout=SECONDS) > 5
+            chief.kill()
+            assert chief.communicate(timeout=SECONDS)[0] == "starts at step 0\n"
+            assert chief.returncode == -signal.SIGKILL
+            killed_at = group.global_step
+        started, result = start("chief").communicate(timeout=2 * SECONDS)[0].splitlines()
+        # The next one, if the update had begun.
+        assert started in {f"starts at step {step}" for step in (killed_at, killed_at + 1)}
+        assert result == "[0.0, 1.0, 1.0, 0.0]"
+        assert [replica.wait(SECONDS) for replica in replicas] == [0, 0, 0]

@@ -173,10 +173,11 @@ def test_the_script_is_clean() -> None:
 
 
 @pytest.mark.parametrize("name", [*MANIFESTS, "slurm.sh", "chief.py", "worker.py"])
-def test_the_page_has_the_file(name: str) -> None:
+def test_the_page_leads_to_the_file_and_has_the_programs(name: str) -> None:
     page = (ROOT / "docs" / "kubernetes-and-slurm.md").read_text()
-    assert (FOLDER / name).read_text() in page
     assert f"(examples/ray/{name})" in page
+    if name.endswith(".py"):
+        assert (FOLDER / name).read_text() in page
 
 
 # What srun does on an allocation of one node: tasks that are told apart by their number.

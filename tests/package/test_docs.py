@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -44,7 +42,7 @@ PRINTED: Final = {
 ALONE: Final = {
     f"tutorial-{pages.name_of(block)}": block
     for kind, block in pages.tutorial()
-    if kind == "python" and pages.name_of(block) in {"first.py", "train.py", "survive.py"}
+    if kind == "python" and pages.name_of(block) in {"first.py", "survive.py"}
 }
 
 
@@ -55,24 +53,7 @@ def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace
 
 
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    blocks = pages.tutorial()
-    assert {kind for kind, _ in blocks} == {"python", "console"}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for kind, block in blocks:
-        if kind == "python":
-            (tmp_path / pages.name_of(block)).write_text(block)
-            continue
-        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
-            ran = subprocess.run(
-                shlex.split(command),
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=True,
-                cwd=tmp_path,
-                env=os.environ | {"PATH": path},
-            )
-            assert ran.stdout == shown, command
+    pages.run_tutorial(tmp_path, Path(sys.prefix))
 
 
 def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -> None:
@@ -130,6 +111,18 @@ def test_the_index_names_every_page() -> None:
 def test_every_target_of_make_is_described() -> None:
     table = re.findall(r"^\| `make ([a-z0-9-]+)` \|", _text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
     assert set(table) == _targets() - {"help"}
+
+
+def _made_by(file: str) -> set[str]:
+    """The targets that a workflow or script makes, in a line of its own."""
+    return set(re.findall(r"^(?: *- run: )?make ([a-z-]+)$", _text(ROOT / file), re.MULTILINE))
+
+
+def test_workflows_make_targets_that_exist_and_all_that_ci_makes() -> None:
+    here, on_github = _made_by(".ci/run"), _made_by(".github/workflows/tests.yml")
+    assert here | on_github <= _targets()
+    assert here - {"test-all"} | {"test", "dist"} <= on_github  # a matrix instead of test-all
+    assert "test-all" in here
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:

@@ -101,7 +101,7 @@ def test_a_model_that_does_not_fit_is_told_what_to_do(
 
 
 def _the_documented_size_is_enough() -> int:
-    """The formula of docs/operating.md for a sparse accumulator, in a /dev/shm of just that."""
+    """The formula of docs/sizing.md for a sparse accumulator, in a /dev/shm of just that."""
     rows, width, batch, gradients = 100_000, 16, 10_000, 20
     needed = int(1.5 * rows * (width * 4 + 32) + 1.1 * batch * (width * 4 + 16)) + (1 << 20)
     available = os.statvfs(SHM_DIRECTORY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -108,6 +109,38 @@ def test_the_readmes_programs(check: Any, tmp_path: Path) -> None:
         files.append(tmp_path / f"program_{i}.py")
         files[-1].write_text(program, encoding="utf-8")
     assert check(*files, how="--check-untyped-defs") == set()
+
+
+@pytest.mark.timeout(MINUTES)
+def test_no_public_type_is_left_to_inference() -> None:
+    """Checkers infer differently; `pyright --verifytypes` knows all that a user can get at."""
+    pyright = _pyright_command()
+    done = subprocess.run(
+        [pyright, "--verifytypes", "shmacc", "--ignoreexternal", "--outputjson"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        timeout=MINUTES,
+    )
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    assert sum(symbol["isExported"] for symbol in symbols) > 200
+    causes = {
+        (symbol["name"], diagnostic["message"].partition("\n")[0])
+        for symbol in symbols
+        for diagnostic in symbol["diagnostics"]
+    }
+    assert {name for name, message in causes if "missing type annotation" in message} == set()
+    # Those of torch and SciPy, which need not be installed here.
+    unknown = {name for name, message in causes if message.endswith(" is unknown")}
+    assert {name.rpartition(".")[0] for name in unknown} <= {
+        "shmacc._records.taken.SparseTaken",
+        "shmacc.torch._chief.Chief",
+        "shmacc.torch._replica.Replica",
+        "shmacc.torch._replicas.AsyncReplicas",
+        "shmacc.torch._replicas.SyncReplicas",
+    }
 
 
 @pytest.mark.parametrize("package", [shmacc, inspection])

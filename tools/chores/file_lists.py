@@ -1,6 +1,6 @@
 """Writes the lists of the library's files, with their first sentences, into the docs.
 
-That of the Python modules stands in docs/architecture.md between two comments; folders come in the
+That of the Python modules stands in docs/modules.md between two comments; folders come in the
 order in which they import from each other, from the ground up. That of the C++ files stands in
 shmacc/native/README.md, whose lines are in reading order, and keep it; each file has one.
 With ``--check`` nothing is written: the exit status is 1 if a list is not what it would be.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "architecture.md"
+PAGE: Final = ROOT / "docs" / "modules.md"
 BEGIN: Final = "<!-- modules: written by tools/chores/file_lists.py -->\n"
 END: Final = "<!-- end of modules -->\n"
 

@@ -38,16 +38,15 @@ def _ask(python: Path) -> tuple[tuple[int, ...], str]:
     return tuple(version), executable
 
 
-def main() -> None:
-    """Print them, oldest first."""
+def found() -> dict[tuple[int, ...], str]:
+    """Return where they are by their minor version, (3, 11) for instance, oldest first."""
     newest: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {}
     for version, executable in map(_ask, _candidates()):
         minor = version[:2]
         if minor >= _OLDEST and version > newest.get(minor, ((), ""))[0]:
             newest[minor] = (version, executable)
-    for _, (_, executable) in sorted(newest.items()):
-        print(executable)
+    return {minor: executable for minor, (_, executable) in sorted(newest.items())}
 
 
 if __name__ == "__main__":
-    main()
+    print(*found().values(), sep="\n")

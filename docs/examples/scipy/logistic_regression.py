@@ -8,7 +8,7 @@ import shmacc
 from scipy.special import expit
 
 FEATURES, RELEVANT, BATCH, STEPS, WORKERS = 5000, 50, 200, 300, 2
-OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins anew, and leaves nothing
+OURS = {"if_exists": "replace", "unlink_on_close": True}  # a run begins again, and leaves nothing
 
 
 def data(random, rows):

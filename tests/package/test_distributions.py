@@ -1,0 +1,83 @@
+"""What `make dist` has put into dist/ can be installed and used, under every Python that is found.
+
+All tests here are marked `installs`: each installs with pip into an environment of its own, with
+dependencies from the package index, as a user does.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from helpers.pages import ROOT, run_tutorial
+
+import interpreters
+
+# One of them compiles, on machines of any speed.
+pytestmark = [pytest.mark.installs, pytest.mark.timeout(1800)]
+
+DIST: Final = ROOT / "dist"
+# The test of all of them says which are missing.
+WHEELS: Final = sorted(DIST.glob("shmacc-*.whl"))
+
+
+def _run(command: list[str | Path], cwd: Path) -> str:
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def _python_of(wheel: Path) -> tuple[int, ...]:
+    tag = re.search(r"-cp(\d)(\d+)-cp\1\2-", wheel.name)
+    assert tag, wheel.name
+    return int(tag[1]), int(tag[2])
+
+
+def _sdist() -> Path:
+    [archive] = DIST.glob("shmacc-*.tar.gz")
+    return archive
+
+
+def _install_and_learn(python: str, published: Path, folder: Path) -> None:
+    """Install into a new environment of this Python, and do what the tutorial says."""
+    environment, tutorial = folder / "environment", folder / "tutorial"
+    tutorial.mkdir()
+    _run([python, "-m", "venv", environment], folder)
+    _run([environment / "bin" / "pip", "install", "--quiet", published], folder)
+    where = "import shmacc; print(shmacc.__file__)"
+    used = Path(_run([environment / "bin" / "python", "-c", where], tutorial).strip())
+    assert used.is_relative_to(environment)
+    run_tutorial(tutorial, environment)
+
+
+def test_every_python_here_has_its_wheel() -> None:
+    assert sorted(map(_python_of, WHEELS)) == sorted(interpreters.found())
+
+
+@pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: "{}.{}".format(*_python_of(wheel)))
+def test_a_wheel_is_enough_for_the_tutorial(wheel: Path, tmp_path: Path) -> None:
+    _install_and_learn(interpreters.found()[_python_of(wheel)], wheel, tmp_path)
+
+
+def test_so_is_the_source_distribution(tmp_path: Path) -> None:
+    _install_and_learn(sys.executable, _sdist(), tmp_path)
+
+
+def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> None:
+    shutil.unpack_archive(_sdist(), tmp_path, filter="data")
+    [unpacked] = tmp_path.iterdir()
+    pytest_there: list[str | Path] = [
+        Path(sys.executable).with_name("pytest"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
+    _run([*pytest_there, "--collect-only"], unpacked)
+    # Of those that read files of the project, as many as a check of the archive is worth.
+    readers = ["test_docs.py", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
+    assert " skipped" not in _run([*pytest_there, "-k", " or ".join(readers)], unpacked)
