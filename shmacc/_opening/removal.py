@@ -94,8 +94,12 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
             unlink_viewed(name, viewed, if_unused=False)
 
 
-def unlink_viewed(name: SegmentName, viewed: _core.SegmentView, *, if_unused: bool) -> bool:
-    """Remove the segment's name and semaphore; return whether they were removed.
+def unlink_viewed(
+    name: SegmentName, viewed: _core.SegmentView, *, if_unused: bool
+) -> tuple[str, ...] | None:
+    """Remove the segment's name and semaphore; return the names of the files that it removed.
+
+    None: nothing was removed, since the segment is in use or the name does not lead to it.
 
     Args:
         name: The name.
@@ -110,10 +114,11 @@ def unlink_viewed(name: SegmentName, viewed: _core.SegmentView, *, if_unused: bo
     may_remove(name)
     semaphore = semaphore_path(name.system_name, viewed.config()["token"])
     try:
-        return viewed.unlink(name.path, semaphore, if_unused)
+        removed = viewed.unlink(name.path, semaphore, if_unused)
     except ShmaccError as error:
         pass_on(error)
         raise error.about(name.system_name) from None
+    return None if removed is None else tuple(os.path.basename(path) for path in removed)
 
 
 def users(viewed: _core.SegmentView) -> tuple[int, ...]:
@@ -202,7 +207,7 @@ def remove_unused(name: SegmentName) -> None:
             raise
         with contextlib.closing(viewed):
             removed = unlink_viewed(name, viewed, if_unused=not viewed.unlinked)
-            if removed or viewed.unlinked:
+            if removed is not None or viewed.unlinked:
                 return
             pids = users(viewed)
         # Without pids, another process has removed it, or one is on its way in or out.

@@ -32,7 +32,6 @@ from shmacc.inspection._listing import (
     list_names,
     open_view,
     resolve,
-    semaphore_file,
     summarise,
 )
 from shmacc.inspection._processes import Look
@@ -217,7 +216,9 @@ def _remove_viewed(
     if _is_another_link(name, view):
         # To mark the segment as removed would be to remove its own name, too.
         raise DataLossError("it is a link to another segment").about(name.system_name)
-    used = view.used if rehearse else not removal.unlink_viewed(name, view, if_unused=not force)
+    used = view.used
+    if not rehearse:
+        used = removal.unlink_viewed(name, view, if_unused=not force) is None
     if used and not force:
         raise removal.in_use(name, removal.users(view))
 
@@ -235,11 +236,7 @@ def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:
     with open_view(name) as view:
-        semaphore = semaphore_file(name, view.config()["token"])
-        had_semaphore = os.path.lexists(f"{names.SHM_DIRECTORY}/{semaphore}")
-        if not removal.unlink_viewed(name, view, if_unused=True):
-            return ()
-    return (name.system_name, semaphore) if had_semaphore else (name.system_name,)
+        return removal.unlink_viewed(name, view, if_unused=True) or ()
 
 
 def _unlink_files(file_names: tuple[str, ...]) -> None:

@@ -216,12 +216,22 @@ inline void mark_given_up(SegmentFile& file) {
         system_failure("Removing it", errno);
     store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
 }
-inline void remove_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
-    if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT)
-        system_failure("Removing it", errno);
+// Returns what it removed: between the two names a cleaner may take the semaphore for one whose segment is gone.
+inline std::vector<std::string> remove_names(SegmentFile& file, const std::string& path,
+                                             const std::string& semaphore_path) {
+    std::vector<std::string> removed;
+    if (file.is_at(path)) {
+        if (unlink(path.c_str()) == 0)
+            removed.push_back(path);
+        else if (errno != ENOENT)
+            system_failure("Removing it", errno);
+    }
     // Another user's stays behind, for root to clean.
-    if (unlink(semaphore_path.c_str()) != 0 && errno == ENOMEM)
+    if (unlink(semaphore_path.c_str()) == 0)
+        removed.push_back(semaphore_path);
+    else if (errno == ENOMEM)
         system_failure("Removing its semaphore", errno);
+    return removed;
 }
 
 // With the name lock held, by a creator that could not attach. Another process, or another thread of this

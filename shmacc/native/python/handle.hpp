@@ -346,12 +346,11 @@ class Handle {
         sweep(segment, 0);
         return true;
     }
-    bool unlink(const std::string& path, const std::string& semaphore_path) {
+    void unlink(const std::string& path, const std::string& semaphore_path) {
         segment();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
-        const bool unlinked = unlink_names(use->file(), path, semaphore_path, false, true);
+        unlink_names(use->file(), path, semaphore_path, false, true);
         own_names_.reset();
-        return unlinked;
     }
     bool unlinked() const { return load(intact().header().unlinked) != 0; }
 

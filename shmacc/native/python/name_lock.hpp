@@ -29,15 +29,16 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     return act();
 }
 
-// Removes a segment's names; if_unused: only if no process uses it and `path` leads to it. Returns whether it
-// did.
-inline bool unlink_names(SegmentFile& file, const std::string& path, const std::string& semaphore_path,
-                         bool if_unused, bool with_signals) {
-    return with_name_lock(file, with_signals, [&] {
-        if (if_unused && (in_use(file) || !file.is_at(path))) return false;
+// Removes a segment's names; if_unused: only if no process uses it and `path` leads to it, else null. Returns
+// those that it removed.
+inline std::optional<std::vector<std::string>> unlink_names(SegmentFile& file, const std::string& path,
+                                                            const std::string& semaphore_path, bool if_unused,
+                                                            bool with_signals) {
+    using Names = std::optional<std::vector<std::string>>;
+    return with_name_lock(file, with_signals, [&]() -> Names {
+        if (if_unused && (in_use(file) || !file.is_at(path))) return std::nullopt;
         if (!if_unused) mark_given_up(file);
-        remove_names(file, path, semaphore_path);
-        return true;
+        return remove_names(file, path, semaphore_path);
     });
 }
 

@@ -193,10 +193,12 @@ class SegmentView {
 
     bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
     bool used() const { return in_use(file()); }
-    // Removes the names if they are this segment's; if_unused: only if no living process is attached.
-    bool unlink(const std::string& path, const std::string& semaphore_path, bool if_unused) const {
+    // Removes the names if they are this segment's; if_unused: only if no living process is attached. Returns
+    // those that it removed; null: they are not its, or it is in use.
+    std::optional<std::vector<std::string>> unlink(const std::string& path, const std::string& semaphore_path,
+                                                   bool if_unused) const {
         const auto writable = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
-        if (writable != file_) return false;
+        if (writable != file_) return std::nullopt;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
     // How many names the file has, of this library and others; 0: it was removed.
