@@ -163,7 +163,7 @@ def _why(seen: Observation) -> str:
     if departed:
         return "; ".join(f"pid {each.pid_label}, which did, {each.fate}" for each in departed)
     if not seen.state["takes"]:
-        return "no process has ever taken"
+        return "no take has been served yet"
     return "the processes that took have left"
 
 

@@ -192,7 +192,7 @@ def test_workers_of_a_chief_that_never_came(crew: Crew) -> None:
     assert kinds() == [], "it may be importing"
     named_in_time()
     assert problem() == (
-        f"pid {pid} waits for the step, and nobody takes: no process has ever taken"
+        f"pid {pid} waits for the step, and nobody takes: no take has been served yet"
     )
 
 

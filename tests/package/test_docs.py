@@ -76,6 +76,14 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         assert again.communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
         assert killed_at < 2000
         assert [worker.wait(LONG) for worker in workers] == [0, 0]
+        # Killed at the very end, and started again: for them the run is over, they begin no other.
+        assert start("chief").communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
+        assert start("0").wait(LONG) == 0
+    with shmacc.AccumulatorGroup.attach("service") as group:
+        assert (group.global_step, group.running) == (2000, False)
+        group.unlink()
+    with shmacc.Parameters.attach("service.params") as params:
+        params.unlink()
 
 
 def test_there_are_programs() -> None:

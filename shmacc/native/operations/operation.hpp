@@ -81,7 +81,8 @@ class Operation {
         const Totals now = totals(segment_);
         throw Error(Failure::kFinished,
                     "The accumulator is finished, at step " + std::to_string(now.round.step) + ", with " +
-                        std::to_string(now.count) + " gradients pending",
+                        std::to_string(now.count) + (now.count == 1 ? " gradient" : " gradients") +
+                        " pending; restore(state()) goes on with it, if_exists=\"replace\" begins a new one",
                     {{"accumulated", now.count}, {"step", now.round.step}});
     }
     // Whether an update by this round has begun: nothing more gets in, held or not (update.hpp).
