@@ -310,11 +310,12 @@ class Update : public Operation {
             if (session.round.sealed) refuse_half_loaded(session.round, "These parameters take no update");
             const int64_t step = session.round.step;
             if (step - 1 > request.step)
-                throw Error(Failure::kFailedPrecondition,
-                            "The parameters are of step " + std::to_string(step) +
-                                ", so they are past the round of step " + std::to_string(request.step) +
-                                ": the accumulator is a newer one than they are, or its step was set back; make "
-                                "both new (if_exists=\"replace\"), or load a checkpoint of both");
+                throw Error(
+                    Failure::kFailedPrecondition,
+                    "The parameters are of step " + std::to_string(step) +
+                        ", so they are past the round of step " + std::to_string(request.step) +
+                        ": the accumulator is newer than they are, or its step was set back; make both new "
+                        "(if_exists=\"replace\"), or load a checkpoint of both");
             const bool is_in = step - 1 == request.step;
             if (!is_in) session.prepare(request.changes);
             if (!round.begin(is_in)) {
