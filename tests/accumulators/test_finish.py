@@ -162,10 +162,17 @@ def test_applies_that_wait_return_false() -> None:
             assert for_room.result() is False
 
 
+def apply_when_told(*, pipe: Pipe) -> bool:
+    """Apply at whatever step, after a word."""
+    with ConditionalAccumulator.attach(NAME) as own:
+        pipe.hear()
+        return own.apply_grad(1.0, NEVER_STALE)
+
+
 def test_a_block_that_is_open_goes_on_to_its_end(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    with Apart(apply_when_there_is_room, NEVER_STALE) as later, acc.round(1) as taken:
-        later.hear()
+    with Apart(apply_when_told) as later, acc.round(1) as taken:
+        later.say()
         until(lambda: "waits for the end of the round" in activities())
         acc.finish()
         assert not acc.running
