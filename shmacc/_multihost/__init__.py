@@ -9,14 +9,16 @@ The parts
     host       Has a segment, an ordinary group. Its workers know nothing of all this.
     forwarder  One for each host (forwarder.py): makes the segment follow the owner.
     owner      One (owner.py): has the step, counts, decides. It never sees a row.
-    shards     One or more (shard.py): keep what hosts have shipped of their rows (pieces.py).
+    shards     One or more (shard.py), on hosts that live (places.py): keep what hosts have shipped
+               of their rows (pieces.py).
     chief      Any process that calls `round` or `take`; several wait in the queue at the owner.
 
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
-    2. The counts reach the number: the owner makes a grant. Every forwarder opens a round of its
-       own segment, which seals it (also if it is empty), ships the sums to the shards, and then
-       reports its batch: the count, the contributors, and which shards have a piece of it.
+    2. The counts reach the number: the owner makes a grant, and says with it where the shards are.
+       Every forwarder opens a round of its own segment, which seals it (also if it is empty),
+       ships the sums to the shards, and then reports its batch: the count, the contributors, and
+       which shards have a piece of it.
     3. All living hosts have reported theirs: the owner fixes the batches as the members of the
        round, and the chief has the shards add up exactly these. The block begins. (If enough are
        there, hosts that have not even sealed are waited for no longer than `grace`; a grant ends
@@ -46,6 +48,10 @@ Why nothing is lost, doubled or stale
     one (the machine was started again) is another one as to its batch: what the old segment had
     shipped still counts, beside what the new one gets.
 
+    A shard that moves to another host is a new one. A batch of which it had a piece does not count
+    any more, and its host ships it again under a new name. So all pieces of a member are where the
+    grant said, and a shard that was only out of reach, and comes back, is asked for nothing.
+
     Invariant 4. Both directions carry whole states, not events: a report all that the owner must
     know of a host, its answer all that the host must follow. Each has a number, and one that is
     lower than the last is thrown away. So a message that is lost, doubled or late is repaired by
@@ -59,9 +65,11 @@ What dies, and what that costs
                dropped with the step, although their applies returned True.
     host       After `lease` without a report its gradients do not count, except those of a batch
                that it has reported: that is complete at the shards.
-    shard      The chief finds that members are missing, and says so: these batches do not count
-               any more, and the owner makes another grant, in which the hosts ship again. No step
-               is lost. Only if the host has died, too, its gradients are as if never applied.
+    shard      With its host's process. The chief finds that members are missing, and says so: these
+               batches do not count any more, and the owner makes another grant, in which the hosts
+               ship again. If its host is lost, the shard is on another one in that grant, and a
+               grant that is open then ends at once. No step is lost. Only what the lost host had
+               itself is as if never applied, if pieces of it are gone.
     chief      The line forgets it after `chief_lease`. In the block: nothing is consumed. Other
                than on one host, a chief that was merely stopped for so long has lost its round,
                too: the end of its block raises.

@@ -101,6 +101,11 @@ class ForwarderCore:
         return self._fence
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """The host of each shard, for what is to be shipped."""
+        return () if self._order is None else self._order.places
+
+    @property
     def has_answer_to_come(self) -> bool:
         """Whether it ships for a grant that it has not answered yet: it will report soon anyway."""
         last = None if self._reported is None else self._reported.sealed_for

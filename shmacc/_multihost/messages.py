@@ -163,6 +163,7 @@ class Order:
         hold: Whether the segment must be sealed.
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
+        places: With a grant, the host of each shard.
         honoured: The host's batch that counts, if it has one.
         consumed: The host's batch that the round which led to this fence consumed.
         adopt: To a forwarder that has just started: the content is that of this fence.
@@ -180,6 +181,7 @@ class Order:
     hold: bool = False
     finished: bool = False
     grant: int | None = None
+    places: tuple[str, ...] = ()
     honoured: int | None = None
     consumed: int | None = None
     adopt: bool = False
@@ -196,11 +198,12 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A chief's round: what it must have the shards add up."""
+    """A chief's round: what it must have the shards add up, and the host of each shard."""
 
     fence: Fence
     step: int
     members: tuple[Member, ...]
+    places: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:

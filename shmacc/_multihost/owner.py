@@ -36,6 +36,7 @@ from shmacc._multihost.messages import (
     Timing,
     Waiting,
 )
+from shmacc._multihost.places import Places
 from shmacc._multihost.withdrawn import Withdrawn
 
 _logger = logging.getLogger("shmacc")
@@ -48,9 +49,10 @@ class OwnerCore:
         term: Higher than those of all owners before it.
         step: The step to begin with; None: unknown, until `set_global_step`.
         timing: How long it waits.
+        shards: How many there are.
     """
 
-    def __init__(self, term: int, step: int | None, timing: Timing) -> None:
+    def __init__(self, term: int, step: int | None, timing: Timing, shards: int = 1) -> None:
         self.counters = Counters()
         self._timing = timing
         self._ready = step is not None
@@ -59,6 +61,7 @@ class OwnerCore:
         self._set_at = Fence(term, 0)  # the fence at the last set_global_step
         self._serial = 0
         self._hosts = Hosts(term)
+        self._places = Places(shards)
         self._line = Line()
         self._conflict: Conflict | None = None  # for which the last step was void
         self._grant: Grant | None = None
@@ -103,6 +106,11 @@ class OwnerCore:
     def open_round(self) -> Opened | None:
         """The round whose block some chief is in."""
         return self._block
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The hosts that are lost: their shards do not answer, and nobody need wait for them."""
+        return frozenset(host.name for host in self._hosts if host.lost)
 
     def hosts(self) -> dict[str, tuple[bool, int]]:
         """Return of each host whether it lives, and how many of its gradients count."""
@@ -166,6 +174,7 @@ class OwnerCore:
             hold=sealed,
             finished=self._finished and not sealed,
             grant=self._grant.number if self._grant is not None else None,
+            places=self._places.hosts if self._grant is not None else (),
             honoured=host.member.key.seq
             if host.member is not None and host.member.key.incarnation == incarnation
             else None,
@@ -334,6 +343,8 @@ class OwnerCore:
         if head is None or not self._ready or busy or self._finished:
             return
         if self.accumulated >= head.required:
+            self._place_shards()
+        if self.accumulated >= head.required:
             self.counters.grants += 1
             self._grant = Grant(self.counters.grants, now)
             self._changed()
@@ -344,6 +355,15 @@ class OwnerCore:
             )
             self.counters.voided += 1
             self._move(self._step + 1)
+
+    def _place_shards(self) -> None:
+        """Have all shards on living hosts; batches of which one was elsewhere are shipped again."""
+        living = {h.name for h in self._hosts if not h.lost and h.report is not None}
+        members = self._hosts.members()
+        moved = self._places.settle(living, even=not members)
+        away = [member.key for member in members if not moved.isdisjoint(member.batch.shards)]
+        for host in self._hosts.with_batches(away):
+            self._lose_batch(host)
 
     def _close_grant(self, grant: Grant, now: float) -> None:
         """End the grant if its batches are there or late."""
@@ -358,12 +378,17 @@ class OwnerCore:
         if self._has_contested(members):
             return
         if enough and head is not None:
-            self._block = Opened(self._fence, self._step, tuple(members))
+            self._block = Opened(self._fence, self._step, tuple(members), self._places.hosts)
             self._opening, self._last_required = self._serial, head.required
             self._block_ticket = head.name
         else:
-            self.counters.withdrawn += 1
-            self._withdrawn.add(grant.number)
+            self._withdraw(grant)
+
+    def _withdraw(self, grant: Grant) -> None:
+        self._grant = None
+        self.counters.withdrawn += 1
+        self._withdrawn.add(grant.number)
+        self._changed()
 
     def _has_contested(self, members: list[Member]) -> bool:
         """Drop a lost host's batch, or void the step, if a contributor is in two batches."""
@@ -447,6 +472,8 @@ class OwnerCore:
             self.counters.lost_hosts += 1
             self._line.lost(Loss(host.name))
             self._changed()
+            if self._grant is not None and host.name in self._places.hosts:
+                self._withdraw(self._grant)  # nobody gets a piece to its shards
 
     def _lose_chiefs(self, now: float) -> None:
         for ticket in self._line.silent(now - self._timing.chief_lease):

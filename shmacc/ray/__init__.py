@@ -8,11 +8,11 @@ The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothin
     with group.round(96) as taken:                   ...
         update(parameters, taken)                    group.apply(gradient, step, contributor=rank)
 
-Each node gets a forwarder, an actor that makes the group's segment there and keeps it going;
-nodes that join later get one, too. The owner, an actor on the chief's node, has the step and
-decides what a round consists of; shards, which are spread over the nodes, add up the rows. The
-protocol, and what the death of each part costs, is argued in the package ``shmacc._multihost``. All
-of them are detached actors, which Ray starts again if they die: they live until `unlink`.
+Each node gets an actor, and nodes that join later get one, too. In it a forwarder makes the group's
+segment there and keeps it going, and shards, which are spread over the nodes, add up the rows. The
+owner, an actor on the chief's node, has the step, decides what a round consists of, and makes the
+nodes' actors, again where one has ended. The protocol, and what the death of each part costs, is
+argued in the package ``shmacc._multihost``. All are detached actors: they live until `unlink`.
 
 Parameters are handed on to all nodes by `PublishedArrays`: its header says why a worker that sees a
 new step sees that step's parameters.

@@ -77,7 +77,7 @@ class AccumulatorGroup:
             lanes: Of each host's segment.
             capacity: Of each host's segment.
             hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
-            shards: How many actors share the rows among them; None: one for each node.
+            shards: How many parts the rows are divided into, over the nodes; None: one for each.
             timing: How long the parts wait for each other.
 
         Raises:

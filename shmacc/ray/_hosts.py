@@ -77,17 +77,17 @@ def stats_of_hosts(link: Link, wait: Wait) -> dict[str, Stats]:
 
 
 def _ask(link: Link, wait: Wait, method: str) -> tuple[Fence, dict[str, Any]]:
-    """Call forwarders; those that are lost do not answer, as if they were not alive.
+    """Call the hosts' actors; those that are lost do not answer, as if they were not alive.
 
     Returns:
         The fence before that, and the answers by node.
     """
-    fence, forwarders = link.call("forwarders", until=wait.until)
-    calls = {getattr(each, method).remote(): name for name, each in forwarders.items()}
+    fence, actors = link.call("actors", until=wait.until)
+    calls = {getattr(each, method).remote(): name for name, each in actors.items()}
     ended = wait_for_all(list(calls), wait.until)
     if silent := sorted(name for call, name in calls.items() if call not in ended):
         raise DeadlineExceededError(
-            f"Forwarders of {link.config.name!r} have not answered: those of the nodes "
+            f"Parts of {link.config.name!r} have not answered: those of the nodes "
             f"{', '.join(silent)}. They are stopped, or cut off"
         )
     found: dict[str, Any] = {}

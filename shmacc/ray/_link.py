@@ -35,7 +35,7 @@ ANSWER = 1.0
 
 _AGAIN = 0.1  # until a call that failed is tried again
 _LOOK = 10.0  # seconds that a part has to say what its group was made with
-_END = 15.0  # seconds that forwarders have to remove their names
+_END = 15.0  # seconds that parts have to remove their names
 
 
 class Wait:
@@ -83,33 +83,17 @@ class Link:
         self._owner, self.config, self._node = _make_owner(config, step)
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
-        self._shards: list[Any] = []
+        self._hosts: dict[str, Any] = {}
 
-    def shards(self) -> list[Any]:
-        """Return the actors of the shards; the owner makes another where one has ended."""
-        end = time.monotonic() + PATIENCE
-        while not self._shards:
-            found = [find(self.config, f"shard {n}") for n in range(self.config.shards)]
-            if None not in found:
-                self._shards = found
-            elif time.monotonic() > end:
-                raise FailedPreconditionError(f"Shards of {self.config.name!r} are not there")
-            else:
-                time.sleep(_AGAIN)
-        return self._shards
+    def host(self, name: str) -> Any | None:
+        """Return the actor of a host; None: there is none now, and the owner makes another."""
+        if name not in self._hosts and (found := find(self.config, f"host {name}")) is not None:
+            self._hosts[name] = found
+        return self._hosts.get(name)
 
-    def where(self, shards: list[int]) -> str:
-        """Return, for messages, on which nodes these shards are."""
-        try:
-            places = self.call("places", until=time.monotonic() + ANSWER)
-        except DeadlineExceededError:
-            places = {}
-        nodes = ", ".join(f"{n} on node {places.get(n, '(not known)')}" for n in shards)
-        return f"they are stopped, or cut off: {nodes}"
-
-    def lost_shard(self) -> None:
-        """Find the shards again: one has ended."""
-        self._shards = []
+    def lost_host(self, name: str) -> None:
+        """Find the actor of a host again: it has ended."""
+        self._hosts.pop(name, None)
 
     def call(
         self,
@@ -175,12 +159,8 @@ class Link:
         config = self.config
         ray.wait([self._owner.stop.remote()], timeout=ANSWER)
         nodes = living_nodes(config.hosts)
-        found = {node: find(config, f"forwarder {node}") for node in nodes}
-        left = end_parts(found)
-        shards = [find(config, f"shard {number}") for number in range(config.shards)]
-        for actor in [*shards, self._owner]:
-            if actor is not None:
-                ray.kill(actor, no_restart=True)
+        left = end_parts({node: find(config, f"host {node}") for node in nodes})
+        ray.kill(self._owner)
         return left
 
 
@@ -214,12 +194,12 @@ def wait_for_all(calls: list[Any], until: float) -> list[Any]:
 def find_config(name: str) -> Config | None:
     """Return what the cluster's group of that name was made with; None: there is none.
 
-    Its owner may have died; then a forwarder knows.
+    Its owner may have died; then the actors of its hosts know.
 
     Raises:
         DeadlineExceededError: Its parts do not answer.
     """
-    parts = [f"{name}/owner", *(f"{name}/forwarder {node}" for node in sorted(living_nodes(None)))]
+    parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
     silent = []
     for part in parts:
         if (actor := find_actor(part)) is not None:

@@ -9,9 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy,
-)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.messages import (
     Answer,
@@ -23,14 +21,12 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
-from shmacc.ray._forwarder import ForwarderActor
+from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, living_nodes
-from shmacc.ray._shard import ShardActor
 
 _LOOK_FOR_NODES = 1.0
-_AGAIN = 0.2  # until another forwarder is made, where one has ended
+_AGAIN = 0.2  # until another host actor is made, where one has ended
 _AT_MOST = 30.0  # the same, if it ends again and again
-_PLACED = 10.0  # seconds that a node has to start a shard, at first: Ray may think a dead one alive
 _SERVED = 10.0  # one that has gone on for so long had started well
 
 _logger = logging.getLogger("shmacc")
@@ -45,14 +41,12 @@ class OwnerActor:
 
     def __init__(self, config: Config, step: int | None) -> None:
         self._config = config
-        self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing)
+        self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing, config.shards)
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
-        self._places: dict[int, str] = {}  # from shard to node
-        self._shards: dict[int, Any] = {}  # those that are there
-        self._forwarders: dict[str, Any] = {}
-        self._problems: dict[str, str] = {}  # from node to why its forwarder did not start
+        self._actors: dict[str, Any] = {}  # of the nodes
+        self._problems: dict[str, str] = {}  # from node to why it has no part in the group
 
     async def config(self) -> Config:
         """Return what the group was made with."""
@@ -135,11 +129,16 @@ class OwnerActor:
     def _is_past(self, after: int) -> bool:
         return self._core.is_ready and self._core.step > after
 
-    async def forwarders(self) -> tuple[Fence, dict[str, Any]]:
-        """Return the fence, and the forwarders of the hosts that are alive."""
+    async def actors(self) -> tuple[Fence, dict[str, Any]]:
+        """Return the fence, and the actors of the hosts that are alive."""
         self._core.tick(time.monotonic())
         alive = {name for name, (lives, _) in self._core.hosts().items() if lives}
-        return self._core.fence, {n: f for n, f in self._forwarders.items() if n in alive}
+        return self._core.fence, {n: a for n, a in self._actors.items() if n in alive}
+
+    async def lost(self) -> frozenset[str]:
+        """Return the hosts that are lost."""
+        self._core.tick(time.monotonic())
+        return self._core.lost
 
     async def set_global_step(self, step: int, request: str) -> int:
         """See `OwnerCore.set_global_step`."""
@@ -154,10 +153,6 @@ class OwnerActor:
         dropped = self._core.advance_step(step, time.monotonic())
         self._wake()
         return dropped
-
-    async def places(self) -> dict[int, str]:
-        """Return on which nodes the shards are."""
-        return self._places
 
     async def state(self) -> tuple[int, int, dict[str, HostState], dict[str, int]]:
         """Return the step, how many gradients there are, the hosts, and the counters."""
@@ -177,99 +172,46 @@ class OwnerActor:
 
     def _start(self) -> None:
         if not self._tasks:
-            shards = [self._keep_shard(number) for number in range(self._config.shards)]
-            going_on = [self._tick(), self._tend(), *shards]
+            going_on = [self._tick(), self._tend()]
             self._tasks = [asyncio.ensure_future(each) for each in going_on]
 
     async def _tick(self) -> None:
-        fence_step = self._core.fence
         while True:
             now = time.monotonic()
             self._core.tick(now)
             self._wake()
-            if self._core.fence != fence_step:
-                fence_step = self._core.fence
-                for shard in self._shards.values():
-                    shard.forget.remote(fence_step)
-            self._give_up_shards()
             await self._park(self._core.next_time(now) - now, lambda: True, once=True)
 
-    def _give_up_shards(self) -> None:
-        """End shards on the nodes of lost hosts: Ray takes much longer to see that a node is dead.
-
-        Hosts and the chief that wait for such a shard hear that it is no more; there will be
-        another one, and hosts ship again.
-        """
-        lost = self._lost_hosts()
-        for number, node in self._places.items():
-            if node in lost and number in self._shards:
-                ray.kill(self._shards.pop(number))
-
-    def _lost_hosts(self) -> set[str]:
-        return {name for name, (lives, _) in self._core.hosts().items() if not lives}
-
-    async def _keep_shard(self, number: int) -> None:
-        """Have a shard on a node that lives, and on another one when that is lost."""
-        patience = _PLACED
-        while True:
-            alive = await asyncio.to_thread(living_nodes, self._config.hosts)
-            heard = {name for name, (lives, _) in self._core.hosts().items() if lives}
-            nodes = sorted(alive & heard or alive)
-            # It has ended there, or did not start: perhaps nobody knows yet that the node is dead.
-            nodes = [node for node in nodes if node != self._places.get(number)] or nodes
-            if nodes:
-                taken = [node for other, node in self._places.items() if other != number]
-                self._places[number] = min(nodes, key=taken.count)  # the one with the fewest
-                await self._have_shard(number, patience)
-                patience = min(2 * patience, _AT_MOST)
-            await asyncio.sleep(_AGAIN)
-
-    async def _have_shard(self, number: int, patience: float) -> None:
-        there = NodeAffinitySchedulingStrategy(self._places[number], soft=False)
-        actor = ray.remote(concurrency_groups={"end": 1})(ShardActor)
-        shard = None
-        try:
-            shard = self._make(actor, f"shard {number}", number, scheduling_strategy=there)
-            async with asyncio.timeout(patience):
-                self._places[number] = await shard.node.remote()  # of an earlier owner's: another
-            self._shards[number] = shard
-            await shard.until_it_ends.options(concurrency_group="end").remote()
-        except (ray.exceptions.ActorDiedError, ValueError):  # one of this name ended just now
-            pass
-        # Out of reach, or not started, and Ray may take long to see that its node is dead.
-        except (*LOST, TimeoutError):
-            ray.kill(shard)
-        self._shards.pop(number, None)
-
     async def _tend(self) -> None:
-        """Give each node that is alive a forwarder, nodes that join later, too."""
+        """Give each node that is alive its actor, nodes that join later, too."""
         kept: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
                 alive = await asyncio.to_thread(living_nodes, self._config.hosts)
                 for node in alive - kept.keys():
-                    kept[node] = asyncio.ensure_future(self._keep_forwarder(node))
+                    kept[node] = asyncio.ensure_future(self._keep(node))
                 for node in kept.keys() - alive:
                     kept.pop(node).cancel()
-                    self._forwarders.pop(node, None)
+                    self._actors.pop(node, None)
                     self._problems.pop(node, None)
                 await asyncio.sleep(_LOOK_FOR_NODES)
         finally:
             for task in kept.values():
                 task.cancel()
 
-    async def _keep_forwarder(self, node: str) -> None:
-        """Have a forwarder serve on a node; make another when it ends, ever more slowly."""
+    async def _keep(self, node: str) -> None:
+        """Have the actor of a node serve; make another when it ends, ever more slowly."""
         pause = _AGAIN
         while True:
             began = time.monotonic()
             try:
-                self._forwarders[node] = self._make_forwarder(node)
-                await self._forwarders[node].serve.remote()
+                self._actors[node] = actor = self._make(node)
+                await actor.serve.remote()
+                ray.kill(actor)  # it knows of a later one
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
                 _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
-                ray.kill(self._forwarders[node])
+                ray.kill(actor)
             # Its process has died, or it got no place since some node was not known; ValueError:
             # one of this name ended just now.
             except (*LOST, ValueError):
@@ -277,27 +219,18 @@ class OwnerActor:
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
 
-    def _make_forwarder(self, node: str) -> Any:
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self._make(
-            ray.remote(ForwarderActor),
-            f"forwarder {node}",
-            node,
-            scheduling_strategy=there,
-            max_concurrency=4,
-        )
-
-    def _make(self, actor: Any, part: str, argument: object, **options: Any) -> Any:
-        """Make an actor, or find the one that an earlier owner has made."""
-        made = actor.options(
-            name=self._config.actor(part),
+    def _make(self, node: str) -> Any:
+        """Make the actor of a node, or find the one that an earlier owner has made."""
+        made = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).options(
+            name=self._config.actor(f"host {node}"),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
+            max_concurrency=4,  # one of them serves
             num_cpus=0,
-            **options,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return made.remote(self._config, argument)
+        return made.remote(self._config, node)
 
     # Calls that wait
 

@@ -106,7 +106,7 @@ class HostState:
     Attributes:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
-        problem: Why its forwarder could not start, if it could not; it is tried again.
+        problem: Why it has no segment, if it could not be made; it is tried again.
     """
 
     alive: bool
@@ -143,10 +143,10 @@ class Shard:
             Whatever it raises. If the shard has died, RayActorError: let it leave the block, and
             the next round has the same gradients.
         """
-        found = ray.get(self._actor.run.remote(self._opened, function, args))
+        found = ray.get(self._actor.run.remote(self.number, self._opened, function, args))
         if isinstance(found, Missing):
             raise ray.exceptions.RayActorError(
-                error_msg=f"Shard {self.number} was started again and has lost its part"
+                error_msg=f"The host of shard {self.number} was started again and has lost its part"
             )
         return found
 

@@ -1,12 +1,11 @@
 """A chief's round over all hosts: asking for it, having the shards add up, ending it."""
 
 import contextlib
-import math
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
@@ -37,6 +36,8 @@ from shmacc.errors import (
 )
 from shmacc.ray._link import ANSWER, Link, Wait, finished
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
+
+_LOOK = 0.5  # seconds without an answer of a shard until the owner is asked whether it is lost
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -92,19 +93,19 @@ class Round(Generic[_Result]):
             raise
 
     def _enter(self) -> _Result:
-        link, wait = self._link, Wait(self._timeout)
+        link, waiting = self._link, Wait(self._timeout)
         while True:
-            answer = link.wait("ask", self._ticket, self._required, wait=wait, tell=self._tell)
+            answer = link.wait("ask", self._ticket, self._required, wait=waiting, tell=self._tell)
             match answer:
                 case Opened():
                     if self._heartbeat is None:
                         self._heartbeat = _Heartbeat(link, self._ticket, self._required)
-                    result = self._fetch(answer, wait.until)
+                    result = self._fetch(answer, waiting.until)
                     if not isinstance(result, Missing):
                         return cast("_Result", result)  # as `sharded` says
                     link.call("missing", self._ticket, result.keys)
                 case Waiting():
-                    if wait.is_over():
+                    if waiting.is_over():
                         raise self._deadline_exceeded(answer)
                 case _:
                     raise _error_of(answer, link)
@@ -118,54 +119,27 @@ class Round(Generic[_Result]):
 
     def _fetch(self, opened: Opened, until: float) -> Any:
         """Have the shards add up; Missing: some have lost pieces."""
-        link = self._link
-        numbers = [number for number in range(link.config.shards) if opened.of_shard(number)]
-        actors = link.shards()
-        missing: set[BatchKey] = set()
-
-        def arrived(results: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-            """Wait for results of shards; what came, in the order in which it came."""
-            shards = {result: number for number, result in results.items()}
-            for result in self._completed(shards, until):
-                try:
-                    found = result.result()
-                except LOST:
-                    link.lost_shard()
-                    missing.update(opened.of_shard(shards[result]))
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
-                else:
-                    if isinstance(found, Missing):
-                        missing.update(found.keys)
-                    else:
-                        yield shards[result], found
-
+        numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
+        found = {number: self._link.host(opened.places[number]) for number in numbers}
+        actors = {number: actor for number, actor in found.items() if actor is not None}
+        if gone := found.keys() - actors.keys():
+            return Missing(tuple({key for number in gone for key in opened.of_shard(number)}))
+        answers = _Answers(self._link, opened, until)
         if self._sharded:
-            calls = {n: actors[n].run.remote(opened, _nothing, ()) for n in numbers}
-            dict(arrived({n: call.future() for n, call in calls.items()}))
-            shards = tuple(Shard(n, actors[n], opened) for n in numbers)
-            return Missing(tuple(missing)) if missing else ShardedTaken(opened, shards)
+            calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
+            dict(answers.of({n: call.future() for n, call in calls.items()}))
+            shards = tuple(Shard(n, a, opened) for n, a in actors.items())
+            return answers.missing() or ShardedTaken(opened, shards)
         # Futures fetch what there is at once, from other nodes, too.
-        rows = {n: actors[n].rows.remote(opened).future() for n in numbers}
-        values = {n: actors[n].values.remote(opened).future() for n in numbers}
-        found = dict(arrived(rows))
-        if missing:
-            return Missing(tuple(missing))
-        joining = Joining(link.plan, opened, found)
-        for number, part in arrived(values):
-            joining.add(number, part)
-        return Missing(tuple(missing)) if missing else joining.taken()
-
-    def _completed(self, shards: Mapping[Any, int], until: float) -> Iterator[Any]:
-        left = None if math.isinf(until) else max(0.0, until - time.monotonic())
-        try:
-            yield from as_completed(shards, left)
-        except TimeoutError:
-            silent = sorted(number for call, number in shards.items() if not call.done())
-            raise DeadlineExceededError(
-                f"Shards {', '.join(map(str, silent))} of {self._link.config.name!r} have not "
-                f"answered: {self._link.where(silent)}"
-            ) from None
+        rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
+        values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
+        of_shards = {number: part.unpack() for number, part in answers.of(rows)}
+        if missing := answers.missing():
+            return missing
+        joining = Joining(self._link.plan, opened, of_shards)
+        for number, part in answers.of(values):
+            joining.add(number, part.unpack())
+        return answers.missing() or joining.taken()
 
     def __exit__(
         self,
@@ -203,6 +177,61 @@ class Round(Generic[_Result]):
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
+
+
+class _Answers:
+    """Answers of the shards of a round."""
+
+    def __init__(self, link: Link, opened: Opened, until: float) -> None:
+        self._link, self._opened, self._until = link, opened, until
+        self._missing: set[BatchKey] = set()
+
+    def missing(self) -> Missing | None:
+        """Return what shards do not have; None: they had everything until now."""
+        return Missing(tuple(self._missing)) if self._missing else None
+
+    def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Wait for the answers to calls by shard; return them in the order in which they come.
+
+        The owner says which hosts are lost: nobody waits for what is there.
+        """
+        waiting = {call: number for number, call in calls.items()}
+        while waiting:
+            left = min(_LOOK, max(0.0, self._until - time.monotonic()))
+            ended = wait(waiting, left, FIRST_COMPLETED).done
+            for call in ended:
+                number = waiting.pop(call)
+                if (found := self._result(number, call)) is not None:
+                    yield number, found
+            if not ended and time.monotonic() >= self._until:
+                raise self._no_answer(sorted(waiting.values()))
+            if not ended:
+                until = max(self._until, time.monotonic() + ANSWER)
+                lost = self._link.call("lost", until=until)
+                for call, number in list(waiting.items()):
+                    if self._opened.places[number] in lost:
+                        self._missing.update(self._opened.of_shard(number))
+                        del waiting[call]
+
+    def _result(self, number: int, call: Any) -> Any | None:
+        try:
+            found = call.result()
+        except LOST:
+            self._link.lost_host(self._opened.places[number])
+            found = Missing(self._opened.of_shard(number))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        if isinstance(found, Missing):
+            self._missing.update(found.keys)
+            return None
+        return found if found is not None else ()
+
+    def _no_answer(self, shards: list[int]) -> DeadlineExceededError:
+        where = ", ".join(f"{n} on node {self._opened.places[n]}" for n in shards)
+        return DeadlineExceededError(
+            f"Shards {', '.join(map(str, shards))} of {self._link.config.name!r} have not "
+            f"answered: they are stopped, or cut off: {where}"
+        )
 
 
 class _Heartbeat:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -112,7 +112,7 @@ class Faults:
 
 
 class Host:
-    """A host: its segment, its forwarder, and whether messages reach it."""
+    """A host: its segment, its forwarder, the shards that are there, and whether it is reached."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -121,6 +121,7 @@ class Host:
         self.core: ForwarderCore | None = None
         self.reachable = True
         self.shipping: set[int] = set()
+        self.shards: defaultdict[int, ShardCore[list[Gradient]]] = defaultdict(ShardCore)
         self.start()
 
     def start(self) -> None:
@@ -137,8 +138,9 @@ class Host:
         self.poll(core)
 
     def die(self) -> None:
-        """The forwarder dies: its round of the segment is nobody's any more."""
+        """Its process dies: its round of the segment is nobody's any more, its pieces are gone."""
         self.core = None
+        self.shards.clear()
         self.segment.held = False
         self.world.after(self.world.random.uniform(0.02, 0.3), self.start)
 
@@ -208,9 +210,10 @@ class Host:
         key = BatchKey(self.name, self.incarnation, seq)
         fence = core._fence
         assert fence is not None
+        places = [world.host(name) for name in core.places]
         pieces: dict[int, list[Gradient]] = {}
         for gradient in self.segment.content:
-            pieces.setdefault(gradient.identity % len(world.shards), []).append(gradient)
+            pieces.setdefault(gradient.identity % len(places), []).append(gradient)
         world.shipped[key] = list(self.segment.content)
         wanted = set(pieces)
 
@@ -221,8 +224,9 @@ class Host:
             world.after(0.3, lambda: attempt(shard))
 
         def stage(shard: int) -> None:
-            world.shards[shard].stage(fence, key, pieces[shard])
-            world.send(lambda: acknowledged(shard), self)
+            if places[shard].reachable:
+                places[shard].shards[shard].stage(fence, key, pieces[shard])
+                world.send(lambda: acknowledged(shard), self)
 
         def acknowledged(shard: int) -> None:
             wanted.discard(shard)
@@ -328,12 +332,23 @@ class Chief:
             self.next_round()
 
     def fetch(self, ticket: str, opened: Opened) -> None:
-        """Have the shards add up; all of them, or the members that are missing."""
+        """Have the shards add up; all of them, or the members that are missing.
+
+        A shard's host that does not answer is asked again with the chief's next heartbeat, until
+        the owner says that it is lost.
+        """
         world = self.world
         got: list[Gradient] = []
         lost: set[BatchKey] = set()
-        for number, shard in enumerate(world.shards):
+        for number, place in enumerate(opened.places):
             keys = opened.of_shard(number)
+            if not (keys and world.host(place).reachable):
+                if place in world.owner.lost:
+                    lost.update(keys)
+                elif keys:
+                    return
+                continue
+            shard = world.host(place).shards[number]
             absent = shard.missing(opened.fence, keys)
             lost.update(absent)
             if not absent:
@@ -424,8 +439,8 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.term = 1
+        self.shards = shards
         self.owner = self._owner(0)
-        self.shards: list[ShardCore[list[Gradient]]] = [ShardCore() for _ in range(shards)]
         self.hosts = [Host(self, f"host{i}") for i in range(hosts)]
         self.workers = [
             Worker(self, host, i * workers + j if contributors else None, follows=follows)
@@ -518,6 +533,9 @@ class World:
         """Let nothing go wrong from here on."""
         self.faults = Faults()
 
+    def host(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
     def _any_host(self) -> Host:
         return self.random.choice(self.hosts)
 
@@ -532,6 +550,7 @@ class World:
             return
         host.reachable = False
         host.core = None
+        host.shards.clear()
         mine = [worker for worker in self.workers if worker.host is host and worker.alive]
         for worker in mine:
             worker.alive = False
@@ -554,7 +573,7 @@ class World:
         self.orders()
 
     def _lose_shard(self) -> None:
-        self.shards[self.random.randrange(len(self.shards))] = ShardCore()
+        self._any_host().shards.clear()
 
     def _restart_owner(self) -> None:
         self.term += 1
@@ -600,7 +619,7 @@ class World:
                     world.audit(block)
                 super()._end_block(consume=consume)
 
-        return Owner(self.term, step, TIMING)
+        return Owner(self.term, step, TIMING, self.shards)
 
     def audit(self, block: Opened) -> None:
         """Hold a round that is consumed against the books."""

@@ -22,6 +22,7 @@ import shmacc.ray
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.packed import PackedPiece
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc.errors import (
@@ -31,9 +32,9 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
+from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
-from shmacc.ray._shard import ShardActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,7 +302,7 @@ class _Shard:
         members: dict[str, shmacc.TensorSpec] = {"m": rows}
         self.plan = Plan(members, 1)
         config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), 1)
-        self.actor: Any = ray.remote(ShardActor).remote(config, 0)
+        self.actor: Any = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).remote(config, "h")
 
     def stage(self, number: int, host: str, seq: int, weight: int, row: int | None) -> Member:
         """Have a host ship a gradient that has 1.0 in a row; None: in no row."""
@@ -312,14 +313,14 @@ class _Shard:
             sealed = LocalSegment(group, 1).seal()
         pieces = dict(self.plan.split(sealed)) if row is not None else {}
         if row is not None:
-            ray.get(self.actor.stage.remote(fence, key, pieces[0]))
+            ray.get(self.actor.stage.remote(0, fence, key, PackedPiece.of(pieces[0])))
         return Member(key, Batch(seq, describe(sealed), frozenset(pieces)))
 
     def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
         opened = Opened(Fence(1, number), 0, members)
-        rows = ray.get(self.actor.rows.remote(opened))["m"].indices.tolist()
-        values = ray.get(self.actor.values.remote(opened))["m"].reshape(-1).tolist()
+        rows = ray.get(self.actor.rows.remote(0, opened)).unpack()["m"].indices.tolist()
+        values = ray.get(self.actor.values.remote(0, opened)).unpack()["m"].reshape(-1).tolist()
         ray.get(self.actor.forget.remote(Fence(1, number + 1)))
         return rows, values
 
@@ -360,9 +361,9 @@ def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
         taken["m"].values[...] += 7  # which only the same arrays remember
         return float(taken["m"].values[0, 0])
 
-    assert ray.get(shard.actor.run.remote(opened, mark, ())) == 8.0
+    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 8.0
     shard.stage(0, "a", 2, 1, 5)
-    assert ray.get(shard.actor.run.remote(opened, mark, ())) == 15.0
+    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 15.0
     ray.kill(shard.actor)
 
 

@@ -30,8 +30,8 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
     assert carried > 1000
     assert lost > 0
     assert figures["counters"]["lost_hosts"] >= 1
-    # A forwarder's death in the moment after its batch became a member may cost what came then.
-    assert figures["lost to forwarders"] <= 6
+    # The death of a node's actor right after its batch became a member may cost what came then.
+    assert figures["lost to hosts' actors"] <= 6
     # The hosts' last gradients: as if never applied; and those of a step that was void for it.
     assert figures["lost to links"] <= 6
     assert figures["lost to nodes"] <= 4

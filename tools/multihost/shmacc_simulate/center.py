@@ -43,16 +43,15 @@ class _Ask:
 class Owner:
     """The owner, at the first host: a process with one thread, which no death meets here."""
 
-    def __init__(self, world: World, shards: list[Shard]) -> None:
-        self._world, self._shards = world, shards
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.at = 0
-        self.core = OwnerCore(1, 0, world.scenario.timing)
+        self.core = OwnerCore(1, 0, world.scenario.timing, world.scenario.shards)
         self._processor = Processor(world.clock)
         self._half = world.scenario.machine.owner_call / 2  # a call comes; it is answered
         self._calls: list[_Call] = []
         self._asks: list[_Ask] = []
         self._serial = -1
-        self._fence = self.core.fence
         self._tick_at = 0.0
 
     def enrol(self, host: str) -> int:
@@ -126,11 +125,6 @@ class Owner:
         for ask in list(self._asks):
             if not isinstance(core.answer(ask.ticket), Waiting):
                 self._answer_chief(ask)
-        if core.fence != self._fence:
-            self._fence = core.fence
-            for shard in self._shards:
-                forget = partial(shard.forget, self._fence)
-                world.network.small(self.at, shard.at, SMALL_BYTES, forget)
         due = core.next_time(world.clock.now)
         if not world.clock.now < self._tick_at <= due:
             self._tick_at = due
@@ -160,27 +154,14 @@ class Owner:
 
 
 class Shard:
-    """A shard: one call at a time, pieces are their sizes."""
+    """A shard at one host: one call at a time, pieces are their sizes."""
 
     def __init__(self, world: World, at: int) -> None:
         self._world = world
         self.at = at
         self.alive = True
-        self._start()
-
-    def _start(self) -> None:
         self._core: ShardCore[float] = ShardCore()
-        self._processor = Processor(self._world.clock)
-
-    def move(self, to: int) -> None:
-        """Die with its host, and start elsewhere, empty."""
-        self.alive = False
-
-        def start() -> None:
-            self.at, self.alive = to, True
-            self._start()
-
-        self._world.clock.after(self._world.scenario.machine.respawn, start)
+        self._processor = Processor(world.clock)
 
     def stage(self, fence: Fence, key: BatchKey, size: float, then: Callable[[bool], None]) -> None:
         """See `ShardCore.stage`; says whether the call came to its end."""
@@ -188,7 +169,7 @@ class Shard:
 
         def handle() -> None:
             core.stage(fence, key, size)
-            then(self._lives_on(core))
+            then(self.alive)
 
         self._processor.run(self._world.scenario.machine.call, handle)
 
@@ -202,19 +183,44 @@ class Shard:
         """Add the pieces of a round up; or say which are missing."""
         keys = opened.of_shard(number)
         machine = self._world.scenario.machine
-        if not self.alive:
-            self._world.clock.after(machine.retry, lambda: then(keys))
-            return
         core = self._core
         if missing := core.missing(opened.fence, keys):
             self._processor.run(machine.call, lambda: then(missing))
             return
 
         def done() -> None:
-            then(() if self._lives_on(core) else keys)
+            then(() if self.alive else keys)
 
         size = sum(core.pieces(keys))
         self._processor.run(machine.call + size / self._world.rates.reduce, done)
 
-    def _lives_on(self, core: ShardCore[float]) -> bool:
-        return self.alive and core is self._core
+
+class Shards:
+    """The shards of all hosts."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._hosts: dict[str, dict[int, Shard]] = {}
+
+    def start(self, host: str) -> None:
+        """Have a host, which has nothing yet."""
+        self._hosts[host] = {}
+
+    def die(self, host: str) -> None:
+        """Lose all that is at a host."""
+        for shard in self._hosts.pop(host).values():
+            shard.alive = False
+
+    def at(self, host: str, number: int) -> Shard | None:
+        """Return a shard at a host; None: the host is dead."""
+        shards = self._hosts.get(host)
+        if shards is None:
+            return None
+        if number not in shards:
+            shards[number] = Shard(self._world, int(host.rpartition(" ")[2]))
+        return shards[number]
+
+    def forget(self, host: str, before: Fence) -> None:
+        """Have a host drop the pieces of rounds that are over."""
+        for shard in self._hosts[host].values():
+            shard.forget(before)

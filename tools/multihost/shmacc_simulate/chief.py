@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmacc._multihost.messages import Answer, BatchKey
-    from shmacc_simulate.center import Owner, Shard
+    from shmacc_simulate.center import Owner, Shards
     from shmacc_simulate.world import World
 
 _AT = 0  # its host: the first one
@@ -21,7 +21,7 @@ _AT = 0  # its host: the first one
 class Chief:
     """Leads: asks, fetches the mean, or leaves it at the shards; and again."""
 
-    def __init__(self, world: World, owner: Owner, shards: list[Shard]) -> None:
+    def __init__(self, world: World, owner: Owner, shards: Shards) -> None:
         self._world, self._owner, self._shards = world, owner, shards
         self._processor = Processor(world.clock)
         self._ticket = ""
@@ -45,7 +45,11 @@ class Chief:
                 self._in_block = self._ticket
                 self._keep_alive(self._ticket)
             _Fetch(
-                self._world, self._shards, answer, lambda lost: self._fetched(answer, lost)
+                self._world,
+                self._owner,
+                self._shards,
+                answer,
+                lambda lost: self._fetched(answer, lost),
             ).start()
         elif isinstance(answer, Waiting):
             self._ask()
@@ -89,6 +93,7 @@ class _Fetch:
 
     Args:
         world: Of the world.
+        owner: Says which hosts are lost.
         shards: All of them.
         opened: The round.
         then: Called with the batches that shards have lost.
@@ -97,12 +102,14 @@ class _Fetch:
     def __init__(
         self,
         world: World,
-        shards: list[Shard],
+        owner: Owner,
+        shards: Shards,
         opened: Opened,
         then: Callable[[set[BatchKey]], None],
     ) -> None:
-        self._world, self._shards, self._opened, self._then = world, shards, opened, then
-        self._numbers = [n for n in range(len(shards)) if opened.of_shard(n)]
+        self._world, self._owner, self._shards = world, owner, shards
+        self._opened, self._then = opened, then
+        self._numbers = [n for n in range(len(opened.places)) if opened.of_shard(n)]
         self._waiting = set(self._numbers)
         self._lost: set[BatchKey] = set()
 
@@ -112,7 +119,16 @@ class _Fetch:
             self._call(number)
 
     def _call(self, number: int) -> None:
-        shard, opened = self._shards[number], self._opened
+        opened = self._opened
+        place = opened.places[number]
+        shard = self._shards.at(place, number)
+        if shard is None:
+            if place in self._owner.core.lost:
+                self._answer(number, _AT, opened.of_shard(number))
+            else:
+                retry = self._world.scenario.machine.retry
+                self._world.clock.after(retry, lambda: self._call(number))
+            return
         at = shard.at
 
         def answer(missing: tuple[BatchKey, ...]) -> None:

@@ -14,7 +14,7 @@ from shmacc_simulate.scenario import SMALL_BYTES
 
 if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
-    from shmacc_simulate.center import Owner, Shard
+    from shmacc_simulate.center import Owner, Shard, Shards
     from shmacc_simulate.world import World
 
 
@@ -55,7 +55,7 @@ class Host:
     of the owner that wait there until there is another order.
     """
 
-    def __init__(self, world: World, number: int, owner: Owner, shards: list[Shard]) -> None:
+    def __init__(self, world: World, number: int, owner: Owner, shards: Shards) -> None:
         self._world, self._owner, self.shards = world, owner, shards
         self.number = number
         self.name = f"host {number:04}"
@@ -77,6 +77,7 @@ class Host:
         """Boot: a new segment, a forwarder, workers."""
         world = self._world
         self.alive = True
+        self.shards.start(self.name)
         self._life += 1
         self._processor = Processor(world.clock)
         self.segment = Segment(world.new_number())
@@ -96,6 +97,7 @@ class Host:
     def die(self) -> None:
         """Everything on the host is gone."""
         self.alive = False
+        self.shards.die(self.name)
         self.core = None
         self._life += 1
 
@@ -139,6 +141,8 @@ class Host:
                 self.calls -= 1
                 core.receive(order)
                 self._serial = order.serial
+                if order.ready:
+                    self.shards.forget(self.name, order.fence)
                 self._drive()
 
         self._processor.run(self._world.scenario.machine.call, handle)
@@ -231,7 +235,7 @@ class Host:
         content = tuple(self.segment.content)
         world.books.shipped(key, content)
         total = world.scenario.shipped(len(content))
-        self._shipping = _Shipping(world, self, key, fence, total / len(self.shards))
+        self._shipping = _Shipping(world, self, key, fence, total, core.places)
         self._shipping.start()
 
     def ready_to_send(self) -> float:
@@ -246,21 +250,30 @@ class Host:
         """See that the pieces are all there."""
         if self.core is not None and self.is_shipping(shipping):
             self._shipping = None
-            self.core.shipped(shipping.seq, frozenset(range(len(self.shards))))
+            self.core.shipped(shipping.seq, frozenset(range(len(shipping.places))))
             self._drive()
 
 
 class _Shipping:
     """Pieces on their way to the shards."""
 
-    def __init__(self, world: World, host: Host, key: BatchKey, fence: Fence, size: float) -> None:
-        self.seq = key.seq
-        self._world, self._host, self._key, self._fence, self._size = world, host, key, fence, size
-        self._wanted = set(range(len(host.shards)))
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        key: BatchKey,
+        fence: Fence,
+        size: float,
+        places: tuple[str, ...],
+    ) -> None:
+        self.seq, self.places = key.seq, places
+        self._world, self._host, self._key, self._fence = world, host, key, fence
+        self._size = size / len(places)
+        self._wanted = set(range(len(places)))
 
     def start(self) -> None:
         """Send: each host to another shard first, as streams that share a NIC would come out."""
-        shards = len(self._host.shards)
+        shards = len(self.places)
         for number in range(shards):
             self._send((self._host.number + number) % shards)
 
@@ -268,28 +281,34 @@ class _Shipping:
         host = self._host
         if not host.is_shipping(self):
             return
-        at = host.shards[number].at
+        shard = host.shards.at(self.places[number], number)
+        if shard is None:
+            self._staged(number, shard, staged=False)
+            return
         self._world.network.large(
-            host.number, at, self._size, host.ready_to_send(), lambda: self._arrive(number, at)
+            host.number,
+            shard.at,
+            self._size,
+            host.ready_to_send(),
+            lambda: self._arrive(number, shard),
         )
 
-    def _arrive(self, number: int, at: int) -> None:
-        shard = self._host.shards[number]
-        if at != shard.at or not shard.alive:
-            self._staged(number, at, staged=False)
+    def _arrive(self, number: int, shard: Shard) -> None:
+        if not shard.alive:
+            self._staged(number, shard, staged=False)
         else:
             shard.stage(
                 self._fence,
                 self._key,
                 self._size,
-                lambda staged: self._staged(number, at, staged=staged),
+                lambda staged: self._staged(number, shard, staged=staged),
             )
 
-    def _staged(self, number: int, at: int, *, staged: bool) -> None:
+    def _staged(self, number: int, shard: Shard | None, *, staged: bool) -> None:
         world = self._world
-        if staged:
+        if staged and shard is not None:
             answered = partial(self._answered, number)
-            world.network.small(at, self._host.number, SMALL_BYTES, answered)
+            world.network.small(shard.at, self._host.number, SMALL_BYTES, answered)
         else:  # the shard is gone: the call fails
             world.clock.after(world.scenario.machine.retry, lambda: self._send(number))
 

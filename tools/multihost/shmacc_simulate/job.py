@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from shmacc_simulate.center import Owner, Shard
+from shmacc_simulate.center import Owner, Shards
 from shmacc_simulate.chief import Chief
 from shmacc_simulate.hosts import Host
 from shmacc_simulate.scenario import Result, Scenario
@@ -19,10 +19,8 @@ class Job:
         self.scenario = scenario
         self.world = World(scenario)
         self.died = 0
-        self.shards = [
-            Shard(self.world, number % scenario.hosts) for number in range(scenario.shards)
-        ]
-        self.owner = Owner(self.world, self.shards)
+        self.shards = Shards(self.world)
+        self.owner = Owner(self.world)
         self.hosts = [
             Host(self.world, number, self.owner, self.shards) for number in range(scenario.hosts)
         ]
@@ -59,11 +57,6 @@ class Job:
     def _kill(self, host: Host) -> None:
         self.died += 1
         host.die()
-        for shard in self.shards:
-            if shard.at == host.number and shard.alive:
-                shard.move(
-                    self.world.random.choice([other.number for other in self.hosts if other.alive])
-                )
         self.world.clock.after(self.scenario.away, host.start)
 
     def _result(self, started: tuple[float, int]) -> Result:

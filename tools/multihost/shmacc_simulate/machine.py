@@ -33,7 +33,6 @@ class Machine:
         sparse: Of sparse rows.
         dense: Of dense members.
         retry: Seconds until a call to a shard that is gone is made again.
-        respawn: Seconds until a shard whose host is gone is somewhere else.
     """
 
     bandwidth: float
@@ -43,7 +42,6 @@ class Machine:
     sparse: Rates
     dense: Rates
     retry: float = 0.2
-    respawn: float = 2.0
 
 
 # `tools/multihost/simulate.py --rates` printed these on the machine of docs/many-hosts.md, and

@@ -131,8 +131,7 @@ over after 10 simulated seconds.
 
 ## Deaths
 
-30 hosts; a host is away for 5 s, and what was on it is gone; so is its shard, which is started
-again on another host.
+30 hosts; a host is away for 5 s, and what was on it is gone; its shard is then on another host.
 
 {
         report.table(
