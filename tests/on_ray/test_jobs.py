@@ -167,6 +167,27 @@ def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token()
     assert f"* {len(numbers)} + number" in loop, "contributors of pods must not overlap"
 
 
+def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
+    """A full /dev/shm is then an error of the worker, and no bus error of the node's Ray."""
+    setting = "RAY_preallocate_plasma_memory"
+    spec = manifest("raycluster.yaml")["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        ray, *others = [
+            {entry["name"]: entry.get("value") for entry in container["env"]}
+            for container in pod["containers"]
+        ]
+        assert ray[setting] == "1"
+        assert not any(setting in environment for environment in others)
+        (volume,) = pod["volumes"]
+        size = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) << 30
+        assert int(group["rayStartParams"]["object-store-memory"]) <= size // 2
+    script = (FOLDER / "slurm.sh").read_text()
+    before, starts, _ = script.partition('--object-store-memory="$store"')
+    assert starts
+    assert f"export {setting}=1\n" in before
+
+
 def test_the_script_is_clean() -> None:
     for command in (["bash", "-n"], [BIN / "shellcheck", "--enable=quote-safe-variables"]):
         subprocess.run([*command, FOLDER / "slurm.sh"], check=True)
@@ -212,6 +233,7 @@ class Job:
             "SLURM_SUBMIT_DIR": str(folder),
             "WORKERS_PER_NODE": "2",
             "STEPS": str(steps),
+            "OBJECT_STORE_BYTES": str(150 << 20),
         }
         for name in ("RAY_ADDRESS", "SHMACC_NAMESPACE"):
             environment.pop(name, None)

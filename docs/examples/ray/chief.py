@@ -16,7 +16,9 @@ def main(workers: int, steps: int) -> None:
     start = {"weights": np.zeros(4)}
     with (
         shmacc.ray.PublishedArrays(start, "line.parameters", unlink_on_close=True) as parameters,
-        shmacc.ray.AccumulatorGroup(MEMBERS, "line", unlink_on_close=True) as group,
+        shmacc.ray.AccumulatorGroup(
+            MEMBERS, "line", if_exists="replace", unlink_on_close=True
+        ) as group,
     ):
         for _ in range(steps):
             with group.round(workers, timeout=600) as taken:

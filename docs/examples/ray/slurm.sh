@@ -19,6 +19,9 @@ workers=$((workers_per_node * SLURM_JOB_NUM_NODES))
 export SHMACC_NAMESPACE=job-$SLURM_JOB_ID
 export OPENBLAS_NUM_THREADS=1
 export RAY_USAGE_STATS_ENABLED=0
+# Ray takes its part of /dev/shm when it starts: else a full one kills it (a bus error).
+export RAY_preallocate_plasma_memory=1
+store=${OBJECT_STORE_BYTES:-$((2 << 30))}
 port=$((20000 + SLURM_JOB_ID % 10000))
 head=$(hostname)
 address=$(hostname --all-ip-addresses) # not --ip-address, which may be a loopback one
@@ -49,7 +52,8 @@ trap end EXIT
 trap 'exit 143' TERM INT
 
 ray_on() { # srun's options, then those of ray start
-    srun --overlap --cpus-per-task="$SLURM_CPUS_PER_TASK" "$@" --block --disable-usage-stats &
+    srun --overlap --cpus-per-task="$SLURM_CPUS_PER_TASK" "$@" --block --disable-usage-stats \
+        --object-store-memory="$store" &
 }
 
 ray_on --nodes=1 --ntasks=1 --nodelist="$head" ray start --head --node-ip-address="$address" \
