@@ -30,7 +30,7 @@ SOAK_SECONDS ?= 600
 VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 
 .PHONY: help compare demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
-	soak asan tsan aarch64 bench bench-quick \
+	soak soak-ray asan tsan aarch64 bench bench-quick \
 	instructions pictures alerts reference pins clean
 
 help: ## this list
@@ -107,6 +107,9 @@ bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare R
 
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
+
+soak-ray: .venv-ray/.installed ## kill, freeze and replace parts of a Ray cluster for SOAK_SECONDS, and keep the books
+	SOAK_SECONDS=$(SOAK_SECONDS) .venv-ray/bin/pytest -s -o timeout=0 tests/on_ray/test_chaos.py
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	CXX=$(CXX) $(MAKE) --no-print-directory .venv-asan/.tested VENV=.venv-asan \

@@ -122,8 +122,8 @@ class Round(Generic[_Result]):
         numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
         found = {number: self._link.host(opened.places[number]) for number in numbers}
         actors = {number: actor for number, actor in found.items() if actor is not None}
-        if gone := found.keys() - actors.keys():
-            return Missing(tuple({key for number in gone for key in opened.of_shard(number)}))
+        if absent := found.keys() - actors.keys():
+            return Missing(tuple({key for number in absent for key in opened.of_shard(number)}))
         answers = _Answers(self._link, opened, until)
         if self._sharded:
             calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
