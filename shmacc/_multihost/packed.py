@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._multihost.pieces import ShardRows
 from shmacc._records.taken import DensePartial, GroupPartial, SparsePartial
 
 Array = npt.NDArray[Any]
@@ -88,14 +87,15 @@ class PackedPiece:
         members: list[tuple[str, int, int, tuple[int, ...] | None]] = []
         arrays: list[Array] = []
         for name, sums in piece.items():
+            shape = None
             if isinstance(sums, SparsePartial):
-                members.append((name, sums.count, sums.weight, tuple(sums.shape.tolist())))
+                shape = tuple(sums.shape.tolist())
                 arrays += sums.indices, sums.values, sums.row_counts
             else:
-                members.append((name, sums.count, sums.weight, None))
                 arrays.append(sums.value)
-        packed = Packed.of(arrays, copy=copy)
-        return cls(tuple(members), packed, (piece.count, piece.step, piece.weight))
+            members.append((name, sums.count, sums.weight, shape))
+        terms = piece.count, piece.step, piece.weight
+        return cls(tuple(members), Packed.of(arrays, copy=copy), terms)
 
     def unpack(self) -> GroupPartial:
         """Return the piece; its arrays are views."""
@@ -106,10 +106,9 @@ class PackedPiece:
             if shape is None:
                 found[name] = DensePartial(next(arrays), own, step, own_weight)
             else:
-                indices, values, row_counts = next(arrays), next(arrays), next(arrays)
-                dims = np.array(shape, np.int64)
+                indices, values, dims = next(arrays), next(arrays), np.array(shape, np.int64)
                 found[name] = SparsePartial(
-                    indices, values, dims, row_counts, own, step, own_weight
+                    indices, values, dims, next(arrays), own, step, own_weight
                 )
         return GroupPartial(found, count, step, weight)
 
@@ -129,24 +128,3 @@ class PackedArrays:
     def unpack(self) -> dict[str, Array]:
         """Return the mapping; its arrays are views."""
         return dict(zip(self.names, self.packed.arrays(), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Which rows a shard has in a round, as they are sent."""
-
-    indices: PackedArrays
-    row_counts: PackedArrays
-
-    @classmethod
-    def of(cls, rows: Mapping[str, ShardRows]) -> "PackedRows":
-        """Pack rows."""
-        return cls(
-            PackedArrays.of({name: of.indices for name, of in rows.items()}),
-            PackedArrays.of({name: of.row_counts for name, of in rows.items()}),
-        )
-
-    def unpack(self) -> dict[str, ShardRows]:
-        """Return the rows; their arrays are views."""
-        counts = self.row_counts.unpack()
-        return {name: ShardRows(own, counts[name]) for name, own in self.indices.unpack().items()}

@@ -8,7 +8,6 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,18 +135,13 @@ class Plan:
         return self._dims[name]
 
 
-@dataclass(frozen=True)
-class ShardRows:
-    """Which rows of a sparse member a shard has in a round, ascending, and their counts."""
+def rows_of(taken: GroupTaken) -> dict[str, IndexArray]:
+    """Return which rows a shard has in its part of a round, of each sparse member.
 
-    indices: IndexArray
-    row_counts: IndexArray
-
-
-def rows_of(taken: GroupTaken) -> dict[str, ShardRows]:
-    """Return which rows a shard has in its part of a round, of each sparse member."""
+    Shape ``(2, n)``: their numbers, ascending, and their counts.
+    """
     return {
-        name: ShardRows(part.indices, part.row_counts)
+        name: np.stack((part.indices, part.row_counts))
         for name, part in taken.items()
         if isinstance(part, SparseTaken)
     }
@@ -170,16 +164,16 @@ class Joining:
     Args:
         plan: Which part is where.
         opened: The round.
-        rows: Of each shard that has something of it, the rows of its sparse members.
+        rows: Of each shard that has something of it, its `rows_of`.
     """
 
     def __init__(
-        self, plan: Plan, opened: Opened, rows: Mapping[int, Mapping[str, ShardRows]]
+        self, plan: Plan, opened: Opened, rows: Mapping[int, Mapping[str, IndexArray]]
     ) -> None:
         self._plan = plan
         self._opened = opened
         self._totals = opened.totals()
-        self._rows: dict[str, ShardRows] = {}  # of all shards
+        self._rows: dict[str, IndexArray] = {}  # of all shards
         self._positions: dict[tuple[str, int], IndexArray] = {}  # of a shard's rows among them
         self._values: dict[str, npt.NDArray[Any]] = {}
         for name in self._totals:
@@ -190,21 +184,18 @@ class Joining:
             memory = _core.memory(math.prod(dims) * spec.dtype.itemsize)
             self._values[name] = memory.view(spec.dtype).reshape(dims)
 
-    def _place(self, name: str, found: Mapping[int, ShardRows]) -> int:
+    def _place(self, name: str, found: Mapping[int, IndexArray]) -> int:
         """Find the positions of a member's rows; return how many there are."""
-        none = np.empty(0, np.int64)
-        indices = np.concatenate([none, *(of.indices for of in found.values())])
-        counts = np.concatenate([none, *(of.row_counts for of in found.values())])
-        positions = _core.find_positions(indices)
+        rows = np.concatenate([np.empty((2, 0), np.int64), *found.values()], axis=1)
+        positions = _core.find_positions(rows[0])
         begin = 0
         for shard, of in found.items():
-            end = begin + len(of.indices)
+            end = begin + of.shape[1]
             self._positions[name, shard] = positions[begin:end]
             begin = end
-        self._rows[name] = ShardRows(np.empty_like(indices), np.empty_like(counts))
-        self._rows[name].indices[positions] = indices
-        self._rows[name].row_counts[positions] = counts
-        return len(indices)
+        self._rows[name] = np.empty_like(rows)
+        self._rows[name][:, positions] = rows
+        return len(positions)
 
     def add(self, shard: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Put a shard's values where they belong."""
@@ -230,9 +221,7 @@ class Joining:
                 continue
             first = (spec.shape or (None,))[0]
             shape = np.array([-1 if first is None else first, *values.shape[1:]], dtype=np.int64)
-            taken[name] = SparseTaken(
-                rows.indices, values, shape, rows.row_counts, count, step, weight, who
-            )
+            taken[name] = SparseTaken(rows[0], values, shape, rows[1], count, step, weight, who)
         return GroupTaken(taken, opened.count, step, opened.weight, who)
 
 

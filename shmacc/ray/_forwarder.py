@@ -1,125 +1,291 @@
-"""The forwarder of a node: it makes the segment there, and begins again with each owner.
+"""The forwarder of a node: what it does again and again, for as long as one owner knows it.
 
-What it has done is counted in shared arrays of the node, ``<name>.forwarder``, which outlive it:
-``shmacc-inspect show`` shows them.
+The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
+the core's actions: so everything that touches the segment or the core is in one thread. While
+nothing happens it reads no more than the count, which costs about a microsecond and takes no lock.
 """
 
-import contextlib
-from concurrent.futures import Future
+import queue
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._multihost import forwarder as act
+from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.host_group import HostGroup
-from shmacc._records.stats import Stats
-from shmacc.errors import ShmaccError
-from shmacc.ray._incarnation import Copy, Incarnation, Neighbours, Shared
-from shmacc.ray._parts import LOST, Config, counters_of, find
+from shmacc._multihost.messages import BatchKey, Fence, Order
+from shmacc._multihost.packed import PackedPiece
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._records.taken import GroupPartial
+from shmacc.ray._parts import LOST, Config, find
+from shmacc.ray._shipping import Shipping
 
-_AGAIN = 0.2  # until it looks for an owner again
-_COPY = 10.0  # that the thread has for a copy of what the segment has
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
-_COUNTERS = (
-    "group",  # the number of the group that the segment is of
-    "starts",  # of forwarders on this node
-    "reports",  # to the owner
-    "orders",  # of the owner
-    "step",  # of the owner, by the last order
-    "seals",  # of the segment, for a grant of the owner
-    "batches",  # shipped
-    "gradients",  # in these
-    "bytes",  # in these
-    "resent",  # pieces whose shard was lost meanwhile
-    "rounds",  # that consumed what was shipped
-    "resets",  # of the segment, whose gradients got into no round of this host's
-    "deaths",  # of processes that had applied
-    "refused",  # forwarders that were told of a later one, and ended
-)
+_BUSY = 0.001  # how long the thread waits for answers between two looks at the segment
+_IDLE = 0.02  # the same, if it is sealed, or nothing has changed for a while
+_RESTING = 0.5  # after so long
+_AGAIN = 0.2  # until a call that failed is tried again
+
+Copy = tuple[Fence | None, GroupPartial]
+"""What a segment has, and to which fence it belongs."""
 
 
-class Forwarder:
-    """The forwarder of a node: makes its segment, and has it follow the owner.
+class Neighbours(Protocol):
+    """What a forwarder needs of the shards of its own node; neither call waits."""
 
-    Args:
+    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: PackedPiece) -> "Future[None]":
+        """Keep a piece."""
+
+    def forget(self, before: Fence) -> None:
+        """Free the memory of rounds that are over."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a forwarder has in common with other threads.
+
+    Attributes:
         config: Of the group.
         host: The node.
         here: Its shards.
+        asked: Copies that chiefs want.
+        woken: Set by an answer, or by somebody who wants something.
+        stopped: Whether it is to end.
     """
 
-    def __init__(self, config: Config, host: str, here: Neighbours) -> None:
-        self._config = config
-        self._shared = Shared(config, host, here)
-        self._group: HostGroup | None = None
-        self._counters: SharedArrays | None = None
+    config: Config
+    host: str
+    here: Neighbours
+    asked: "queue.SimpleQueue[Future[Copy]]" = field(default_factory=queue.SimpleQueue)
+    woken: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
-    def run(self) -> None:
-        """Go on until it is stopped, or the owner knows a later forwarder of this node.
+    @property
+    def plan(self) -> Plan:
+        """Which row is at which shard."""
+        return Plan(self.config.members, self.config.shards)
 
-        Raises:
-            Whatever making the segment, or following the owner, has raised.
-        """
-        group, counters = self._make()
-        while not self._shared.stopped.is_set():
-            owner = find(self._config, "owner")
-            if owner is not None:
-                with contextlib.suppress(*LOST):  # there will be another one
-                    if not Incarnation(self._shared, owner, group, counters).run():
-                        return
-            self._shared.stopped.wait(_AGAIN)
 
-    def stop(self) -> None:
-        """Have `run` end soon."""
-        self._shared.stopped.set()
-        self._shared.woken.set()
+class Incarnation:
+    """One incarnation of a forwarder, from when it is known to the owner until that is lost.
 
-    def copy(self) -> Copy:
-        """Return what the segment has, and to which fence it belongs.
+    Args:
+        shared: What it has in common with other threads.
+        owner: The owner's actor.
+        group: The node's segment.
+        counters: Of what forwarders have done here.
+    """
 
-        Raises:
-            TimeoutError: The thread has not come to it.
-        """
-        asked: Future[Copy] = Future()
-        self._shared.asked.put(asked)
-        self._shared.woken.set()
-        return asked.result(_COPY)
+    def __init__(
+        self, shared: Shared, owner: Any, group: HostGroup, counters: SharedArrays
+    ) -> None:
+        config, self._host = shared.config, shared.host
+        self._shared, self._config, self._plan = shared, config, shared.plan
+        self._group, self._counters, self._woken = group, counters, shared.woken
+        self._heartbeat = config.timing.heartbeat
+        self._deaths_at = 0.0  # when they are looked for next
+        self._owner: Any = owner  # None: it has died, and no chief has made another one
+        self._incarnation: int = ray.get(owner.enrol.remote(self._host))
+        self._peers: dict[str, Any] = {}  # actors of other nodes
+        self._places: tuple[str, ...] = ()  # of the shards, for what is on its way
+        token = group.handle.config()["token"]  # a number of the segment's own
+        self._core = ForwarderCore(self._host, self._incarnation, config.timing, token)
+        self._segment = LocalSegment(group, config.shards)
+        self._serial = -1
+        self._fence: Fence | None = None  # of the last order
+        self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
+        self._poll_from = 0.0
+        self._sealed: GroupPartial | None = None
+        self._shipping: Shipping | None = None
 
-    def stats(self) -> Stats | None:
-        """Return the segment's counters; None: there is no segment yet."""
-        return None if self._group is None else self._group.stats()
-
-    def unlink(self) -> None:
-        """Finish the segment, and remove its name."""
-        if self._group is not None:
-            self._group.finish()
-        for kept in self._group, self._counters:
-            if kept is not None:
-                kept.unlink()
-                kept.close()
-
-    def _make(self) -> tuple[HostGroup, SharedArrays]:
-        """Make the segment, or go on with that of an earlier forwarder of the same group."""
-        config = self._config
-        options = dict(config.options)
-        is_ours = self._has_segment()
-        if is_ours:
-            options["if_exists"] = "attach"
-        self._group = HostGroup(
-            config.members, config.name, reduction_type=config.reduction, **options
-        )
-        self._counters = SharedArrays(
-            dict.fromkeys(_COUNTERS, np.int64(0)),
-            counters_of(config.name),
-            mode=options["mode"],
-            owners=options["owners"],
-            if_exists="attach" if is_ours else "replace",
-        )
-        self._counters["starts"][...] += 1
-        self._counters["group"][...] = config.number  # last: now the segment is this group's
-        return self._group, self._counters
-
-    def _has_segment(self) -> bool:
+    def run(self) -> bool:
+        """Go on until it is stopped; False: the owner knows a later incarnation."""
         try:
-            with SharedArrays.attach(counters_of(self._config.name)) as found:
-                return int(found["group"]) == self._config.number
-        except (ShmaccError, KeyError):
-            return False
+            changed = due = time.monotonic()
+            seen: object = None
+            count, answered = -1, False
+            while not self._shared.stopped.is_set():
+                now = time.monotonic()
+                before, count = count, self._group.num_accumulated()
+                resting = self._segment.is_sealed or now - changed >= _RESTING
+                if resting and count == before and now < due and not answered:
+                    answered = self._wait(_IDLE)
+                    continue
+                self._look()
+                self._look_for_deaths(now)
+                self._answer()
+                if not self._act():
+                    return False
+                self._talk(now)
+                state = (count, self._serial, self._shipping is None)
+                if state != seen:
+                    seen, changed = state, now
+                due = now if self._shipping else min(self._core.report_due(now), self._deaths_at)
+                answered = self._wait(_IDLE if resting else _BUSY)
+            return True
+        finally:
+            self._segment.release()
+
+    def _look(self) -> None:
+        group = self._group
+        self._core.observe(
+            group.global_step,
+            group.num_accumulated(),
+            self._segment.dropped(),
+            finished=not group.running,
+        )
+
+    def _look_for_deaths(self, now: float) -> None:
+        """Look now and then: it takes a system call for each process that is attached."""
+        if now >= self._deaths_at:
+            self._deaths_at = now + self._heartbeat
+            if (found := self._segment.deaths()) is not None:
+                pids = found.pids or ()
+                self._count("deaths", len(pids))
+                self._core.died(pids, found.contributors or (), found.reasons or ())
+
+    def _answer(self) -> None:
+        """Give chiefs their copies."""
+        while not self._shared.asked.empty():
+            asked = self._shared.asked.get()
+            try:
+                asked.set_result((self._core.fence, self._segment.copy()))
+            except Exception as error:  # noqa: BLE001  the caller's
+                asked.set_exception(error)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        """Count, for those who look; a death costs the count at most the last number."""
+        self._counters[what][...] += number
+
+    def _act(self) -> bool:  # noqa: C901  one case for each action
+        """Do all that is to be done; False: this incarnation must end."""
+        core, segment = self._core, self._segment
+        while (action := core.next_action()) is not None:
+            match action:
+                case act.Seal():
+                    began = time.monotonic()
+                    self._sealed = segment.seal()
+                    core.sealed(describe(self._sealed), began)
+                    self._count("seals")
+                case act.Ship(seq):
+                    if self._shipping is None or self._shipping.seq != seq:
+                        self._ship(seq)
+                    return True
+                case act.Release():
+                    segment.release()
+                    core.released()
+                case act.Consume():
+                    segment.consume()
+                    core.moved()
+                    self._count("rounds")
+                case act.Reset(step):
+                    segment.reset(step)
+                    core.moved()
+                    self._count("resets")
+                case act.SetStep(step):
+                    segment.set_step(step)
+                    core.step_set()
+                case act.Finish():
+                    self._group.finish()
+                    core.finished()
+                case act.Stop():
+                    self._count("refused")
+                    return False
+            self._look()
+        return True
+
+    def _ship(self, seq: int) -> None:
+        fence = self._core.fence
+        if self._sealed is None or fence is None:
+            return
+        key = BatchKey(self._host, self._incarnation, seq)
+        self._places = self._core.places
+        first = zlib.crc32(self._host.encode()) % len(self._places)
+        pieces = self._plan.split(self._sealed, first)
+        self._shipping = Shipping(seq, fence, key, pieces, self._stage, self._lost_shard)
+        self._sealed = None
+        self._shipped()
+
+    def _stage(
+        self, shard: int, fence: Fence, key: BatchKey, piece: GroupPartial
+    ) -> "Future[None] | None":
+        """Send a shard a piece; None: there is no actor of its node now."""
+        place = self._places[shard]
+        if place == self._host:
+            # A copy: else the piece would keep all that was sealed in memory.
+            packed = PackedPiece.of(piece, copy=True)
+            return self._wakes(self._shared.here.keep(shard, fence, key, packed))
+        if place not in self._peers:
+            found = find(self._config, f"host {place}")
+            if found is None:
+                return None
+            self._peers[place] = found
+        return self._call(self._peers[place].stage, shard, fence, key, PackedPiece.of(piece))
+
+    def _lost_shard(self, shard: int) -> None:
+        self._peers.pop(self._places[shard], None)
+
+    def _shipped(self) -> None:
+        """Take note of pieces that have arrived; send those again that have not."""
+        shipping = self._shipping
+        if shipping is not None and shipping.is_done():
+            self._core.shipped(shipping.seq, shipping.shards)
+            self._shipping = None
+            self._count("batches")
+            self._count("gradients", shipping.gradients)
+            self._count("bytes", shipping.bytes)
+            self._count("resent", shipping.resent)
+
+    def _talk(self, now: float) -> None:
+        """Report, if it is time; have a call at the owner that waits for a new order."""
+        if self._owner is None:
+            if now >= self._poll_from:
+                self._owner, self._poll_from = find(self._config, "owner"), now + _AGAIN
+            return
+        listens = self._polls or self._core.has_answer_to_come or now < self._poll_from
+        if self._core.report_due(now) <= now or not listens:
+            self._count("reports")
+            self._polls.append(self._call(self._owner.report, self._core.report(now), self._serial))
+
+    def _call(self, method: Any, *args: Any) -> "Future[Any]":
+        """Call an actor."""
+        return self._wakes(method.remote(*args).future())
+
+    def _wakes(self, future: "Future[Any]") -> "Future[Any]":
+        """Have the answer wake the thread, which costs less than to ask for it."""
+        future.add_done_callback(lambda _: self._woken.set())
+        return future
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for an answer, and take in what has come; return whether anything has."""
+        woken = self._woken.wait(seconds)
+        self._woken.clear()
+        for call in [call for call in self._polls if call.done()]:
+            self._polls.remove(call)
+            self._heard(call)
+        self._shipped()
+        return woken
+
+    def _heard(self, call: "Future[Order]") -> None:
+        try:
+            order = call.result()
+        except LOST as error:
+            if isinstance(error, ray.exceptions.ActorDiedError):
+                self._owner = None
+            self._poll_from = time.monotonic() + _AGAIN
+            return
+        self._core.receive(order)
+        self._serial = order.serial
+        if order.ready and order.fence != self._fence:
+            self._fence = order.fence
+            self._shared.here.forget(order.fence)
+        self._count("orders")
+        self._counters["step"][...] = order.step

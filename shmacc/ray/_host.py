@@ -2,32 +2,58 @@
 
 They share a process, and so its death: the owner, which cannot reach one of them, reaches none.
 Calls for shards have threads of their own, so they do not keep the forwarder from its heartbeat.
+
+What forwarders have done on the node is counted in shared arrays, ``<name>.forwarder``, which
+outlive them: ``shmacc-inspect show`` shows them.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import ray
 
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.packed import PackedArrays, PackedPiece, PackedRows
+from shmacc._multihost.packed import PackedArrays, PackedPiece
 from shmacc._multihost.pieces import rows_of, values_of
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
-from shmacc.ray._forwarder import Forwarder
-from shmacc.ray._incarnation import Copy
-from shmacc.ray._parts import Config, Missing
+from shmacc.errors import ShmaccError
+from shmacc.ray._forwarder import Copy, Incarnation, Shared
+from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
 from shmacc.ray._shard import HostShard
 
 CONCURRENCY = {"shards": 4}
 """Threads for the methods of shards, with `max_concurrency` for all others."""
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
 _THREADS = 2  # for pieces of the node's own, and for reductions that nobody has asked for yet
+_AGAIN = 0.2  # until it looks for an owner again
+_COPY = 10.0  # that the thread has for a copy of what the segment has
+
+_COUNTERS = (
+    "group",  # the number of the group that the segment is of
+    "starts",  # of forwarders on this node
+    "reports",  # to the owner
+    "orders",  # of the owner
+    "step",  # of the owner, by the last order
+    "seals",  # of the segment, for a grant of the owner
+    "batches",  # shipped
+    "gradients",  # in these
+    "bytes",  # in these
+    "resent",  # pieces whose shard was lost meanwhile
+    "rounds",  # that consumed what was shipped
+    "resets",  # of the segment, whose gradients got into no round of this host's
+    "deaths",  # of processes that had applied
+    "refused",  # forwarders that were told of a later one, and ended
+)
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _of_shards(method: _Method) -> _Method:
@@ -39,15 +65,16 @@ class HostActor:
 
     def __init__(self, config: Config, host: str) -> None:
         self._config = config
+        self._shared = Shared(config, host, self)
+        self._group: HostGroup | None = None
+        self._counters: SharedArrays | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
         self._shards: dict[int, HostShard] = {}
         self._making = threading.Lock()  # of a shard
-        self._forwarder = Forwarder(config, host, self)
         self._turn = threading.Condition()  # of what follows
         self._calls = 0
+        self._work: Future[None] = Future()
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._ended = False
 
     def pid(self) -> int:
         """Return the process that it is."""
@@ -76,36 +103,88 @@ class HostActor:
                     target=self._run, daemon=True, name="shmacc forwarder"
                 )
                 self._thread.start()
-            self._turn.wait_for(lambda: self._ended or self._calls != mine)
-            if self._error is not None:
-                raise self._error
+            self._turn.wait_for(lambda: self._work.done() or self._calls != mine)
+            if self._work.done():
+                self._work.result()
 
     def _run(self) -> None:
         try:
-            self._forwarder.run()
+            self._follow()
         except BaseException as error:  # noqa: BLE001  the owner's
-            self._error = error
-        finally:
-            with self._turn:
-                self._ended = True
-                self._turn.notify_all()
+            self._work.set_exception(error)
+        else:
+            self._work.set_result(None)
+        with self._turn:
+            self._turn.notify_all()
+
+    def _follow(self) -> None:
+        """Follow one owner after the other, until it is stopped, or a later actor is known."""
+        group, counters = self._make()
+        while not self._shared.stopped.is_set():
+            owner = find(self._config, "owner")
+            if owner is not None:
+                with contextlib.suppress(*LOST):  # there will be another one
+                    if not Incarnation(self._shared, owner, group, counters).run():
+                        return
+            self._shared.stopped.wait(_AGAIN)
+
+    def _make(self) -> tuple[HostGroup, SharedArrays]:
+        """Make the segment, or go on with that of an earlier forwarder of the same group."""
+        config = self._config
+        options = dict(config.options)
+        is_ours = self._has_segment()
+        if is_ours:
+            options["if_exists"] = "attach"
+        self._group = HostGroup(
+            config.members, config.name, reduction_type=config.reduction, **options
+        )
+        self._counters = SharedArrays(
+            dict.fromkeys(_COUNTERS, np.int64(0)),
+            counters_of(config.name),
+            mode=options["mode"],
+            owners=options["owners"],
+            if_exists="attach" if is_ours else "replace",
+        )
+        self._counters["starts"][...] += 1
+        self._counters["group"][...] = config.number  # last: now the segment is this group's
+        return self._group, self._counters
+
+    def _has_segment(self) -> bool:
+        try:
+            with SharedArrays.attach(counters_of(self._config.name)) as found:
+                return int(found["group"]) == self._config.number
+        except (ShmaccError, KeyError):
+            return False
 
     def copy(self) -> Copy:
-        """See `Forwarder.copy`."""
-        return self._forwarder.copy()
+        """Return what the segment has, and to which fence it belongs.
+
+        Raises:
+            TimeoutError: The thread has not come to it.
+        """
+        asked: Future[Copy] = Future()
+        self._shared.asked.put(asked)
+        self._shared.woken.set()
+        return asked.result(_COPY)
 
     def stats(self) -> Stats | None:
-        """See `Forwarder.stats`."""
-        return self._forwarder.stats()
+        """Return the segment's counters; None: there is no segment yet."""
+        return None if self._group is None else self._group.stats()
 
     def end(self) -> None:
         """Stop, finish the segment, and remove its name: nobody will ever take of it."""
-        self._forwarder.stop()
+        self._shared.stopped.set()
+        self._shared.woken.set()
         with self._turn:
             thread = self._thread
         if thread is not None:
             thread.join(timeout=10)
-        self._forwarder.unlink()
+        if self._group is not None:
+            self._group.finish()
+        for kept in self._group, self._counters:
+            if kept is not None:
+                kept.unlink()
+                kept.close()
 
     # What the forwarder needs of the shards here: at once, since its thread must not wait
 
@@ -126,13 +205,13 @@ class HostActor:
         self._shard(shard).stage(fence, key, piece)
 
     @_of_shards
-    def rows(self, shard: int, opened: Opened) -> PackedRows | Missing:
+    def rows(self, shard: int, opened: Opened) -> PackedArrays | Missing:
         """Return which rows a shard has in a round.
 
         In a call of their own, since they are little: they are with the chief before the values
         have been copied.
         """
-        return self._of_round(shard, opened, lambda taken: PackedRows.of(rows_of(taken)))
+        return self._of_round(shard, opened, lambda taken: PackedArrays.of(rows_of(taken)))
 
     @_of_shards
     def values(self, shard: int, opened: Opened) -> PackedArrays | Missing:

@@ -36,14 +36,13 @@ What dies, and what that costs
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +57,7 @@ from shmacc.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
+from shmacc.ray._keeper import KeeperActor, Rows
 from shmacc.ray._link import PATIENCE, Wait, end_parts
 from shmacc.ray._parts import LOST, NAMESPACE, check_connected, living_nodes
 
@@ -66,52 +66,6 @@ _logger = logging.getLogger("shmacc")
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until a call that failed is tried again
 _REMOVED = 5.0  # a keeper that Ray does not start again for so long, on a living node, was removed
-
-Arrays = dict[str, npt.NDArray[Any]]
-Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
-"""From array to the numbers of rows and their values; None: the whole."""
-
-_Answer = Literal["done", "everything, please", "another chief"]
-
-
-class KeeperActor:
-    """Writes the arrays of its node: one call at a time."""
-
-    def __init__(self, shared_name: str, options: Mapping[str, Any]) -> None:
-        self._shared_name, self._options = shared_name, options
-        self._arrays: SharedArrays | None = None
-        self._chief: str | None = None
-
-    def pid(self) -> int:
-        """Return the process that the keeper is."""
-        return os.getpid()
-
-    def obey(self, chief: str, everything: Arrays) -> None:
-        """Write everything, and from now on what this chief sends."""
-        # New ones are complete before they have their name; existing ones must agree.
-        arrays = SharedArrays(everything, self._shared_name, **self._options)
-        if self._arrays is not None:
-            self._arrays.close()
-        self._arrays = arrays
-        for name, values in everything.items():
-            self._arrays[name][...] = values
-        self._chief = chief
-
-    def write(self, chief: str, changed: Rows) -> _Answer:
-        """Write rows."""
-        if self._arrays is None or self._chief is None:
-            return "everything, please"
-        if self._chief != chief:
-            return "another chief"
-        for name, (rows, values) in changed.items():
-            self._arrays[name][... if rows is None else rows] = values
-        return "done"
-
-    def end(self) -> None:
-        """Remove the arrays' name on this node."""
-        if self._arrays is not None:
-            self._arrays.unlink()
-            self._arrays.close()
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):

@@ -319,7 +319,7 @@ class _Shard:
     def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
         opened = Opened(Fence(1, number), 0, members)
-        rows = ray.get(self.actor.rows.remote(0, opened)).unpack()["m"].indices.tolist()
+        rows = ray.get(self.actor.rows.remote(0, opened)).unpack()["m"][0].tolist()
         values = ray.get(self.actor.values.remote(0, opened)).unpack()["m"].reshape(-1).tolist()
         ray.get(self.actor.forget.remote(Fence(1, number + 1)))
         return rows, values

@@ -6,6 +6,7 @@ One of each kind under pytest; `make soak-ray` goes on at random for SOAK_SECOND
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -53,7 +54,7 @@ class Chaos:
         with nodes.on(1):
             self.copy = shmacc.SharedArrays.attach("chaos.arrays", timeout=60)
         self.step = 0  # the highest that the chief knows of
-        self.longest = 0.0
+        self.longest = dict.fromkeys(("wait", "publish", "end"), 0.0)
         self.strikes: list[tuple[str, Callable[[], None]]] = [
             ("workers killed", self.kill_worker),
             ("hosts' actors killed", lambda: self.kill(self.host())),
@@ -66,7 +67,7 @@ class Chaos:
         ]
 
     def node(self, rank: int) -> int:
-        return (*range(3), self.extra)[rank % 4]
+        return self.extra if rank % 4 == 3 else rank % 4
 
     def host(self) -> str:
         return f"chaos/host {self.nodes.id(self.node(self.random.randrange(4)))}"
@@ -131,12 +132,14 @@ class Chaos:
 
     def round(self, required: int = REQUIRED) -> None:
         """Have a round, or take up the thread again where an owner was lost."""
-        began = time.monotonic()
+        times = [time.monotonic()]
         try:
             self.step = max(self.step, self.group.global_step)
             with self.group.round(required, timeout=60) as taken:
+                times.append(time.monotonic())
                 self.arrays["step"][...] = taken.step + 1
                 self.arrays.publish({"step": None}, timeout=60)
+                times.append(time.monotonic())
                 assert self.copy["step"] == taken.step + 1, "published, and not there"
         except FailedPreconditionError as error:
             self.happened["rounds ended"] += 1
@@ -149,7 +152,9 @@ class Chaos:
         else:
             self.happened["rounds"] += 1
             self.books.enter(taken, required)
-        self.longest = max(self.longest, time.monotonic() - began)
+        times.append(time.monotonic())
+        for name, (begin, end) in zip(self.longest, itertools.pairwise(times), strict=False):
+            self.longest[name] = max(self.longest[name], end - begin)
 
     def end(self) -> None:
         self.books.end()
@@ -197,7 +202,7 @@ def test_chaos(chaos: Chaos) -> None:
         chaos.round(RANKS)
     sys.stdout.write(
         f"{dict(chaos.happened)}; {len(chaos.books.consumed)} gradients, {lost} lost; "
-        f"the longest round took {chaos.longest:.1f} s\n"
+        f"the longest times in a round: { {n: round(s, 1) for n, s in chaos.longest.items()} } s\n"
     )
     assert len(chaos.books.lost()) == lost, "nothing went wrong, and a gradient is lost"
     # Each time, at most those that were accepted on hosts which were lost or begun again.
