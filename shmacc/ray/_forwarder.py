@@ -266,8 +266,8 @@ class Incarnation:
 
     def _wait(self, seconds: float) -> bool:
         """Wait for an answer, and take in what has come; return whether anything has."""
-        woken = self._woken.wait(seconds)
-        self._woken.clear()
+        if woken := self._woken.wait(seconds):
+            self._woken.clear()  # only now: what comes after the time ends the next wait at once
         for call in [call for call in self._polls if call.done()]:
             self._polls.remove(call)
             self._heard(call)
