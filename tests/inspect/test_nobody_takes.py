@@ -53,9 +53,8 @@ def patience_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_and_idle(name: str) -> None:
-    """Take all that is there, and stay attached."""
+    """Take one gradient, and stay attached."""
     with shmacc.attach(name) as acc:
-        acc.take_partial(0)
         acc.take(1)
         signal.pause()
 
@@ -142,6 +141,14 @@ def test_workers_that_wait_for_the_step_of_a_chief_that_was_killed(crew: Crew) -
     seen_in_every_verb(StallKind.NOBODY_TAKES, None)
     (finding,) = [f for f in ask("check", NAME, status=1)["findings"] if f["severity"] == "wrong"]
     assert finding["remedy"].startswith("start the process that takes")
+
+
+def test_the_verdict_after_a_death_is_not_final(crew: Crew) -> None:
+    start(crew, idle, NAME)
+    assert "look again" not in run("show", NAME).stdout
+    kill(chief_that_has_taken_beside(crew, 1))
+    fine = "nothing is known that makes it stand still; 1 process died: look again in 10 s"
+    assert fine in " ".join(run("show", NAME).stdout.split())
 
 
 @patience

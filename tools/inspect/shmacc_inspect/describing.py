@@ -217,7 +217,12 @@ def _verdict(answer: details.Details) -> Iterator[tuple[str, Cell]]:
         yield "perhaps", Cell(answer.suspected.problem, "yellow")
         yield "do", Cell(_remedy(answer.suspected))
     elif not segment.finished:
-        yield "fine", Cell("nothing is known that makes it stand still; `check` verifies more")
+        dead = sum(not process.alive for process in answer.processes)
+        died = formatting.count_of(dead, "process", "processes") + " died"
+        # What their death stops is known only when the others have waited for a while.
+        again = f"; {died}: look again in 10 s" if dead and segment.attached_alive else ""
+        fine = f"nothing is known that makes it stand still{again}; `check` verifies more"
+        yield "fine", Cell(fine)
 
 
 def _remedy(stall: Stall) -> str:
