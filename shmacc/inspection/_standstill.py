@@ -133,6 +133,9 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
     death = _loss_of_appliers(seen) if seen.state["takes"] else None
     able = [each for each in alive if _may_apply(each, seen, death, killed=killed)]
     problem = f"{_waits(head)}; {count} {'is' if count == 1 else 'are'} there"
+    if not able and not _has_lasted(seen, head, killed=killed):
+        return
+    able = able or [each for each in alive if _waits_no_more(each, seen)]
     if able:
         if all(each.condition in HALTED for each in able):
             labels = [each.pid_label for each in able]
@@ -142,8 +145,6 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
                 f"{pids(labels)}",
                 *goes_on(labels, able[0].condition),
             )
-        return
-    if not _has_lasted(seen, head, killed=killed):
         return
     waiting = sum(waits_for_a_take(each) for each in alive)
     yield Stall(
@@ -191,6 +192,15 @@ def _may_apply(
         # A process that both takes and applies may do so in two threads, or in turn.
         return process.applied > 0 and not killed
     return process.applied > 0 or not is_bystander(process, death)
+
+
+def _waits_no_more(process: AttachedProcess, seen: Observation) -> bool:
+    """Whether a stopped process may find that its wait is over: it has not applied at this step."""
+    return (
+        waits_for_a_take(process)
+        and process.condition in HALTED
+        and process.last_applied_step != seen.state["step"]
+    )
 
 
 def _cancel(name: str) -> str:

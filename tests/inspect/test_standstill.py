@@ -24,7 +24,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
-from shmacc.inspection import StallKind
+from shmacc.inspection import StallKind, _standstill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +112,30 @@ def test_all_who_could_apply_are_stopped(crew: Crew) -> None:
     assert kinds() == [], "the other one may apply"
     second = stop(workers[1])
     seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {first} {second}")
+
+
+def test_a_worker_that_was_stopped_before_the_step_that_it_waits_for(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what the take waits for, although it waits itself, as far as can be seen."""
+    monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.3)
+    worker = start(crew, apply_and_wait_for_the_step, NAME)
+    until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
+    pid = stop(worker)
+    start(crew, take_two_rounds, NAME)
+    until(lambda: inspection.describe(NAME).stats.takes == 1)
+    crew.start(apply_one_at_the_step, NAME).result()
+    until(lambda: kinds() == [StallKind.APPLIERS_STOPPED])
+    seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {pid}")
+    os.kill(pid, signal.SIGCONT)
+    worker.result()
+
+
+def apply_one_at_the_step(name: str) -> None:
+    """Apply a gradient of the accumulator's step, and leave in order."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, SparseConditionalAccumulator)
+        assert acc.apply_grad([1], np.ones((1, 16), np.float32), local_step=acc.global_step)
 
 
 def test_a_quorum_that_those_who_were_killed_were_part_of(crew: Crew) -> None:
