@@ -398,13 +398,40 @@ def test_a_process_that_was_not_told_of_and_leaves_in_order_later(
         assert news(acc) is None
 
 
-def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumulator) -> None:
-    def fail() -> None:
-        with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
-            own.num_accumulated()
-            raise ValueError("bad")
+def fail_before_a_gradient() -> None:
+    """Be a worker with an error in its first lines."""
+    with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+        own.num_accumulated()
+        raise ValueError("bad")
 
-    with Apart(fail) as process:
+
+def test_a_timeout_names_those_that_the_round_may_lack(acc: ConditionalAccumulator) -> None:
+    def message() -> str:
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(2**40, timeout=0)
+        return str(caught.value)
+
+    assert "gone" not in message()
+    with Apart(fail_before_a_gradient) as failed:
+        failed.result()
+    with worker() as killed:
+        killed.kill()
+    gone = f"pid {failed.pid}, ValueError: bad; pid {killed.pid}, killed"
+    assert f"gradients had arrived; gone: {gone}; " in message()
+    assert news(acc) == ((killed.pid,), ("killed",), ()), "it was no news to that wait"
+    for _ in range(3):
+        with worker() as later:
+            later.kill()
+    assert f"pid {later.pid}, killed; and 2 earlier; " in message()
+    acc.take(1)
+    assert f"pid {later.pid}, killed" in message(), "they would have gone on to this round"
+    acc.apply_grad(1.0, shmacc.NEVER_STALE)
+    acc.take(1)
+    assert "gone" not in message()
+
+
+def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumulator) -> None:
+    with Apart(fail_before_a_gradient) as process:
         process.result()
         assert news(acc) is None
     with inspection_view() as view:

@@ -122,18 +122,24 @@ class Operation {
         return true;
     }
 
+    template <class Process>
+    static std::string in_words(const std::vector<Process>& gone) {
+        std::string text;
+        for (const Process& process : gone)
+            text += (text.empty() ? "pid " : "; pid ") + std::to_string(process.pid) + ", " + process.reason;
+        return text;
+    }
     static Error departed(Failure failure, const std::string& what, const std::vector<Departure>& departures,
                           Error::Lists lists = {}) {
-        std::string text = what + ": ";
         std::vector<int64_t> pids;
         std::vector<std::string> reasons;
         for (const Departure& process : departures) {
-            text += (pids.empty() ? "pid " : "; pid ") + std::to_string(process.pid) + ", " + process.reason;
             pids.push_back(process.pid);
             reasons.push_back(process.reason);
         }
         lists.emplace_back("pids", std::move(pids));
-        return Error(failure, text, {}, std::move(lists), {{"reasons", std::move(reasons)}});
+        return Error(failure, what + ": " + in_words(departures), {}, std::move(lists),
+                     {{"reasons", std::move(reasons)}});
     }
     // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that
     // kept the lock kept all others from dropping anything.

@@ -77,7 +77,7 @@ class Take : public Operation {
                     if (open) in_the_way = session.state.holder;
                     refuse_if_finished(session.state);
                     if (request.on_death == OnDeath::kRaise) raise_departures(session);
-                    if (late) deadline_exceeded(request, dropped_before);
+                    if (late) deadline_exceeded(request, dropped_before, missed(session));
                     // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
                     if (!entry.joined()) {
@@ -148,10 +148,11 @@ class Take : public Operation {
         const bool ends_;
     };
 
-    [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before) {
+    [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before,
+                                        const std::string& missed = "") {
         const Totals now = totals(segment_);
         deadline_exceeded(std::to_string(now.count) + " of the " + std::to_string(request.num_required) +
-                              " required gradients had arrived" + obstacle(request, now) +
+                              " required gradients had arrived" + obstacle(request, now) + missed +
                               "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
     }
@@ -164,6 +165,16 @@ class Take : public Operation {
         }
         if (now.count < request.num_required) return "";
         return ", but other takes were before it in the queue, or the lock was held all the time";
+    }
+    // Who is gone that the round may lack: since the last take, or the one before it, after which they had gone on to
+    // this round. A person is to read it; it tells nobody's wait (departures.hpp).
+    std::string missed(RoundSession& session) {
+        segment_.wait_queue().sweep();
+        std::vector<Events::Gone> gone = segment_.events().gone_since(session.state.step - 1);
+        if (gone.empty()) return "";
+        const auto more = static_cast<std::ptrdiff_t>(gone.size() - std::min(gone.size(), kNamed));
+        gone.erase(gone.begin(), gone.begin() + more);
+        return "; gone: " + in_words(gone) + (more ? "; and " + std::to_string(more) + " earlier" : "");
     }
     // Processes that had applied, and have died or failed: the wait of one take ends with that (departures.hpp).
     void raise_departures(RoundSession& session) {
@@ -217,6 +228,7 @@ class Take : public Operation {
     // The copy of so few bytes delays a signal by about 0.1 ms only.
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
+    static constexpr std::size_t kNamed = 3;  // in a message
 
     // Of a final round that nobody holds: sums are handed out no more; and it is consumed when its update is in.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {

@@ -8,7 +8,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "protocol/commit.hpp"
 #include "segment/segment_file.hpp"
@@ -55,6 +58,25 @@ class Events {
     void add_failure(const Participant& process, int64_t step, std::string_view reason) {
         const uint64_t serial = add(kFailure, process, step);
         write_reason(file_, reason_of_event(serial), serial, reason);
+    }
+
+    struct Gone {
+        uint32_t pid;
+        std::string reason;
+    };
+    // Processes that have died or failed at this step or later, as far as that is still here.
+    std::vector<Gone> gone_since(int64_t step) const {
+        std::vector<Gone> gone;
+        const uint64_t last = load(header_.next_event);
+        for (uint64_t serial = last - std::min<uint64_t>(last, kEvents - 1); serial <= last; ++serial) {
+            const Event event = load_words(header_.events[serial % kEvents]);
+            if (event.serial != serial || event.step < step) continue;
+            if (event.kind == kDeath) gone.push_back({event.pid, "killed"});
+            if (event.kind != kFailure) continue;
+            const std::string reason = read_reason(file_, reason_of_event(serial), serial);
+            gone.push_back({event.pid, reason.empty() ? "failed" : reason});
+        }
+        return gone;
     }
 
   private:
