@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -12,6 +14,7 @@ os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machine
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import ray
+from on_ray.books import wait_for
 from ray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
@@ -82,8 +85,27 @@ class Nodes:
         return number
 
     def remove(self, number: int) -> None:
-        """Kill a node, without a farewell."""
+        """Have a machine die: all its processes, without a farewell, and what it had in memory.
+
+        Ray's workers are not its raylet's children, and would go on for some seconds.
+        """
         self.cluster.remove_node(self.nodes[number], allow_graceful=False)
+        for process in self._processes(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        wait_for(lambda: not self._processes(number))
+        for name in self.left():
+            if f"{self.namespace(number)}:" in name:
+                os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+
+    def _processes(self, number: int) -> list[int]:
+        variable = f"SHMACC_NAMESPACE={self.namespace(number)}".encode()
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended
+                if variable in environment.read_bytes().split(b"\0"):
+                    found.append(int(environment.parent.name))
+        return found
 
     def id(self, number: int) -> str:
         """Ray's id of a node."""

@@ -101,24 +101,13 @@ class Chaos:
 
     def replace(self) -> None:
         """Have a machine die, and another one in its place."""
-        pid = self.pid(f"chaos/host {self.nodes.id(self.extra)}")
         ranks = [rank for rank in range(RANKS) if self.node(rank) == self.extra]
         self.nodes.remove(self.extra)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # a machine's processes die with it
-                os.kill(pid, signal.SIGKILL)
         for rank in ranks:
             self.books.kill(rank)
-        self.remove_names()
         self.extra = self.nodes.add()
         for rank in ranks:
             self.books.start(rank, self.extra)
-
-    def remove_names(self) -> None:
-        """Remove what the extra node has left: a machine's memory is gone with it."""
-        for name in self.nodes.left():
-            if f"n{self.extra}:" in name:
-                os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
 
     def strike_all(self, training: threading.Thread) -> None:
         """Strike once in each way, and then at random."""
@@ -163,7 +152,6 @@ class Chaos:
         self.arrays.unlink()
         self.arrays.close()
         self.nodes.remove(self.extra)
-        self.remove_names()
 
 
 @pytest.fixture

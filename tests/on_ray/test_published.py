@@ -131,9 +131,6 @@ def test_a_node_that_joins_has_everything_before_the_next_round(training: Traini
     for copy in (0, 1):
         training.arrays[f"copy {copy}"][...] = step + (step + copy) % 2
     training.arrays.publish()  # without the node that is dead
-    left = [name for name in training.nodes.left() if f"n{late}:" in name]
-    for name in left:
-        os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108  of a machine that is gone
 
 
 def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
