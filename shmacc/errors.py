@@ -77,6 +77,9 @@ class InvalidArgumentError(ShmaccError, ValueError):
 class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
 
+    The message of a take also names processes that have died or failed since the take before the
+    last, each with its exception.
+
     What to do: Call it again, since nothing is lost; if that does not help, ``shmacc-inspect
     check`` names the cause.
 
