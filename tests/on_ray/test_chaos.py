@@ -124,10 +124,10 @@ class Chaos:
         times = [time.monotonic()]
         try:
             self.step = max(self.step, self.group.global_step)
-            with self.group.round(required, timeout=60) as taken:
+            with self.group.round(required, timeout=180) as taken:
                 times.append(time.monotonic())
                 self.arrays["step"][...] = taken.step + 1
-                self.arrays.publish({"step": None}, timeout=60)
+                self.arrays.publish({"step": None}, timeout=180)
                 times.append(time.monotonic())
                 assert self.copy["step"] == taken.step + 1, "published, and not there"
         except FailedPreconditionError as error:
