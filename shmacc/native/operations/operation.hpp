@@ -123,9 +123,9 @@ class Operation {
     }
 
     template <class Process>
-    static std::string in_words(const std::vector<Process>& gone) {
+    static std::string in_words(const std::vector<Process>& processes) {
         std::string text;
-        for (const Process& process : gone)
+        for (const Process& process : processes)
             text += (text.empty() ? "pid " : "; pid ") + std::to_string(process.pid) + ", " + process.reason;
         return text;
     }

@@ -77,7 +77,7 @@ class Take : public Operation {
                     if (open) in_the_way = session.state.holder;
                     refuse_if_finished(session.state);
                     if (request.on_death == OnDeath::kRaise) raise_departures(session);
-                    if (late) deadline_exceeded(request, dropped_before, missed(session));
+                    if (late) deadline_exceeded(request, dropped_before, missed(session, entry.joined()));
                     // A dead take in front of it may just have been removed.
                     if (heads) queue.wake(head);
                     if (!entry.joined()) {
@@ -166,15 +166,16 @@ class Take : public Operation {
         if (now.count < request.num_required) return "";
         return ", but other takes were before it in the queue, or the lock was held all the time";
     }
-    // Who is gone that the round may lack: since the last take, or the one before it, after which they had gone on to
-    // this round. A person is to read it; it tells nobody's wait (departures.hpp).
-    std::string missed(RoundSession& session) {
-        segment_.wait_queue().sweep();
-        std::vector<Events::Gone> gone = segment_.events().gone_since(session.state.step - 1);
-        if (gone.empty()) return "";
-        const auto more = static_cast<std::ptrdiff_t>(gone.size() - std::min(gone.size(), kNamed));
-        gone.erase(gone.begin(), gone.begin() + more);
-        return "; gone: " + in_words(gone) + (more ? "; and " + std::to_string(more) + " earlier" : "");
+    // Processes that the round may lack: they have died or failed since the last take, or the one before it, after which
+    // they would have gone on to this round. A person is to read it; it tells nobody's wait (departures.hpp). The kernel
+    // is asked about deaths only after a wait in the queue, which asks it too.
+    std::string missed(RoundSession& session, bool has_waited) {
+        if (has_waited) segment_.wait_queue().sweep();
+        std::vector<Events::Gone> lost = segment_.events().gone_since(session.state.step - 1);
+        if (lost.empty()) return "";
+        const auto more = static_cast<std::ptrdiff_t>(lost.size() - std::min(lost.size(), kNamed));
+        lost.erase(lost.begin(), lost.begin() + more);
+        return "; gone: " + in_words(lost) + (more ? "; and " + std::to_string(more) + " earlier" : "");
     }
     // Processes that had applied, and have died or failed: the wait of one take ends with that (departures.hpp).
     void raise_departures(RoundSession& session) {

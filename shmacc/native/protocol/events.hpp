@@ -66,17 +66,17 @@ class Events {
     };
     // Processes that have died or failed at this step or later, as far as that is still here.
     std::vector<Gone> gone_since(int64_t step) const {
-        std::vector<Gone> gone;
+        std::vector<Gone> found;
         const uint64_t last = load(header_.next_event);
         for (uint64_t serial = last - std::min<uint64_t>(last, kEvents - 1); serial <= last; ++serial) {
             const Event event = load_words(header_.events[serial % kEvents]);
             if (event.serial != serial || event.step < step) continue;
-            if (event.kind == kDeath) gone.push_back({event.pid, "killed"});
+            if (event.kind == kDeath) found.push_back({event.pid, "killed"});
             if (event.kind != kFailure) continue;
             const std::string reason = read_reason(file_, reason_of_event(serial), serial);
-            gone.push_back({event.pid, reason.empty() ? "failed" : reason});
+            found.push_back({event.pid, reason.empty() ? "failed" : reason});
         }
-        return gone;
+        return found;
     }
 
   private:
