@@ -395,7 +395,8 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
         return _Asked(array, None)
     if not isinstance(optimizer, optim.Optimizer) or type(optimizer) is optim.Optimizer:
         raise InvalidArgumentError(
-            f"The optimizer of array {name!r} must be one of shmacc.optim's, but was {optimizer!r}"
+            f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
     if dtype not in _OPTIMIZED:
         raise InvalidArgumentError(

@@ -76,9 +76,17 @@ class Chief:
         contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
         options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         # Replicas attach to the group first, which is the last to be made.
-        self._updates = updates.of_chief(
-            contents, run.of_params(shared_name), self._parameters, optimizer, options
-        )
+        params = run.of_params(shared_name)
+        try:
+            self._updates = updates.of_chief(contents, params, self._parameters, optimizer, options)
+        except InvalidArgumentError as error:
+            if error.what is not None:  # another model, number of replicas, or optimizer had them
+                error.add_note(
+                    f"This training has two names, {shared_name!r} and {params!r}, that belong "
+                    "together: remove both, when no process uses them. ('.left' has an element "
+                    "for each of total_num_replicas.)"
+                )
+            raise
         self._shared = self._updates.arrays
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]

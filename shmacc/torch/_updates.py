@@ -128,9 +128,9 @@ class Atomic:
             given = taken[name].to_torch() if name in taken else None
             if not _take_back(parameter.grad, given):
                 raise InvalidArgumentError(
-                    f".grad of {name!r} cannot be taken from the block: an optimizer of "
-                    "shmacc.optim needs one, of the same shape and rows, where the round has "
-                    "given one, and none elsewhere"
+                    f".grad of {name!r} is not as the round gave it: the block may change or "
+                    "replace it, with the same shape and, if it is sparse, the same rows; it may "
+                    "not remove it (zero_grad), nor set one where the round gave none"
                 )
         self.arrays.update(taken, values, learning_rate=rate)
 

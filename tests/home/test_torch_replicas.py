@@ -509,8 +509,10 @@ def test_a_replica_of_another_model_is_refused() -> None:
             Replica(Words(torch.bfloat16), NAME, 0)
         with pytest.raises(errors.InvalidArgumentError, match="are synchronous"):
             AsyncReplicas(Words(), NAME, total_num_replicas=2)
-        with pytest.raises(errors.InvalidArgumentError, match=r"\.left"):
+        with pytest.raises(errors.InvalidArgumentError, match=r"\.left") as caught:
             SyncReplicas(Words(), NAME, total_num_replicas=3)
+        (note,) = caught.value.__notes__
+        assert f"{NAME!r} and {NAME + '.params'!r}, that belong together" in note
 
 
 def test_names_go_with_the_chief_that_took_over() -> None:
