@@ -15,8 +15,7 @@ class Counters:
         voided: Steps that moved on without a round.
         lost_hosts: How often a host was silent for too long.
         died_workers: Processes that had applied gradients and died, without those of lost hosts.
-        lost_batches: Batches that were dropped: shards had lost their pieces, or a lost host had
-            to give way.
+        lost_blocks: Rounds that were granted once more, since shards had lost pieces of them.
         lost_chiefs: Chiefs that were silent for too long.
         refused_reports: Reports that were late, doubled, or of an earlier incarnation.
     """
@@ -28,6 +27,6 @@ class Counters:
     voided: int = 0
     lost_hosts: int = 0
     died_workers: int = 0
-    lost_batches: int = 0
+    lost_blocks: int = 0
     lost_chiefs: int = 0
     refused_reports: int = 0

@@ -2,12 +2,12 @@
 
 Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
 done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
-what has been shipped, and it counts only if the segment is still sealed with that content.
+for which grant pieces have arrived, and it counts only if that is still the one.
 """
 
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import NO_GRANT, Batch, Death, Fence, Order, Report, Sealed, Timing
+from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Sealed, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Seal:
 class Ship:
     """Send the pieces of the sealed content to the shards, and say to which (`shipped`)."""
 
-    seq: int
+    grant: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +66,27 @@ class ForwarderCore:
         host: The host's name.
         incarnation: From the owner's `enrol`.
         timing: How often it reports.
-        segment: A number that no other segment has.
     """
 
-    def __init__(self, host: str, incarnation: int, timing: Timing, segment: int) -> None:
-        self._segment = segment
+    def __init__(self, host: str, incarnation: int, timing: Timing) -> None:
         self._host = host
         self._incarnation = incarnation
         self._timing = timing
         self._order: Order | None = None
-        self._fence: Fence | None = None  # the content is of this fence
+        self.fence: Fence | None = None  # the content is of this fence; None: not known yet
         self._step = 0
         self._count = 0
         self._is_finished = False
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
-        self._batch: Batch | None = None  # of the content, while it is known to be unchanged
-        self._seq = 0
-        self._unshipped: Sealed | None = None
+        self._unshipped: Sealed | None = None  # of that grant
+        self._batch: Batch | None = None  # of that grant
         self._seal_began = float("-inf")
-        self._dropped = 0
-        self._dropped_before = 0  # when the segment was sealed
-        self._grants: frozenset[int] = frozenset()  # for which it has been, since then
-        self._refused: frozenset[int] | None = None  # unknown: an earlier forwarder may have
         self._deaths: tuple[Death, ...] = ()  # of this fence
         self._death_number = 0
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
-
-    @property
-    def fence(self) -> Fence | None:
-        """What the segment's content belongs to; None: not known yet."""
-        return self._fence
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -123,23 +111,9 @@ class ForwarderCore:
         if last is None or (order.term, order.serial) >= (last.term, last.serial):
             self._order = order
 
-    def observe(self, step: int, count: int, dropped: int, *, finished: bool = False) -> None:
-        """Say what the segment has, before each `next_action`.
-
-        Args:
-            step: Its step.
-            count: Its gradients.
-            dropped: How many it has ever refused, or accepted and then dropped.
-            finished: Whether it is finished.
-        """
-        self._is_finished = finished
-        self._step, self._count, self._dropped = step, count, dropped
-        if dropped == 0 and self._refused is None:
-            self._refused = frozenset()
-        if self._grants and dropped > self._dropped_before and self._refused is not None:
-            self._refused |= self._grants
-        if not self._held:
-            self._grants = frozenset()
+    def observe(self, step: int, count: int, *, finished: bool = False) -> None:
+        """Say what the segment has, before each `next_action`: its step, how many gradients."""
+        self._step, self._count, self._is_finished = step, count, finished
 
     def died(
         self,
@@ -169,36 +143,27 @@ class ForwarderCore:
             if self._held:
                 return Release()
             return Finish() if order.finished and not self._is_finished else None
-        return Seal() if not self._held else self._next_for(order)
-
-    def _next_for(self, order: Order) -> Action | None:
-        """Return what a sealed segment needs for the order's grant."""
-        if order.grant is None:
-            return None
-        if self._sealed_for != order.grant:
-            if self._batch is None or order.honoured != self._batch.seq:
-                return Seal()
-            self._seal_for(order.grant)  # still sealed, unchanged, and at the shards
-        return Ship(self._seq) if self._unshipped is not None else None
+        if not self._held or order.grant not in {None, self._sealed_for}:
+            return Seal()
+        if self._unshipped is not None and order.grant is not None:
+            return Ship(order.grant)
+        return None
 
     def _next_move(self, order: Order) -> Action | None:
         """Return how the segment gets to the order's fence and step."""
-        if self._fence == order.fence:
+        if self.fence == order.fence:
             return None if self._step == order.step else SetStep(order.step)
-        if self._fence is None or self._fence.term != order.term:
-            # A living forwarder knows its step better than its last report does.
-            is_at_step = self._fence is None or self._step == order.step
-            # One that is finished, and this group is not, is of an earlier run.
-            if order.adopt and is_at_step and (order.finished or not self._is_finished):
-                self._fence = order.fence
-                self._batch = self._unshipped = self._sealed_for = None
-                if self._refused or self._grants:
-                    self._refused, self._grants = frozenset({NO_GRANT}), frozenset()
-                return self._next_move(order)
+        # One that is finished, and this group is not, is of an earlier run.
+        is_of_run = order.finished or not self._is_finished
+        if self.fence is None or self.fence.term != order.term:
+            if order.adopt and self._step == order.step and is_of_run:
+                self.fence = order.fence
+                self._forget_grant()
+                return None
         elif (
             self._held
             and self._batch is not None
-            and order.consumed == self._batch.seq
+            and order.consumed == self._batch.grant
             and order.step == self._step + 1
         ):
             return Consume()
@@ -206,49 +171,32 @@ class ForwarderCore:
 
     def sealed(self, content: Sealed, began: float) -> None:
         """Say that the segment is sealed, and has this; sealing began then."""
-        self._seal_began = began
-        order = self._order
-        if not self._held:
-            self._held, self._dropped_before = True, self._dropped
-        self._count = content.count
-        if order is None or order.grant is None:
+        self._seal_began, self._held, self._count = began, True, content.count
+        self._forget_grant()
+        if self._order is None or self._order.grant is None:
             return
-        self._seal_for(order.grant)
-        batch = self._batch
-        if batch is not None and batch.sealed == content and order.honoured == batch.seq:
-            return  # as it was when it was shipped
-        self._batch = None
-        self._seq += 1
-        self._unshipped = content
+        self._sealed_for, self._unshipped = self._order.grant, content
         if content.count == 0:
-            self.shipped(self._seq, frozenset())
+            self.shipped(self._sealed_for, frozenset())
 
-    def _seal_for(self, grant: int) -> None:
-        self._sealed_for = grant
-        self._grants |= {grant}
-
-    def shipped(self, seq: int, shards: frozenset[int]) -> None:
+    def shipped(self, grant: int, shards: frozenset[int]) -> None:
         """Say that pieces have reached these shards, which are all that get one."""
-        if self._unshipped is not None and seq == self._seq:
-            self._batch = Batch(seq, self._unshipped, shards)
+        if self._unshipped is not None and grant == self._sealed_for:
+            self._batch = Batch(grant, self._unshipped, shards)
             self._unshipped = None
 
     def released(self) -> None:
         """Say that the segment is open again."""
         self._held = False
-        self._sealed_for = self._unshipped = None
+        self._forget_grant()
 
     def moved(self) -> None:
         """Say that the segment is empty, at the order's step."""
-        self._grants = self._refused = frozenset()
         if self._order is not None:
-            if self._step == self._order.step:
-                self._refused = frozenset({NO_GRANT})  # those who applied wait for the next
-            self._fence, self._step = self._order.fence, self._order.step
+            self.fence, self._step = self._order.fence, self._order.step
         self._count = 0
         self._is_finished = False
         self._deaths = ()  # those before the last take are nobody's concern
-        self._batch = None
         self.released()
 
     def finished(self) -> None:
@@ -260,6 +208,9 @@ class ForwarderCore:
         if self._order is not None:
             self._step = self._order.step
         self.released()
+
+    def _forget_grant(self) -> None:
+        self._sealed_for = self._unshipped = self._batch = None
 
     # Reports
 
@@ -298,13 +249,11 @@ class ForwarderCore:
             host=self._host,
             incarnation=self._incarnation,
             number=number,
-            fence=self._fence,
+            fence=self.fence,
             step=self._step,
             count=self._count,
-            segment=self._segment,
             sealed_for=self._sealed_for,
-            batch=self._batch if self._sealed_for is not None else None,
-            refused=self._refused,
+            batch=self._batch,
             deaths=self._deaths,
             pace=self._pace,
             term=0 if self._order is None else self._order.term,
@@ -314,5 +263,4 @@ class ForwarderCore:
 
 def _told_at_once(report: Report) -> tuple[object, ...]:
     state = (report.fence, report.step, report.batch)
-    told = (report.refused, report.deaths, report.pace, report.finished)
-    return (*state, *told)
+    return (*state, report.deaths, report.pace, report.finished)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shmacc._multihost.hosts import Host
-from shmacc._multihost.messages import Fence, Timing
+from shmacc._multihost.messages import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,20 +14,21 @@ class Grant:
     Attributes:
         number: Its number.
         since: When it was made.
+        places: The host of each shard.
     """
 
     number: int
     since: float
+    places: tuple[str, ...]
 
     def is_over(
-        self, hosts: Iterable[Host], fence: Fence, now: float, timing: Timing, *, enough: bool
+        self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool
     ) -> bool:
         """Whether its batches are there, or late.
 
         Args:
             hosts: Those that get it. Those that have reported no gradient are waited for, too: one
                 may have been accepted since.
-            fence: The present one.
             now: The time.
             timing: How long it waits.
             enough: Whether the batches that are there suffice.
@@ -35,14 +36,12 @@ class Grant:
         waited_for = [
             host
             for host in hosts
-            if not host.lost
-            and host.report is not None
-            and not host.has_committed(self.number, fence)
+            if host.takes_part and host.batch(self.number) is None
         ]
         age = now - self.since
         if not waited_for or age >= timing.expiry:
             return True
-        nobody_ships = not any(host.has_answered(self.number, fence) for host in waited_for)
+        nobody_ships = not any(host.has_answered(self.number) for host in waited_for)
         return enough and nobody_ships and age >= timing.grace
 
     def times(self, timing: Timing) -> list[float]:

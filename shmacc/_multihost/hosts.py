@@ -1,20 +1,12 @@
 """The hosts as the owner knows them: by their last reports."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shmacc._multihost.messages import (
-    NO_GRANT,
-    Batch,
-    BatchKey,
-    Death,
-    Fence,
-    Member,
-    Report,
-    Timing,
-)
+from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, Member, Report, Timing
 
-_INCARNATION_BITS = 32
+NUMBER_BITS = 32
+"""Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners have the same."""
 
 
 @dataclass(slots=True)
@@ -27,10 +19,8 @@ class Host:
         heard: When it reported last.
         lost: Whether its lease has ended since.
         report: The last report of this incarnation, if there was one.
-        segment: Which segment it has.
         fence: What its segment's content was last known to belong to, of whichever incarnation.
-        member: Its batch that counts, if it has one: of the owner's present fence.
-        consumed: The batch that the round before this fence consumed.
+        consumed: The grant of its batch that the round before the present fence consumed.
         deaths: The number of the last death that was heard of, of this incarnation.
     """
 
@@ -39,9 +29,7 @@ class Host:
     heard: float
     lost: bool = False
     report: Report | None = None
-    segment: int = 0
     fence: Fence | None = None
-    member: Member | None = None
     consumed: int | None = None
     deaths: int = 0
 
@@ -51,63 +39,43 @@ class Host:
         self.deaths = max([self.deaths, *(death.number for death in new)])
         return new
 
-    def is_at(self, fence: Fence) -> bool:
-        """Whether it lives, and its gradients are of this fence."""
-        return not self.lost and self.report is not None and self.report.fence == fence
+    @property
+    def takes_part(self) -> bool:
+        """Whether it lives, and its forwarder has reported."""
+        return not self.lost and self.report is not None
 
     def pending(self, fence: Fence) -> int:
         """Return how many gradients a round could get of it now."""
-        if self.is_at(fence) and self.report is not None:
-            return self.report.count
-        return self.member.batch.sealed.count if self.member is not None else 0
+        at_fence = not self.lost and self.report is not None and self.report.fence == fence
+        return self.report.count if at_fence and self.report is not None else 0
 
-    def has_answered(self, grant: int, fence: Fence) -> bool:
+    def has_answered(self, grant: int) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
-        return self.is_at(fence) and self.report is not None and self.report.sealed_for == grant
+        return not self.lost and self.report is not None and self.report.sealed_for == grant
 
-    def has_committed(self, grant: int, fence: Fence) -> bool:
-        """Whether it has shipped for the grant."""
-        return self.has_answered(grant, fence) and self.batch is not None
+    def batch(self, grant: int) -> Batch | None:
+        """Return what it has shipped for the grant."""
+        if self.report is None or not self.has_answered(grant):
+            return None
+        return self.report.batch
 
     def may_be_adopted(self, fence: Fence, step: int, set_at: Fence) -> bool:
-        """Whether a segment that a new forwarder found has gradients of the fence.
+        """Whether its segment, which is at another fence, has gradients of this one.
 
-        It is as the last forwarder reported it, or has followed an order since then. Steps and
-        fences go up together unless `set_global_step` comes in between, so without that the step
-        tells which. Of a segment that this owner knows nothing about, the step decides, too: the
-        segment is new, or the owner is, and then the chief that set the step has said what it
-        stands for.
+        Steps and fences go up together unless `set_global_step` comes in between. So a segment at
+        the present step has gradients of the present fence, if it was heard of since then. If it
+        was not, the segment is new, or the owner is; and then the chief that set the step has said
+        what it stands for.
 
         Args:
             fence: The present one.
             step: The present one.
             set_at: The fence at the last `set_global_step`.
         """
-        if self.report is None:
+        if self.report is None or self.report.step != step:
             return False
-        if self.fence is None or self.fence.term != fence.term:
-            return self.report.step == step
-        return self.fence == fence or (self.fence >= set_at and self.report.step == step)
-
-    def lets_workers_wait(self, grants: set[int], fence: Fence, *, stalled: bool) -> bool:
-        """Whether workers of its may wait for the next step, with nothing in this one.
-
-        Args:
-            grants: Those that came to nothing: gradients refused for them are in no round.
-            fence: The present one.
-            stalled: Whether no gradient has come for long.
-        """
-        if self.report is None or not self.is_at(fence):
-            return False
-        refused = self.report.refused
-        if refused is None:
-            return stalled or bool(grants)
-        return NO_GRANT in refused or not grants.isdisjoint(refused)
-
-    @property
-    def batch(self) -> Batch | None:
-        """What its last report says it has shipped."""
-        return None if self.report is None else self.report.batch
+        known = self.fence
+        return known is None or known.term != fence.term or known == fence or known >= set_at
 
 
 class Hosts:
@@ -122,7 +90,7 @@ class Hosts:
         return iter(self._hosts.values())
 
     def changed(self) -> None:
-        """Count again: a host's report, its batch, or whether it lives may have changed."""
+        """Count again: a host's report, or whether it lives, may have changed."""
         self._counted = None
 
     def counted(self, fence: Fence) -> tuple[int, int]:
@@ -139,10 +107,15 @@ class Hosts:
         """Return the host of that name."""
         return self._hosts.get(name)
 
+    def places(self, shards: int) -> tuple[str, ...]:
+        """Return a host for each shard: of those that take part, about as many for each."""
+        names = sorted(host.name for host in self if host.takes_part)
+        return tuple(names[shard % len(names)] for shard in range(shards))
+
     def enrol(self, name: str, now: float) -> int:
         """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
         host = self._hosts.setdefault(name, Host(name, 0, now))
-        self._start(host, max(host.incarnation, self._term << _INCARNATION_BITS) + 1)
+        self._start(host, max(host.incarnation, self._term << NUMBER_BITS) + 1)
         host.heard = now
         return host.incarnation
 
@@ -155,11 +128,7 @@ class Hosts:
             self._start(host, report.incarnation)
         if host.report is not None and report.number <= host.report.number:
             return None
-        if report.segment != host.segment:
-            self._bury(host)
-            host.segment = report.segment
-        host.report = report
-        host.heard = now
+        host.report, host.heard = report, now
         if report.fence is not None:
             host.fence = report.fence
         return host
@@ -175,34 +144,26 @@ class Hosts:
             and (host.report is None or host.heard < now - timing.patience(host.report.pace))
         ]
 
-    def members(self) -> list[Member]:
-        """Return the batches that count, by host."""
-        found = [host.member for host in self if host.member is not None]
-        return sorted(found, key=lambda member: member.key)
-
-    def with_batches(self, keys: Collection[BatchKey]) -> list[Host]:
-        """Return the hosts whose batch that counts is one of these."""
-        return [host for host in self if host.member is not None and host.member.key in keys]
-
-    def _bury(self, host: Host) -> None:
-        """Keep a batch of a segment that is no more, beside what the host's new segment gets."""
-        host.fence = None
-        if host.member is None:
-            return
-        former = Host(f"{host.name} until {host.incarnation}", 0, host.heard, lost=True)
-        former.member, host.member = host.member, None
-        self._hosts[former.name] = former
+    def members(self, grant: int) -> tuple[Member, ...]:
+        """Return the batches that were shipped for a grant, by host."""
+        return tuple(
+            Member(BatchKey(host.name, host.incarnation, grant), batch)
+            for host in sorted(self, key=lambda host: host.name)
+            if (batch := host.batch(grant)) is not None
+        )
 
     def begin_term(self, term: int) -> None:
-        """Give forwarders numbers of another term from now on; forget all batches."""
+        """Give forwarders numbers of another term from now on."""
         self._term = term
-        self.forget_batches()
+        self.consumed(())
 
-    def forget_batches(self) -> None:
-        """Forget all batches, and which ones were consumed: a new fence."""
-        self._hosts = {host.name: host for host in self if host.incarnation}
+    def consumed(self, members: Iterable[Member]) -> None:
+        """Note whose batches a round has consumed: of the one before the present fence."""
+        keys = {member.key.host: member.key for member in members}
         for host in self:
-            host.member = host.consumed = None
+            key = keys.get(host.name)
+            is_its = key is not None and key.incarnation == host.incarnation
+            host.consumed = key.grant if key is not None and is_its else None
 
     @staticmethod
     def _start(host: Host, incarnation: int) -> None:
@@ -211,7 +172,7 @@ class Hosts:
         host.deaths = 0
 
 
-def two_with_one_contributor(members: list[Member]) -> tuple[int, BatchKey, BatchKey] | None:
+def two_with_one_contributor(members: Iterable[Member]) -> tuple[int, BatchKey, BatchKey] | None:
     """Return the lowest contributor that is in two batches, and which they are."""
     seen: dict[int, BatchKey] = {}
     found = []

@@ -7,9 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-NO_GRANT = 0
-"""Less than all numbers of grants."""
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -55,11 +52,11 @@ NO_FENCE = Fence(0, 0)
 
 
 class BatchKey(NamedTuple):
-    """The name of a batch, and of its pieces at the shards."""
+    """The name of a batch, and of its pieces at the shards: later ones are greater."""
 
     host: str
     incarnation: int
-    seq: int
+    grant: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +81,12 @@ class Batch:
     """A sealed segment's content that has been shipped.
 
     Attributes:
-        seq: Its number in its forwarder's incarnation.
+        grant: The grant that it was shipped for.
         sealed: What it is of.
         shards: Which ones have a piece of it.
     """
 
-    seq: int
+    grant: int
     sealed: Sealed
     shards: frozenset[int] = frozenset()
 
@@ -123,9 +120,6 @@ class Report:
         count: How many gradients the segment has.
         sealed_for: The grant that the segment is sealed for.
         batch: What has been shipped for it.
-        segment: Which segment it is: a number that no other one has.
-        refused: Grants for which the segment was sealed when it refused gradients of this fence;
-            NO_GRANT: it was emptied at the same step, or an earlier owner's grant; None: unknown.
         deaths: All that were noticed since the fence moved on.
         pace: That of the last order: the owner waits for the next report accordingly.
         term: That of the last order, of whichever owner.
@@ -138,10 +132,8 @@ class Report:
     fence: Fence | None
     step: int
     count: int
-    segment: int = 0
     sealed_for: int | None = None
     batch: Batch | None = None
-    refused: frozenset[int] | None = frozenset()
     deaths: tuple[Death, ...] = ()
     pace: float = 1.0
     term: int = 0
@@ -164,9 +156,8 @@ class Order:
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
         places: With a grant, the host of each shard.
-        honoured: The host's batch that counts, if it has one.
-        consumed: The host's batch that the round which led to this fence consumed.
-        adopt: To a forwarder that has just started: the content is that of this fence.
+        consumed: The grant of the host's batch that the round before this fence consumed.
+        adopt: The content, of an earlier forwarder or owner, is that of this fence.
         slack: By how much the count must have grown to be worth a report at once.
         pace: How many times as long as `Timing` says are the times between two reports.
     """
@@ -182,7 +173,6 @@ class Order:
     finished: bool = False
     grant: int | None = None
     places: tuple[str, ...] = ()
-    honoured: int | None = None
     consumed: int | None = None
     adopt: bool = False
     slack: int = 1
@@ -296,7 +286,7 @@ class Finished(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The ticket is not in the line: served, withdrawn, forgotten, or ended by a new step."""
+    """The ticket is not in the queue: served, withdrawn, forgotten, or ended by a new step."""
 
 
 Answer = Opened | Waiting | Died | Conflict | NotReady | Finished | Ended

@@ -1,13 +1,16 @@
 """The owner: it has the step, counts gradients over all hosts, decides what a round consists of.
 
-    counting --- a chief waits, and enough are reported ---> granted
-    granted  --- the batches are there, and enough       ---> block
-             --- they are there, or late, and too few    ---> counting
+    counting --- a chief waits, and enough are reported   ---> granted
+    granted  --- the batches are there, and enough        ---> block
+             --- they are there, or late, and too few; or ---> granted anew, if enough are reported;
+                 a host is lost where a shard is               else counting, at the next step (void)
              --- a contributor is in two of them          ---> counting, at the next step (void);
                  once; if it is again, the chief is told, and gets no round
     block    --- its chief leaves it in order             ---> counting, at the next step
              --- it raises, or its chief is lost          ---> counting
+             --- shards have lost their pieces            ---> as a grant with too few batches
              --- set_global_step, advance_step            ---> counting, at once
+    counting --- the fence is in doubt, and nothing comes ---> counting, at the next step (void)
 
 Every event ends in `_settle`, which takes the transitions that are due; so they do not depend on
 which event it was that made them so.
@@ -17,11 +20,9 @@ import logging
 
 from shmacc._multihost.counters import Counters
 from shmacc._multihost.grant import Grant
-from shmacc._multihost.hosts import Host, Hosts, two_with_one_contributor
-from shmacc._multihost.line import Line
+from shmacc._multihost.hosts import NUMBER_BITS, Hosts, two_with_one_contributor
 from shmacc._multihost.messages import (
     Answer,
-    BatchKey,
     Conflict,
     Died,
     Ended,
@@ -36,8 +37,7 @@ from shmacc._multihost.messages import (
     Timing,
     Waiting,
 )
-from shmacc._multihost.places import Places
-from shmacc._multihost.withdrawn import Withdrawn
+from shmacc._multihost.wait_queue import WaitQueue
 
 _logger = logging.getLogger("shmacc")
 
@@ -55,57 +55,32 @@ class OwnerCore:
     def __init__(self, term: int, step: int | None, timing: Timing, shards: int = 1) -> None:
         self.counters = Counters()
         self._timing = timing
-        self._ready = step is not None
-        self._step = step or 0
-        self._fence = Fence(term, 0)
-        self._set_at = Fence(term, 0)  # the fence at the last set_global_step
-        self._serial = 0
+        self._shards = shards
+        self.is_ready: bool = step is not None
+        self.step: int = step or 0
+        self.fence = Fence(term, 0)
+        self._set_at = self.fence  # at the last set_global_step
+        self.serial = 0  # changes whenever an order or an answer has changed
         self._hosts = Hosts(term)
-        self._places = Places(shards)
-        self._line = Line()
+        self._queue = WaitQueue()
         self._conflict: Conflict | None = None  # for which the last step was void
         self._grant: Grant | None = None
+        self._last_grant = term << NUMBER_BITS
         self._block: Opened | None = None  # the head of the queue has it
+        self._block_ticket = ""
         self._opening = 0  # the serial that came with it
         self._last_required = 0  # by the last chief that got a block
-        self._block_ticket = ""
-        self._finished = False
-        self._withdrawn = Withdrawn(timing.expiry, first=self._ready)
-
-    @property
-    def serial(self) -> int:
-        """Changes whenever an order or an answer has changed."""
-        return self._serial
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the step is known."""
-        return self._ready
-
-    @property
-    def finished(self) -> bool:
-        """Whether there are no more rounds; a block that is open goes on to its end."""
-        return self._finished
-
-    @property
-    def step(self) -> int:
-        """The step."""
-        return self._step
-
-    @property
-    def fence(self) -> Fence:
-        """How often gradients were consumed or dropped."""
-        return self._fence
+        self.finished = False
+        # Whether workers may wait for the next step with nothing in this one: their gradients were
+        # refused for a grant that led to no round, or dropped without a new step.
+        self._in_doubt = not self.is_ready
+        self._granted = False  # at this fence
+        self._last_count, self._counted_at = 0, 0.0  # how many gradients there are, since when
 
     @property
     def accumulated(self) -> int:
         """How many gradients the next round could have now."""
-        return self._hosts.counted(self._fence)[0]
-
-    @property
-    def open_round(self) -> Opened | None:
-        """The round whose block some chief is in."""
-        return self._block
+        return self._hosts.counted(self.fence)[0]
 
     @property
     def lost(self) -> frozenset[str]:
@@ -114,11 +89,7 @@ class OwnerCore:
 
     def hosts(self) -> dict[str, tuple[bool, int]]:
         """Return of each host whether it lives, and how many of its gradients count."""
-        return {
-            host.name: (not host.lost, host.pending(self._fence))
-            for host in self._hosts
-            if host.incarnation
-        }
+        return {host.name: (not host.lost, host.pending(self.fence)) for host in self._hosts}
 
     # Hosts
 
@@ -130,7 +101,7 @@ class OwnerCore:
 
     def report(self, report: Report, now: float) -> None:
         """Take a report in."""
-        if report.term > self._fence.term:
+        if report.term > self.fence.term:
             self._raise_term(report.term + 1)
         host = self._hosts.heard(report, now)
         self._hosts.changed()
@@ -140,46 +111,40 @@ class OwnerCore:
         if host.lost:
             host.lost = False
             self._changed()
-        if report.fence == self._fence:
+        if report.fence == self.fence:
             for death in host.news(report.deaths):
                 self.counters.died_workers += len(death.pids)
-                self._line.lost(Loss(host.name, *death[1:]))
+                self._queue.lost(Loss(host.name, *death[1:]))
                 self._changed()
-        grant, batch = self._grant, report.batch
         if report.finished and report.fence is not None:  # else it may be of an earlier run
             self.finish(now)
-        # Grants of different owners may have the same number, fences never.
-        at_fence = report.fence == self._fence
-        if grant and batch and at_fence and report.sealed_for == grant.number:
-            host.member = Member(BatchKey(host.name, host.incarnation, batch.seq), batch)
-            self._hosts.changed()
         self._settle(now)
 
     def order(self, name: str, incarnation: int) -> Order:
         """Return what the host must follow."""
         host = self._hosts.find(name)
-        term = self._fence.term
+        term = self.fence.term
         if host is None or incarnation < host.incarnation:
-            return Order(term, self._serial, incarnation, refused=host is not None)
-        if not self._ready or host.report is None:
-            return Order(term, self._serial, incarnation)
+            return Order(term, self.serial, incarnation, refused=host is not None)
+        if not self.is_ready or host.report is None:
+            return Order(term, self.serial, incarnation)
+        adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
+        if host.report.fence != self.fence and host.report.step == self.step and not adopt:
+            self._in_doubt = True  # it is emptied, and whoever applied waits for the next step
         sealed = self._grant is not None or self._block is not None
         return Order(
             term=term,
-            serial=self._serial,
+            serial=self.serial,
             incarnation=incarnation,
             ready=True,
-            fence=self._fence,
-            step=self._step,
+            fence=self.fence,
+            step=self.step,
             hold=sealed,
-            finished=self._finished and not sealed,
-            grant=self._grant.number if self._grant is not None else None,
-            places=self._places.hosts if self._grant is not None else (),
-            honoured=host.member.key.seq
-            if host.member is not None and host.member.key.incarnation == incarnation
-            else None,
+            finished=self.finished and not sealed,
+            grant=None if self._grant is None else self._grant.number,
+            places=() if self._grant is None else self._grant.places,
             consumed=host.consumed,
-            adopt=host.may_be_adopted(self._fence, self._step, self._set_at),
+            adopt=adopt,
             slack=self._slack(),
             pace=self.pace,
         )
@@ -190,15 +155,15 @@ class OwnerCore:
         That a block is open is no news to a host that has shipped for its grant: the segment stays
         as it is.
         """
-        if self._block is not None and (serial, self._serial) == (self._opening - 1, self._opening):
+        if self._block is not None and (serial, self.serial) == (self._opening - 1, self._opening):
             host = self._hosts.find(name)
-            return host is None or not host.has_committed(self.counters.grants, self._fence)
-        return serial != self._serial
+            return host is None or host.batch(self._last_grant) is None
+        return serial != self.serial
 
     @property
     def pace(self) -> float:
         """By how much slower than at best hosts report: all of them together not too often."""
-        return self._timing.pace(self._hosts.counted(self._fence)[1])
+        return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:
         """Return how much more a host must have for a report at once: O(hosts x log) a round.
@@ -206,8 +171,8 @@ class OwnerCore:
         Between two rounds nobody waits. Then, if there are many hosts, the next round is taken to
         require as many as the last one: most orders are given at that time.
         """
-        head = self._line.head
-        accumulated, living = self._hosts.counted(self._fence)
+        head = self._queue.head
+        accumulated, living = self._hosts.counted(self.fence)
         if head is not None:
             missing = head.required - accumulated
         else:
@@ -217,7 +182,7 @@ class OwnerCore:
     # Chiefs
 
     def ask(self, ticket: str, required: int, now: float, *, tell: bool = False) -> Answer:
-        """Put a chief in the line, or keep it there; return what it has got.
+        """Put a chief in the queue, or keep it there; return what it has got.
 
         Args:
             ticket: Unique for ever.
@@ -225,26 +190,26 @@ class OwnerCore:
             now: The time.
             tell: Whether hosts that are lost, and workers that have died, end its wait.
         """
-        if self._ready and not self._finished:
-            self._line.ask(ticket, required, now, tell=tell)
+        if self.is_ready and not self.finished:
+            self._queue.ask(ticket, required, now, tell=tell)
             self._settle(now)
         return self.answer(ticket)
 
     def answer(self, ticket: str) -> Answer:
         """Return what the chief has got."""
-        if not self._ready:
+        if not self.is_ready:
             return NotReady()
-        found = self._line.find(ticket)
+        found = self._queue.find(ticket)
         if found is not None and self._block is not None and self._block_ticket == ticket:
             return self._block
-        if self._finished or found is None:
-            return Finished() if self._finished else Ended()
+        if self.finished or found is None:
+            return Finished() if self.finished else Ended()
         if found.conflict is not None:
             return found.conflict
         if found.lost and self._grant is None:  # a number that is reached is served
             return Died(tuple(found.lost))
         living = tuple(sorted(host.name for host in self._hosts if not host.lost))
-        return Waiting(self.accumulated, self._step, living, self.counters.voided)
+        return Waiting(self.accumulated, self.step, living, self.counters.voided)
 
     def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
         """End a chief's wait or block; return whether its round was consumed.
@@ -253,64 +218,61 @@ class OwnerCore:
         """
         if self._block is not None and self._block_ticket == ticket:
             self._end_block(consume=consume)
-            self._line.leave(ticket, served=consume)
+            self._queue.leave(ticket, served=consume)
         else:
-            self._line.leave(ticket, served=False)
+            self._queue.leave(ticket, served=False)
         self._settle(now)
-        return self._line.served(ticket) is True
+        return self._queue.served(ticket) is True
 
     def cancel(self, now: float) -> None:
-        """End the wait of every chief in the line; a block that is open goes on."""
-        for ticket in self._line.tickets():
+        """End the wait of every chief in the queue; a block that is open goes on."""
+        for ticket in self._queue.tickets():
             if self._block is None or ticket != self._block_ticket:
-                self._line.leave(ticket, served=False)
+                self._queue.leave(ticket, served=False)
         self._changed()
         self._settle(now)
 
     def finish(self, now: float) -> None:
         """End the run, for good: no round is opened from now on; one that is open goes on."""
-        if not self._finished:
-            self._finished = True
-            if self._grant is not None:
-                self._withdrawn.add(self._grant.number)
-                self._grant = None
+        if not self.finished:
+            self.finished = True
+            self._grant = None
             self._changed()
             self._settle(now)
 
-    def missing(self, ticket: str, keys: tuple[BatchKey, ...], now: float) -> None:
-        """Take the block back from a chief for which shards did not have these batches.
+    def missing(self, ticket: str, now: float) -> None:
+        """Take the block back from a chief for which shards did not have all pieces.
 
-        Its ticket stays at the head of the queue, and the next grant has these hosts ship again.
+        Its ticket stays at the head of the queue, and the next grant has the hosts ship again.
         """
-        if self._block is None or self._block_ticket != ticket:
-            return
-        for host in self._hosts.with_batches(keys):
-            self._lose_batch(host)
-        self._end_block(consume=False)
-        self._settle(now)
+        if self._block is not None and self._block_ticket == ticket:
+            self.counters.lost_blocks += 1
+            self._end_block(consume=False)
+            self._go_on(now)
+            self._settle(now)
 
     def set_global_step(self, step: int, request: str, now: float) -> int:
         """Set the step; gradients stay; a round that is open ends. Return the step before.
 
         Gradients that a host has accepted before it follows count as having been there before.
         """
-        before = self._step
-        if self._line.served(request) is None:
-            self._line.leave(request, served=True)
-            self._ready = True
+        before = self.step
+        if self._queue.served(request) is None:
+            self._queue.leave(request, served=True)
+            self.is_ready = True
             self._end_round()
-            self._step = step
-            self._set_at = self._fence
+            self.step = step
+            self._set_at = self.fence
             self._changed()
             self._settle(now)
         return before
 
     def advance_step(self, step: int, now: float) -> int:
         """Move the step forward, drop what is there, end a round; return how many were dropped."""
-        if step <= self._step and self._ready:
+        if step <= self.step and self.is_ready:
             return 0
         dropped = self.accumulated
-        self._ready = True
+        self.is_ready = True
         self._end_round()
         self._move(step)
         self._settle(now)
@@ -337,92 +299,75 @@ class OwnerCore:
         self._lose_chiefs(now)
         if self._grant is not None:
             self._close_grant(self._grant, now)
-        self._withdrawn.counted(self.accumulated, now)
-        head = self._line.head
-        busy = self._grant is not None or self._block is not None
-        if head is None or not self._ready or busy or self._finished:
-            return
-        if self.accumulated >= head.required:
-            self._place_shards()
-        if self.accumulated >= head.required:
-            self.counters.grants += 1
-            self._grant = Grant(self.counters.grants, now)
-            self._changed()
-            self._close_grant(self._grant, now)
-        elif self._withdrawn.keep_workers_waiting(self._hosts, self._fence, now):
-            _logger.warning(
-                "Step %d is void: it has too few gradients, and workers wait", self._step
-            )
-            self.counters.voided += 1
-            self._move(self._step + 1)
+        if self.accumulated != self._last_count:
+            self._last_count, self._counted_at = self.accumulated, now
+        if self._wants_round():
+            is_stuck = self._in_doubt and now - self._counted_at >= self._timing.chief_lease
+            if self._is_enough():
+                self._make_grant(now)
+            elif is_stuck:
+                self._void("nothing comes after an owner's death or a new step")
 
-    def _place_shards(self) -> None:
-        """Have all shards on living hosts; batches of which one was elsewhere are shipped again."""
-        living = {h.name for h in self._hosts if not h.lost and h.report is not None}
-        members = self._hosts.members()
-        moved = self._places.settle(living, even=not members)
-        away = [member.key for member in members if not moved.isdisjoint(member.batch.shards)]
-        for host in self._hosts.with_batches(away):
-            self._lose_batch(host)
+    def _wants_round(self) -> bool:
+        busy = self._grant is not None or self._block is not None
+        return self._queue.head is not None and self.is_ready and not busy and not self.finished
+
+    def _is_enough(self) -> bool:
+        return self._queue.head is not None and self.accumulated >= self._queue.head.required
+
+    def _make_grant(self, now: float) -> None:
+        self.counters.grants += 1
+        self._last_grant += 1
+        self._granted = True
+        self._grant = Grant(self._last_grant, now, self._hosts.places(self._shards))
+        self._changed()
+        self._close_grant(self._grant, now)
 
     def _close_grant(self, grant: Grant, now: float) -> None:
-        """End the grant if its batches are there or late."""
-        members = self._hosts.members()
-        count = sum(member.batch.sealed.count for member in members)
-        head = self._line.head
-        enough = head is not None and count >= head.required
-        if not grant.is_over(self._hosts, self._fence, now, self._timing, enough=enough):
+        """End the grant if its batches are there or late, or a shard is lost."""
+        members = self._hosts.members(grant.number)
+        head = self._queue.head
+        enough = head is not None and sum(m.batch.sealed.count for m in members) >= head.required
+        cut = not self.lost.isdisjoint(grant.places)  # nobody gets a piece to its shards
+        if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return
         self._grant = None
         self._changed()
-        if self._has_contested(members):
-            return
-        if enough and head is not None:
-            self._block = Opened(self._fence, self._step, tuple(members), self._places.hosts)
-            self._opening, self._last_required = self._serial, head.required
+        if not cut and enough and head is not None:
+            if (found := two_with_one_contributor(members)) is not None:
+                self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
+                return
+            self._block = Opened(self.fence, self.step, members, grant.places)
+            self._opening, self._last_required = self.serial, head.required
             self._block_ticket = head.name
         else:
-            self._withdraw(grant)
+            self.counters.withdrawn += 1
+            self._go_on(now)
 
-    def _withdraw(self, grant: Grant) -> None:
-        self._grant = None
-        self.counters.withdrawn += 1
-        self._withdrawn.add(grant.number)
-        self._changed()
+    def _go_on(self, now: float) -> None:
+        """After a grant that led to no round: have another one, without a release in between.
 
-    def _has_contested(self, members: list[Member]) -> bool:
-        """Drop a lost host's batch, or void the step, if a contributor is in two batches."""
-        found = two_with_one_contributor(members)
-        if found is None:
-            return False
-        contributor, *keys = found
-        dead = [host for host in self._hosts.with_batches(keys) if host.lost]
-        for host in dead:
-            self._lose_batch(host)
-        if not dead:
-            one, two = (key.host for key in keys)
-            _logger.warning(
-                "Step %d is void: hosts %s and %s have both accepted contributor %d",
-                self._step,
-                one,
-                two,
-                contributor,
-            )
-            self.counters.voided += 1
-            head, last = self._line.head, self._conflict
-            self._conflict = Conflict(contributor, (one, two))
-            if head is not None and last is not None and last.contributor == contributor:
-                # Told; what the one that is ended now has left behind is no reason to tell again.
-                head.conflict, self._conflict = self._conflict, None
-            self._move(self._step + 1)
-        return True
+        If there are too few now, those that the seal has refused would never come: a void step.
+        """
+        if self._wants_round():
+            if self._is_enough():
+                self._make_grant(now)
+            else:
+                self._void("it has too few gradients after losses, and workers wait")
 
-    def _lose_batch(self, host: Host) -> None:
-        """Drop a batch; so the grants until now have not got enough for a round after all."""
-        host.member = None
-        self._hosts.changed()
-        self.counters.lost_batches += 1
-        self._withdrawn.add_all(self.counters.grants)
+    def _void_for(self, conflict: Conflict) -> None:
+        one, two = conflict.hosts
+        self._void(f"hosts {one} and {two} have both accepted contributor {conflict.contributor}")
+        head, last = self._queue.head, self._conflict
+        self._conflict = conflict
+        if head is not None and last is not None and last.contributor == conflict.contributor:
+            # Told; what the one that is ended now has left behind is no reason to tell again.
+            head.conflict, self._conflict = self._conflict, None
+
+    def _void(self, why: str) -> None:
+        _logger.warning("Step %d is void: %s", self.step, why)
+        self.counters.voided += 1
+        self._move(self.step + 1)
 
     def _end_block(self, *, consume: bool) -> None:
         block, self._block = self._block, None
@@ -431,28 +376,23 @@ class OwnerCore:
             return
         self.counters.rounds += 1
         self.counters.gradients += block.count
-        self._line.consumed()
+        self._queue.consumed()
         self._conflict = None
-        consumed = {member.key.host: member for member in block.members}
-        self._move(self._step + 1)
-        for host in self._hosts:
-            if (member := consumed.get(host.name)) and member.key.incarnation == host.incarnation:
-                host.consumed = member.key.seq
+        self._move(self.step + 1, block.members)
 
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
         if self._block is not None:
-            self._line.leave(self._block_ticket, served=False)
-        if self._grant is not None:
-            self._withdrawn.add(self._grant.number)
+            self._queue.leave(self._block_ticket, served=False)
+        self._in_doubt |= self._granted
         self._block = self._grant = None
 
-    def _move(self, step: int) -> None:
+    def _move(self, step: int, consumed: tuple[Member, ...] = ()) -> None:
         """Move the step and the fence on: no gradient that was accepted before counts any more."""
-        self._fence = Fence(self._fence.term, self._fence.number + 1)
-        self._step = step
-        self._withdrawn.moved(self.counters.grants)
-        self._hosts.forget_batches()
+        self.fence = Fence(self.fence.term, self.fence.number + 1)
+        self.step = step
+        self._in_doubt = self._granted = False
+        self._hosts.consumed(consumed)
         self._changed()
 
     def _raise_term(self, term: int) -> None:
@@ -462,7 +402,8 @@ class OwnerCore:
         earlier owner: they keep their gradients if they are at its step.
         """
         self._end_round()
-        self._fence = self._set_at = Fence(term, 0)
+        self.fence = self._set_at = Fence(term, 0)
+        self._last_grant = term << NUMBER_BITS
         self._hosts.begin_term(term)
         self._changed()
 
@@ -470,19 +411,18 @@ class OwnerCore:
         for host in self._hosts.silent(now, self._timing):
             host.lost = True
             self.counters.lost_hosts += 1
-            self._line.lost(Loss(host.name))
+            self._queue.lost(Loss(host.name))
+            self._in_doubt |= self._granted
             self._changed()
-            if self._grant is not None and host.name in self._places.hosts:
-                self._withdraw(self._grant)  # nobody gets a piece to its shards
 
     def _lose_chiefs(self, now: float) -> None:
-        for ticket in self._line.silent(now - self._timing.chief_lease):
+        for ticket in self._queue.silent(now - self._timing.chief_lease):
             if self._block is not None and self._block_ticket == ticket:
                 self._end_block(consume=False)
-            self._line.leave(ticket, served=False)
+            self._queue.leave(ticket, served=False)
             self.counters.lost_chiefs += 1
             self._changed()
 
     def _changed(self) -> None:
         self._hosts.changed()
-        self._serial += 1
+        self.serial += 1

@@ -9,55 +9,45 @@ _Piece = TypeVar("_Piece")
 
 
 class ShardCore(Generic[_Piece]):
-    """Keeps pieces, and hands out those that a chief names.
+    """Keeps the last piece of each host, and hands out those that a chief names.
 
     Nothing here is ever the only copy of anything: the hosts have the rows until the round is
     consumed. So a shard that is restarted begins with nothing, and a chief that names a piece which
     is not there is told so.
     """
 
-    _KEPT = 2  # of a host: the one that counts, and one that was staged and did not get to count
-
     def __init__(self) -> None:
-        self._fence = Fence(-1, -1)
-        self._pieces: dict[str, dict[BatchKey, _Piece]] = {}  # by host
-
-    @property
-    def fence(self) -> Fence:
-        """That of the pieces."""
-        return self._fence
+        self.fence = Fence(-1, -1)  # that of the pieces
+        self._pieces: dict[str, tuple[BatchKey, _Piece]] = {}  # by host
 
     def __len__(self) -> int:
-        return sum(len(own) for own in self._pieces.values())
+        return len(self._pieces)
 
     def stage(self, fence: Fence, key: BatchKey, piece: _Piece) -> bool:
-        """Keep a piece; False if its fence is over."""
-        if fence < self._fence:
+        """Keep a piece; False if its fence is over, or a later one of its host is here."""
+        if fence < self.fence:
             return False
         self.forget(fence)
-        own = self._pieces.setdefault(key.host, {})
-        own[key] = piece
-        if len(own) > self._KEPT:
-            del own[min(own)]
+        if key.host in self._pieces and self._pieces[key.host][0] > key:
+            return False
+        self._pieces[key.host] = key, piece
         return True
 
     def forget(self, before: Fence) -> None:
         """Drop the pieces of earlier fences."""
-        if before > self._fence:
-            self._fence = before
+        if before > self.fence:
+            self.fence = before
             self._pieces.clear()
-
-    def missing(self, fence: Fence, keys: tuple[BatchKey, ...]) -> tuple[BatchKey, ...]:
-        """Return those of these pieces that are not here."""
-        if fence != self._fence:
-            return keys
-        return tuple(key for key in keys if key not in self._pieces.get(key.host, {}))
 
     def latest(self, hosts: Iterable[str]) -> tuple[BatchKey, ...]:
         """Return the last batch of each of these hosts, if all have staged one; else nothing."""
         own = [self._pieces.get(host) for host in hosts]
-        return tuple(max(batches) for batches in own if batches) if all(own) else ()
+        return tuple(one[0] for one in own if one is not None) if all(own) else ()
 
-    def pieces(self, keys: tuple[BatchKey, ...]) -> list[_Piece]:
-        """Return pieces that are here."""
-        return [self._pieces[key.host][key] for key in keys]
+    def pieces(self, fence: Fence, keys: tuple[BatchKey, ...]) -> list[_Piece] | None:
+        """Return these pieces; None: not all of them are here."""
+        if fence != self.fence:
+            return None
+        found = [self._pieces.get(key.host) for key in keys]
+        here = [one[1] for one, key in zip(found, keys, strict=True) if one and one[0] == key]
+        return here if len(here) == len(keys) else None

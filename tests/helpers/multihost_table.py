@@ -22,13 +22,12 @@ class Table:
 
     def add(self, host: str, segment: Segment) -> None:
         incarnation = self.owner.enrol(host, self.now)
-        core = ForwarderCore(host, incarnation, TIMING, segment.token)
+        core = ForwarderCore(host, incarnation, TIMING)
         self.hosts[host] = core, segment
 
     @staticmethod
     def observe(core: ForwarderCore, segment: Segment) -> None:
-        count, dropped = len(segment.content), segment.dropped
-        core.observe(segment.step, count, dropped, finished=segment.finished)
+        core.observe(segment.step, len(segment.content), finished=segment.finished)
 
     def hear(self, *hosts: str) -> None:
         """Each host reports, and gets its order; it does not follow it yet."""
@@ -52,8 +51,8 @@ class Table:
             match action:
                 case act.Seal():
                     core.sealed(segment.sealed(), self.now)
-                case act.Ship(seq):
-                    core.shipped(seq, frozenset({0}))
+                case act.Ship(grant):
+                    core.shipped(grant, frozenset({0}))
                 case act.Release():
                     segment.held = False
                     core.released()

@@ -53,7 +53,6 @@ class Segment:
     dropped: int = 0
     taken: int = 0
     finished: bool = False
-    token: int = field(default_factory=itertools.count(1).__next__)
 
     def apply(self, gradient: Gradient) -> bool | None:
         """As a group's; None: it has to wait for the end of the round."""
@@ -132,7 +131,7 @@ class Host:
             self.world.after(0.1, self.start)
             return
         incarnation = self.world.owner.enrol(self.name, self.world.now)
-        core = ForwarderCore(self.name, incarnation, TIMING, self.segment.token)
+        core = ForwarderCore(self.name, incarnation, TIMING)
         self.core = core
         self.incarnation = incarnation
         self.poll(core)
@@ -173,16 +172,15 @@ class Host:
         for _ in range(20):
             if core is not self.core:
                 return
-            count, dropped = len(segment.content), segment.dropped
-            core.observe(segment.step, count, dropped, finished=segment.finished)
+            core.observe(segment.step, len(segment.content), finished=segment.finished)
             match core.next_action():
                 case None:
                     return
                 case act.Seal():
                     core.sealed(segment.sealed(), self.world.now)
-                case act.Ship(seq):
-                    if seq not in self.shipping:
-                        self.ship(core, seq)
+                case act.Ship(grant):
+                    if grant not in self.shipping:
+                        self.ship(core, grant)
                     return
                 case act.Release():
                     segment.held = False
@@ -203,12 +201,12 @@ class Host:
                     self.die()
         raise AssertionError("the forwarder finds no end")
 
-    def ship(self, core: ForwarderCore, seq: int) -> None:
+    def ship(self, core: ForwarderCore, grant: int) -> None:
         """Send pieces until each shard has answered."""
         world = self.world
-        self.shipping.add(seq)
-        key = BatchKey(self.name, self.incarnation, seq)
-        fence = core._fence
+        self.shipping.add(grant)
+        key = BatchKey(self.name, self.incarnation, grant)
+        fence = core.fence
         assert fence is not None
         places = [world.host(name) for name in core.places]
         pieces: dict[int, list[Gradient]] = {}
@@ -231,7 +229,7 @@ class Host:
         def acknowledged(shard: int) -> None:
             wanted.discard(shard)
             if not wanted and core is self.core:
-                core.shipped(seq, frozenset(pieces))
+                core.shipped(grant, frozenset(pieces))
                 self.run(core)
 
         for shard in pieces:
@@ -339,22 +337,19 @@ class Chief:
         """
         world = self.world
         got: list[Gradient] = []
-        lost: set[BatchKey] = set()
+        lost = False
         for number, place in enumerate(opened.places):
             keys = opened.of_shard(number)
             if not (keys and world.host(place).reachable):
-                if place in world.owner.lost:
-                    lost.update(keys)
-                elif keys:
+                if keys and place not in world.owner.lost:
                     return
+                lost = lost or bool(keys)
                 continue
-            shard = world.host(place).shards[number]
-            absent = shard.missing(opened.fence, keys)
-            lost.update(absent)
-            if not absent:
-                got.extend(itertools.chain.from_iterable(shard.pieces(keys)))
+            pieces = world.host(place).shards[number].pieces(opened.fence, keys)
+            lost = lost or pieces is None
+            got.extend(itertools.chain.from_iterable(pieces or []))
         if lost:
-            world.owner.missing(ticket, tuple(lost), world.now)
+            world.owner.missing(ticket, world.now)
             world.orders()
             return
         expected = sorted(

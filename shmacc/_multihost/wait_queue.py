@@ -1,4 +1,4 @@
-"""The chiefs' line at the owner: first come, first served, and each ticket served once."""
+"""The chiefs that wait at the owner: first come, first served, and each ticket served once."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ class Ticket:
     conflict: Conflict | None = None
 
 
-class Line:
+class WaitQueue:
     """Tickets in order of arrival, and the results of those that have left.
 
     A ticket that has left is remembered, so that its messages that are doubled or late do not put
-    it into the line again, and so that a chief which lost the answer to its last message can ask
+    it into the queue again, and so that a chief which lost the answer to its last message can ask
     again. Its chief has stopped sending long before 1,024 others have left.
     """
 
@@ -48,11 +48,11 @@ class Line:
         return next(iter(self._waiting.values()), None)
 
     def find(self, name: str) -> Ticket | None:
-        """Return the ticket, if it is in the line."""
+        """Return the ticket, if it is in the queue."""
         return self._waiting.get(name)
 
     def ask(self, name: str, required: int, now: float, *, tell: bool) -> None:
-        """Keep the ticket alive, and put it in the line if it is new."""
+        """Keep the ticket alive, and put it in the queue if it is new."""
         ticket = self._waiting.get(name)
         if ticket is not None:
             ticket.heard = now
@@ -62,7 +62,7 @@ class Line:
                 ticket.lost, self._untold = self._untold, []
 
     def leave(self, name: str, *, served: bool) -> None:
-        """Take the ticket out of the line; the first result is the one that is remembered."""
+        """Take the ticket out of the queue; the first result is the one that is remembered."""
         self._waiting.pop(name, None)
         self._left.setdefault(name, served)
         while len(self._left) > _REMEMBERED:
@@ -73,7 +73,7 @@ class Line:
         return self._left.get(name)
 
     def tickets(self) -> list[str]:
-        """Return the names of those in the line."""
+        """Return the names of those in the queue."""
         return list(self._waiting)
 
     def silent(self, since: float) -> list[str]:
