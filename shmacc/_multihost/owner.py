@@ -66,7 +66,7 @@ class OwnerCore:
         self._conflict: Conflict | None = None  # for which the last step was void
         self._grant: Grant | None = None
         self._last_grant = term << NUMBER_BITS
-        self._block: Opened | None = None  # the head of the queue has it
+        self.block: Opened | None = None  # the head of the queue has it
         self._block_ticket = ""
         self._opening = 0  # the serial that came with it
         self._last_required = 0  # by the last chief that got a block
@@ -131,7 +131,7 @@ class OwnerCore:
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
             self._in_doubt = True  # it is emptied, and whoever applied waits for the next step
-        sealed = self._grant is not None or self._block is not None
+        sealed = self._grant is not None or self.block is not None
         return Order(
             term=term,
             serial=self.serial,
@@ -155,7 +155,7 @@ class OwnerCore:
         That a block is open is no news to a host that has shipped for its grant: the segment stays
         as it is.
         """
-        if self._block is not None and (serial, self.serial) == (self._opening - 1, self._opening):
+        if self.block is not None and (serial, self.serial) == (self._opening - 1, self._opening):
             host = self._hosts.find(name)
             return host is None or host.batch(self._last_grant) is None
         return serial != self.serial
@@ -200,8 +200,8 @@ class OwnerCore:
         if not self.is_ready:
             return NotReady()
         found = self._queue.find(ticket)
-        if found is not None and self._block is not None and self._block_ticket == ticket:
-            return self._block
+        if found is not None and self.block is not None and self._block_ticket == ticket:
+            return self.block
         if self.finished or found is None:
             return Finished() if self.finished else Ended()
         if found.conflict is not None:
@@ -216,7 +216,7 @@ class OwnerCore:
 
         The answer to a message that comes again is the same.
         """
-        if self._block is not None and self._block_ticket == ticket:
+        if self.block is not None and self._block_ticket == ticket:
             self._end_block(consume=consume)
             self._queue.leave(ticket, served=consume)
         else:
@@ -227,7 +227,7 @@ class OwnerCore:
     def cancel(self, now: float) -> None:
         """End the wait of every chief in the queue; a block that is open goes on."""
         for ticket in self._queue.tickets():
-            if self._block is None or ticket != self._block_ticket:
+            if self.block is None or ticket != self._block_ticket:
                 self._queue.leave(ticket, served=False)
         self._changed()
         self._settle(now)
@@ -245,7 +245,7 @@ class OwnerCore:
 
         Its ticket stays at the head of the queue, and the next grant has the hosts ship again.
         """
-        if self._block is not None and self._block_ticket == ticket:
+        if self.block is not None and self._block_ticket == ticket:
             self.counters.lost_blocks += 1
             self._end_block(consume=False)
             self._go_on(now)
@@ -309,7 +309,7 @@ class OwnerCore:
                 self._void("nothing comes after an owner's death or a new step")
 
     def _wants_round(self) -> bool:
-        busy = self._grant is not None or self._block is not None
+        busy = self._grant is not None or self.block is not None
         return self._queue.head is not None and self.is_ready and not busy and not self.finished
 
     def _is_enough(self) -> bool:
@@ -337,7 +337,7 @@ class OwnerCore:
             if (found := two_with_one_contributor(members)) is not None:
                 self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
                 return
-            self._block = Opened(self.fence, self.step, members, grant.places)
+            self.block = Opened(self.fence, self.step, members, grant.places)
             self._opening, self._last_required = self.serial, head.required
             self._block_ticket = head.name
         else:
@@ -370,7 +370,7 @@ class OwnerCore:
         self._move(self.step + 1)
 
     def _end_block(self, *, consume: bool) -> None:
-        block, self._block = self._block, None
+        block, self.block = self.block, None
         self._changed()
         if not consume or block is None:
             return
@@ -382,10 +382,10 @@ class OwnerCore:
 
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
-        if self._block is not None:
+        if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
         self._in_doubt |= self._granted
-        self._block = self._grant = None
+        self.block = self._grant = None
 
     def _move(self, step: int, consumed: tuple[Member, ...] = ()) -> None:
         """Move the step and the fence on: no gradient that was accepted before counts any more."""
@@ -417,7 +417,7 @@ class OwnerCore:
 
     def _lose_chiefs(self, now: float) -> None:
         for ticket in self._queue.silent(now - self._timing.chief_lease):
-            if self._block is not None and self._block_ticket == ticket:
+            if self.block is not None and self._block_ticket == ticket:
                 self._end_block(consume=False)
             self._queue.leave(ticket, served=False)
             self.counters.lost_chiefs += 1

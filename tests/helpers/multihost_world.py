@@ -608,7 +608,7 @@ class World:
             """Shows its rounds to the books as they are consumed."""
 
             def _end_block(self, *, consume: bool) -> None:
-                block, ticket = self._block, self._block_ticket
+                block, ticket = self.block, self._block_ticket
                 if consume and block is not None:
                     world.owner_steps[ticket] = block.step
                     world.audit(block)

@@ -123,9 +123,6 @@ def test_a_block_that_raises_consumes_nothing() -> None:
     assert isinstance(again, Opened)
     assert again.step == first.step
     assert again.contributors.tolist() == [1, 2, 3]
-    # What is unchanged is not shipped again: b has the piece that it had.
-    keys = {member.key.host: member.key for member in first.members}
-    assert {member.key.host: member.key for member in again.members}["b"] == keys["b"]
 
 
 def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
@@ -162,10 +159,11 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     table.settle()
     table.apply("a", 1)
     opened = table.opened(1)
-    table.owner.missing("t", tuple(member.key for member in opened.members), table.now)
+    table.owner.missing("t", table.now)
+    assert table.hosts["a"][1].held, "what it has is sealed for the next grant without a break"
     assert isinstance(table.ask(1), Waiting)
     table.settle()
     again = table.ask(1)
     assert isinstance(again, Opened)
     assert again.count == 1
-    assert again.members[0].key.seq > opened.members[0].key.seq, "shipped anew, under a new name"
+    assert again.members[0].key > opened.members[0].key, "shipped anew, under a new name"

@@ -51,15 +51,16 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
     table.ask(1)
     table.hear()
     core, segment = table.hosts["a"]
-    core.observe(segment.step, 1, 0)
+    core.observe(segment.step, 1)
     assert core.next_action() == act.Seal()
     assert core.report_due(table.now) > table.now
     began, table.now = table.now, table.now + 0.05
     core.sealed(segment.sealed(), began)
     assert core.report_due(table.now) == began + TIMING.grace / 4, "slow pieces: before grace"
     assert core.has_answer_to_come
-    assert core.next_action() == act.Ship(1)
-    core.shipped(1, frozenset({0}))
+    ship = core.next_action()
+    assert isinstance(ship, act.Ship)
+    core.shipped(ship.grant, frozenset({0}))
     assert core.report_due(table.now) == table.now
     table.hear()
     assert not core.has_answer_to_come
@@ -68,9 +69,9 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
 
 def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grace_is() -> None:
     timing = Timing(grace=30.0)
-    core = ForwarderCore("a", 1, timing, 7)
+    core = ForwarderCore("a", 1, timing)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
-    core.observe(0, 1, 0)
+    core.observe(0, 1)
     assert core.next_action() == act.Seal()
     core.report(5.0)
     core.sealed(Sealed(1, 1), 5.1)
@@ -83,7 +84,7 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     table.settle("b")
     table.hear("a")
     core, segment = table.hosts["a"]
-    core.observe(segment.step, 1, 0)
+    core.observe(segment.step, 1)
     core.sealed(segment.sealed(), table.now)
     while core.report_due(table.now) > table.now:
         table.now += TIMING.grace / 16
@@ -91,7 +92,9 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     assert not core.has_answer_to_come
     table.pass_time(3 * TIMING.grace, "a", "b")
     assert isinstance(table.ask(1), Waiting), "what it ships is waited for"
-    core.shipped(1, frozenset({0}))
+    ship = core.next_action()
+    assert isinstance(ship, act.Ship)
+    core.shipped(ship.grant, frozenset({0}))
     assert table.opened(1).count == 2
 
 
@@ -150,10 +153,14 @@ def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
     assert shard.stage(Fence(1, 1), BatchKey("b", 1, 1), "new")
     assert len(shard) == 1
     assert not shard.stage(Fence(1, 0), key, "late")
-    assert shard.missing(Fence(1, 1), (key, BatchKey("b", 1, 1))) == (key,)
-    for seq in range(2, 9):
-        shard.stage(Fence(1, 1), BatchKey("b", 1, seq), "again")
-    assert len(shard) == 2
+    both = (key, BatchKey("b", 1, 1))
+    assert shard.pieces(Fence(1, 1), both) is None
+    assert shard.pieces(Fence(1, 1), both[1:]) == ["new"]
+    for grant in range(2, 9):
+        assert shard.stage(Fence(1, 1), BatchKey("b", 1, grant), f"again {grant}")
+    assert not shard.stage(Fence(1, 1), both[1], "late")
+    assert len(shard) == 1
+    assert shard.pieces(Fence(1, 1), (BatchKey("b", 1, 8),)) == ["again 8"]
 
 
 def test_late_and_doubled_reports_change_nothing() -> None:

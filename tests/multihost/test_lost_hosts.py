@@ -18,7 +18,7 @@ from shmacc._multihost.messages import (
 pytestmark = pytest.mark.threads
 
 
-def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
+def test_a_lost_host_does_not_count_and_a_round_that_has_too_few_without_it_is_a_void_step() -> None:
     table = Table("a", "b", "c")
     table.settle()
     for contributor, host in enumerate("abc"):
@@ -31,15 +31,26 @@ def test_a_lost_host_does_not_count_but_what_it_has_shipped_does() -> None:
     table.settle("a", "b")
     waiting = table.ask(3)
     assert isinstance(waiting, Waiting)
-    assert waiting.hosts == ("a", "b")
-    table.apply("a", 2)  # c's worker was started again at a
+    assert (waiting.hosts, waiting.step, waiting.voided) == (("a", "b"), 1, 1)
+    for contributor, host in enumerate("aba"):  # c's worker was started again at a
+        assert table.apply(host, contributor)
     table.settle("a", "b")
-    assert table.owner.leave("t", table.now, consume=False) is False
-    table.ask(3, "u")
-    table.settle("a", "b")
-    opened = table.ask(3, "u")
+    opened = table.ask(3)
     assert isinstance(opened, Opened)
     assert opened.contributors.tolist() == [0, 1, 2]
+
+
+def test_a_grant_that_loses_a_host_and_has_enough_without_it_becomes_a_round() -> None:
+    table = with_a_gradient_each("a", "b", "c")
+    table.ask(2)
+    table.settle("a", "b")
+    assert table.apply("a", 7) is False
+    table.pass_time(TIMING.lease + 0.2, "a", "b")
+    table.settle("a", "b")
+    opened = table.ask(2)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
+    assert table.owner.counters.voided == 0
 
 
 def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
@@ -161,14 +172,14 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
     assert isinstance(table.ask(2, "v"), Waiting), "after a round it is a void step again"
 
 
-def test_a_lost_host_gives_way_to_the_contributor_elsewhere() -> None:
-    """Its batch is at the shards, but its contributor has been accepted at a living host."""
+def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
+    """What it applied before is at no shard's host that counts any more."""
     table = Table("a", "b")
     table.settle()
     table.apply("a", 1)
     table.apply("b", 2)
     table.opened(2)
-    table.owner.leave("t", table.now, consume=False)  # the batches count all the same
+    table.owner.leave("t", table.now, consume=False)
     table.pass_time(TIMING.lease + 0.2, "b")
     table.settle("b")
     table.apply("b", 1)
@@ -204,9 +215,37 @@ def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
     table.owner.set_global_step(3, "set", table.now)  # the host learns of both at once
     table.settle()
     assert (segment.step, segment.content) == (3, [])
-    table.ask(1)
+    for _ in range(int(TIMING.chief_lease * 10) + 1):
+        assert segment.step == 3
+        table.ask(1)
+        table.pass_time(0.1, "a")
     table.settle()
     assert segment.step == 4
+
+
+def test_workers_that_were_refused_for_a_round_that_was_given_up_go_on_when_a_host_is_lost() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    assert table.apply("a", 3) is False  # it waits for the next step
+    table.owner.leave("t", table.now, consume=False)
+    table.settle()
+    assert table.owner.step == 0
+    for _ in range(int((TIMING.lease + TIMING.chief_lease) * 10) + 3):  # b is lost
+        assert not isinstance(table.ask(2, "u"), Opened)
+        table.pass_time(0.1, "a")
+    table.settle("a")
+    assert (table.owner.step, table.hosts["a"][1].step) == (1, 1)
+
+
+def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_nothing_comes() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    table.owner.leave("t", table.now, consume=False)
+    for _ in range(int(TIMING.chief_lease * 20)):
+        table.ask(3, "u")
+        table.pass_time(0.1, "a", "b")
+        table.settle()
+    assert (table.owner.step, table.owner.accumulated) == (0, 2)
 
 
 def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
@@ -240,27 +279,3 @@ def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_w
     assert (table.hosts["late"][1].step, table.hosts["late"][1].content) == (7, [])
     assert table.apply("late", 2)
     assert table.opened(1).contributors.tolist() == [2]
-
-
-def test_what_a_forwarder_does_not_know_stops_a_round_only_for_a_time() -> None:
-    """A gradient may have been refused for a reason that its predecessor took to the grave."""
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    segment = table.hosts["a"][1]
-    segment.dropped = 1
-    table.add("a", segment)
-    table.settle()
-    for _ in range(int(TIMING.expiry * 10) - 5):
-        table.ask(2)
-        table.pass_time(0.1, "a", "b")
-    assert table.owner.step == 0
-    for _ in range(10):
-        table.ask(2)
-        table.pass_time(0.1, "a", "b")
-    assert table.owner.step == 1
-    table.settle()
-    for _ in range(int(TIMING.expiry * 10) + 10):
-        table.ask(2)
-        table.pass_time(0.1, "a", "b")
-    assert table.owner.step == 1, "once: now it is known"

@@ -93,11 +93,11 @@ class Owner:
 
         self._processor.run(self._half, handle)
 
-    def missing(self, ticket: str, keys: tuple[BatchKey, ...], then: Callable[[], None]) -> None:
+    def missing(self, ticket: str, then: Callable[[], None]) -> None:
         """See `OwnerCore.missing`."""
 
         def handle() -> None:
-            self.core.missing(ticket, keys, self._world.clock.now)
+            self.core.missing(ticket, self._world.clock.now)
             self._look()
             then()
 
@@ -107,7 +107,7 @@ class Owner:
         """End the chief's block, in order."""
 
         def handle() -> None:
-            opened, step = self.core.open_round, self.core.step
+            opened, step = self.core.block, self.core.step
             if self.core.leave(ticket, self._world.clock.now, consume=True) and opened is not None:
                 self._world.books.consumed(opened, step)
             self._look()
@@ -177,21 +177,15 @@ class Shard:
         """See `ShardCore.forget`."""
         self._core.forget(before)
 
-    def reduced(
-        self, opened: Opened, number: int, then: Callable[[tuple[BatchKey, ...]], None]
-    ) -> None:
-        """Add the pieces of a round up; or say which are missing."""
-        keys = opened.of_shard(number)
+    def reduced(self, opened: Opened, number: int, then: Callable[[bool], None]) -> None:
+        """Add the pieces of a round up; say whether all are here."""
         machine = self._world.scenario.machine
-        core = self._core
-        if missing := core.missing(opened.fence, keys):
-            self._processor.run(machine.call, lambda: then(missing))
-            return
+        pieces = self._core.pieces(opened.fence, opened.of_shard(number))
 
         def done() -> None:
-            then(() if self.alive else keys)
+            then(pieces is not None and self.alive)
 
-        size = sum(core.pieces(keys))
+        size = sum(pieces or ())
         self._processor.run(machine.call + size / self._world.rates.reduce, done)
 
 

@@ -11,7 +11,7 @@ from shmacc_simulate.scenario import ROW_BYTES, SMALL_BYTES, WIDTH, Round
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._multihost.messages import Answer, BatchKey
+    from shmacc._multihost.messages import Answer
     from shmacc_simulate.center import Owner, Shards
     from shmacc_simulate.world import World
 
@@ -49,7 +49,7 @@ class Chief:
                 self._owner,
                 self._shards,
                 answer,
-                lambda lost: self._fetched(answer, lost),
+                lambda is_whole: self._fetched(answer, is_whole=is_whole),
             ).start()
         elif isinstance(answer, Waiting):
             self._ask()
@@ -69,10 +69,10 @@ class Chief:
 
         self._world.clock.after(self._world.scenario.timing.chief_lease / 4, again)
 
-    def _fetched(self, opened: Opened, lost: set[BatchKey]) -> None:
+    def _fetched(self, opened: Opened, *, is_whole: bool) -> None:
         world = self._world
-        if lost:
-            self._owner.missing(self._ticket, tuple(sorted(lost)), self._ask)
+        if not is_whole:
+            self._owner.missing(self._ticket, self._ask)
             return
 
         def begun() -> None:
@@ -96,7 +96,7 @@ class _Fetch:
         owner: Says which hosts are lost.
         shards: All of them.
         opened: The round.
-        then: Called with the batches that shards have lost.
+        then: Called with whether no shard has lost a piece.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class _Fetch:
         owner: Owner,
         shards: Shards,
         opened: Opened,
-        then: Callable[[set[BatchKey]], None],
+        then: Callable[[bool], None],
     ) -> None:
         self._world, self._owner, self._shards = world, owner, shards
         self._opened, self._then = opened, then
         self._numbers = [n for n in range(len(opened.places)) if opened.of_shard(n)]
         self._waiting = set(self._numbers)
-        self._lost: set[BatchKey] = set()
+        self._is_whole = True
 
     def start(self) -> None:
         """Make the calls."""
@@ -124,32 +124,32 @@ class _Fetch:
         shard = self._shards.at(place, number)
         if shard is None:
             if place in self._owner.core.lost:
-                self._answer(number, _AT, opened.of_shard(number))
+                self._answer(number, _AT, has_all=False)
             else:
                 retry = self._world.scenario.machine.retry
                 self._world.clock.after(retry, lambda: self._call(number))
             return
         at = shard.at
 
-        def answer(missing: tuple[BatchKey, ...]) -> None:
-            self._answer(number, at, missing)
+        def answer(has_all: bool) -> None:  # noqa: FBT001  a callback
+            self._answer(number, at, has_all=has_all)
 
         def arrive() -> None:
             shard.reduced(opened, number, answer)
 
         self._world.network.small(_AT, at, SMALL_BYTES, arrive)
 
-    def _answer(self, number: int, at: int, missing: tuple[BatchKey, ...]) -> None:
+    def _answer(self, number: int, at: int, *, has_all: bool) -> None:
         network = self._world.network
         mean = _mean(self._world, self._opened)
 
         def arrive() -> None:
             self._waiting.discard(number)
-            self._lost.update(missing)
+            self._is_whole = self._is_whole and has_all
             if not self._waiting:
-                self._then(self._lost)
+                self._then(self._is_whole)
 
-        if mean and not missing:
+        if mean and has_all:
             network.large(at, _AT, mean / len(self._numbers), self._world.clock.now, arrive)
         else:
             network.small(at, _AT, SMALL_BYTES, arrive)

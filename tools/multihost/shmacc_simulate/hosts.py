@@ -21,17 +21,14 @@ if TYPE_CHECKING:
 class Segment:
     """What a host's group does, with gradients instead of their sums."""
 
-    def __init__(self, token: int) -> None:
-        self.token = token
+    def __init__(self) -> None:
         self.step = 0
         self.held = False
-        self.dropped = 0
         self.content: list[Gradient] = []
 
     def apply(self, gradient: Gradient) -> bool:
         """Take a gradient, unless it is late: its step is over, or sealed for a round."""
         if self.held or gradient.step < self.step:
-            self.dropped += 1
             return False
         self.content.append(gradient)
         return True
@@ -60,7 +57,7 @@ class Host:
         self.number = number
         self.name = f"host {number:04}"
         self.alive = False
-        self.segment = Segment(0)
+        self.segment = Segment()
         self.core: ForwarderCore | None = None
         self.incarnation = 0
         self.calls = 0  # of the owner, not answered
@@ -80,14 +77,12 @@ class Host:
         self.shards.start(self.name)
         self._life += 1
         self._processor = Processor(world.clock)
-        self.segment = Segment(world.new_number())
+        self.segment = Segment()
         self.sealing = False
         self._shipping = None
         self.calls, self._serial = 0, -1
         self.incarnation = self._owner.enrol(self.name)
-        self.core = ForwarderCore(
-            self.name, self.incarnation, world.scenario.timing, self.segment.token
-        )
+        self.core = ForwarderCore(self.name, self.incarnation, world.scenario.timing)
         workers = world.scenario.workers
         self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
         self._waiting_at = -1
@@ -179,16 +174,16 @@ class Host:
     def _act(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
         segment = self.segment
         while True:
-            core.observe(segment.step, len(segment.content), segment.dropped)
+            core.observe(segment.step, len(segment.content))
             match core.next_action():
                 case None:
                     return
                 case act.Seal():
                     self._seal(core)
                     return
-                case act.Ship(seq):
-                    if self._shipping is None or self._shipping.seq != seq:
-                        self._ship(core, seq)
+                case act.Ship(grant):
+                    if self._shipping is None or self._shipping.grant != grant:
+                        self._ship(core, grant)
                     return
                 case act.Release():
                     segment.held = False
@@ -225,13 +220,13 @@ class Host:
 
         self._processor.run(scenario.shipped(content.count) / self._world.rates.seal, done)
 
-    def _ship(self, core: ForwarderCore, seq: int) -> None:
+    def _ship(self, core: ForwarderCore, grant: int) -> None:
         """Send the pieces until each shard has answered."""
         world = self._world
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
-        key = BatchKey(self.name, self.incarnation, seq)
+        key = BatchKey(self.name, self.incarnation, grant)
         content = tuple(self.segment.content)
         world.books.shipped(key, content)
         total = world.scenario.shipped(len(content))
@@ -250,7 +245,7 @@ class Host:
         """See that the pieces are all there."""
         if self.core is not None and self.is_shipping(shipping):
             self._shipping = None
-            self.core.shipped(shipping.seq, frozenset(range(len(shipping.places))))
+            self.core.shipped(shipping.grant, frozenset(range(len(shipping.places))))
             self._drive()
 
 
@@ -266,7 +261,7 @@ class _Shipping:
         size: float,
         places: tuple[str, ...],
     ) -> None:
-        self.seq, self.places = key.seq, places
+        self.grant, self.places = key.grant, places
         self._world, self._host, self._key, self._fence = world, host, key, fence
         self._size = size / len(places)
         self._wanted = set(range(len(places)))

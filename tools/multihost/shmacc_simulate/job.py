@@ -80,7 +80,7 @@ class Job:
             late=books.refused / max(1, books.refused + books.accepted),
             lost=books.lost / max(1, books.accepted),
             died=self.died,
-            regrants=counters.withdrawn + counters.lost_batches,
+            regrants=counters.withdrawn + counters.lost_blocks,
             voided=counters.voided,
             lost_hosts=counters.lost_hosts,
             cancelled=self.chief.cancelled,
