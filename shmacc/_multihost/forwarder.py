@@ -133,21 +133,23 @@ class ForwarderCore:
     def next_action(self) -> Action | None:
         """Return what is to be done now; None: nothing until the next order."""
         order = self._order
-        if order is not None and order.refused:
-            return Stop()
-        if order is None or not order.ready:
+        if order is None or not (order.ready or order.refused):
             return None
-        if (move := self._next_move(order)) is not None:
-            return move
-        if not order.hold:
-            if self._held:
-                return Release()
-            return Finish() if order.finished and not self._is_finished else None
+        if order.refused:
+            return Stop()
+        return self._next_move(order) or (
+            self._when_held(order) if order.hold else self._when_open(order)
+        )
+
+    def _when_open(self, order: Order) -> Action | None:
+        if self._held:
+            return Release()
+        return Finish() if order.finished and not self._is_finished else None
+
+    def _when_held(self, order: Order) -> Action | None:
         if not self._held or order.grant not in {None, self._sealed_for}:
             return Seal()
-        if self._unshipped is not None and order.grant is not None:
-            return Ship(order.grant)
-        return None
+        return None if self._unshipped is None or order.grant is None else Ship(order.grant)
 
     def _next_move(self, order: Order) -> Action | None:
         """Return how the segment gets to the order's fence and step."""

@@ -21,9 +21,7 @@ class Grant:
     since: float
     places: tuple[str, ...]
 
-    def is_over(
-        self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool
-    ) -> bool:
+    def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
         """Whether its batches are there, or late.
 
         Args:
@@ -33,11 +31,7 @@ class Grant:
             timing: How long it waits.
             enough: Whether the batches that are there suffice.
         """
-        waited_for = [
-            host
-            for host in hosts
-            if host.takes_part and host.batch(self.number) is None
-        ]
+        waited_for = [host for host in hosts if host.takes_part and host.batch(self.number) is None]
         age = now - self.since
         if not waited_for or age >= timing.expiry:
             return True

@@ -1,16 +1,16 @@
 """The owner: it has the step, counts gradients over all hosts, decides what a round consists of.
 
-    counting --- a chief waits, and enough are reported   ---> granted
-    granted  --- the batches are there, and enough        ---> block
-             --- they are there, or late, and too few; or ---> granted anew, if enough are reported;
-                 a host is lost where a shard is               else counting, at the next step (void)
-             --- a contributor is in two of them          ---> counting, at the next step (void);
+    counting --- a chief waits, and enough are there  ---> granted
+    granted  --- the batches are there, and enough    ---> block
+             --- they are there, or late, and too     ---> granted anew, if enough are reported;
+                 few; or a host with a shard is lost       else counting, at the next step (void)
+             --- a contributor is in two of them      ---> counting, at the next step (void);
                  once; if it is again, the chief is told, and gets no round
-    block    --- its chief leaves it in order             ---> counting, at the next step
-             --- it raises, or its chief is lost          ---> counting
-             --- shards have lost their pieces            ---> as a grant with too few batches
-             --- set_global_step, advance_step            ---> counting, at once
-    counting --- the fence is in doubt, and nothing comes ---> counting, at the next step (void)
+    block    --- its chief leaves it in order         ---> counting, at the next step
+             --- it raises, or its chief is lost      ---> counting
+             --- shards have lost their pieces        ---> as a grant with too few batches
+             --- set_global_step, advance_step        ---> counting, at once
+    counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
 Every event ends in `_settle`, which takes the transitions that are due; so they do not depend on
 which event it was that made them so.

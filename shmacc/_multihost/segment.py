@@ -29,11 +29,6 @@ class LocalSegment:
         """Whether its round is open: what it has does not change."""
         return self._round != 0
 
-    def dropped(self) -> int:
-        """Return how many gradients it has ever refused, or accepted and then dropped."""
-        stats = self.group.stats()
-        return stats.dropped + stats.discarded
-
     def deaths(self) -> WorkerDiedError | None:
         """Return the error for processes that had applied and are gone, as a take is told; once."""
         try:

@@ -96,8 +96,7 @@ class Incarnation:
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
         self._places: tuple[str, ...] = ()  # of the shards, for what is on its way
-        token = group.handle.config()["token"]  # a number of the segment's own
-        self._core = ForwarderCore(self._host, self._incarnation, config.timing, token)
+        self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, config.shards)
         self._serial = -1
         self._fence: Fence | None = None  # of the last order
@@ -136,12 +135,8 @@ class Incarnation:
 
     def _look(self) -> None:
         group = self._group
-        self._core.observe(
-            group.global_step,
-            group.num_accumulated(),
-            self._segment.dropped(),
-            finished=not group.running,
-        )
+        step, count = group.global_step, group.num_accumulated()
+        self._core.observe(step, count, finished=not group.running)
 
     def _look_for_deaths(self, now: float) -> None:
         """Look now and then: it takes a system call for each process that is attached."""
@@ -175,9 +170,9 @@ class Incarnation:
                     self._sealed = segment.seal()
                     core.sealed(describe(self._sealed), began)
                     self._count("seals")
-                case act.Ship(seq):
-                    if self._shipping is None or self._shipping.seq != seq:
-                        self._ship(seq)
+                case act.Ship(grant):
+                    if self._shipping is None or self._shipping.key.grant != grant:
+                        self._ship(grant)
                     return True
                 case act.Release():
                     segment.release()
@@ -202,15 +197,15 @@ class Incarnation:
             self._look()
         return True
 
-    def _ship(self, seq: int) -> None:
+    def _ship(self, grant: int) -> None:
         fence = self._core.fence
         if self._sealed is None or fence is None:
             return
-        key = BatchKey(self._host, self._incarnation, seq)
+        key = BatchKey(self._host, self._incarnation, grant)
         self._places = self._core.places
         first = zlib.crc32(self._host.encode()) % len(self._places)
         pieces = self._plan.split(self._sealed, first)
-        self._shipping = Shipping(seq, fence, key, pieces, self._stage, self._lost_shard)
+        self._shipping = Shipping(fence, key, pieces, self._stage, self._lost_shard)
         self._sealed = None
         self._shipped()
 
@@ -237,7 +232,7 @@ class Incarnation:
         """Take note of pieces that have arrived; send those again that have not."""
         shipping = self._shipping
         if shipping is not None and shipping.is_done():
-            self._core.shipped(shipping.seq, shipping.shards)
+            self._core.shipped(shipping.key.grant, shipping.shards)
             self._shipping = None
             self._count("batches")
             self._count("gradients", shipping.gradients)

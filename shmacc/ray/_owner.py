@@ -13,7 +13,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.messages import (
     Answer,
-    BatchKey,
     Fence,
     Finished,
     Order,
@@ -98,9 +97,9 @@ class OwnerActor:
         self._wake()
         return consumed
 
-    async def missing(self, ticket: str, keys: tuple[BatchKey, ...]) -> None:
+    async def missing(self, ticket: str) -> None:
         """See `OwnerCore.missing`."""
-        self._core.missing(ticket, keys, time.monotonic())
+        self._core.missing(ticket, time.monotonic())
         self._wake()
 
     async def finish(self) -> None:

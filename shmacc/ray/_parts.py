@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
-from shmacc._multihost.messages import BatchKey, Opened, Timing
+from shmacc._multihost.messages import Opened, Timing
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError
 
@@ -116,9 +116,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class Missing:
-    """A shard's answer: it does not have these pieces."""
-
-    keys: tuple[BatchKey, ...]
+    """A shard's answer: it does not have all pieces of a round."""
 
 
 class Shard:

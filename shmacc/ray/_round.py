@@ -13,7 +13,6 @@ import ray
 
 from shmacc._gradients import arguments
 from shmacc._multihost.messages import (
-    BatchKey,
     Conflict,
     Died,
     Ended,
@@ -103,7 +102,7 @@ class Round(Generic[_Result]):
                     result = self._fetch(answer, waiting.until)
                     if not isinstance(result, Missing):
                         return cast("_Result", result)  # as `sharded` says
-                    link.call("missing", self._ticket, result.keys)
+                    link.call("missing", self._ticket)
                 case Waiting():
                     if waiting.is_over():
                         raise self._deadline_exceeded(answer)
@@ -122,8 +121,8 @@ class Round(Generic[_Result]):
         numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
         found = {number: self._link.host(opened.places[number]) for number in numbers}
         actors = {number: actor for number, actor in found.items() if actor is not None}
-        if absent := found.keys() - actors.keys():
-            return Missing(tuple({key for number in absent for key in opened.of_shard(number)}))
+        if len(actors) < len(found):
+            return Missing()
         answers = _Answers(self._link, opened, until)
         if self._sharded:
             calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
@@ -184,11 +183,11 @@ class _Answers:
 
     def __init__(self, link: Link, opened: Opened, until: float) -> None:
         self._link, self._opened, self._until = link, opened, until
-        self._missing: set[BatchKey] = set()
+        self._has_all = True
 
     def missing(self) -> Missing | None:
-        """Return what shards do not have; None: they had everything until now."""
-        return Missing(tuple(self._missing)) if self._missing else None
+        """Return whether shards do not have all pieces; None: they had everything until now."""
+        return None if self._has_all else Missing()
 
     def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
         """Wait for the answers to calls by shard; return them in the order in which they come.
@@ -210,7 +209,7 @@ class _Answers:
                 lost = self._link.call("lost", until=until)
                 for call, number in list(waiting.items()):
                     if self._opened.places[number] in lost:
-                        self._missing.update(self._opened.of_shard(number))
+                        self._has_all = False
                         del waiting[call]
 
     def _result(self, number: int, call: Any) -> Any | None:
@@ -218,11 +217,11 @@ class _Answers:
             found = call.result()
         except LOST:
             self._link.lost_host(self._opened.places[number])
-            found = Missing(self._opened.of_shard(number))
+            found = Missing()
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         if isinstance(found, Missing):
-            self._missing.update(found.keys)
+            self._has_all = False
             return None
         return found if found is not None else ()
 

@@ -62,29 +62,32 @@ class HostShard:
         """Return what a function makes of this shard's share of a round."""
         with self._lock:
             share = Share.of(opened, self._number)
-            if missing := self._core.missing(opened.fence, share.keys):
-                return Missing(missing)
-            is_all = share.keys and share == self._all_of(share.keys)
-            self._hosts = tuple(dict.fromkeys(key.host for key in share.keys)) if is_all else ()
-            return function(self._reduce(share))
+            pieces = self._core.pieces(opened.fence, share.keys)
+            if pieces is not None:
+                is_all = share.keys and share == self._all_of(share.keys, pieces)
+                self._hosts = tuple(key.host for key in share.keys) if is_all else ()
+            elif self._reduced is None or self._reduced[0] != share:
+                return Missing()
+            return function(self._reduce(share, pieces or []))
 
     def _reduce_ahead(self) -> None:
         """Reduce what the next round will probably be."""
         with self._lock:
             keys = self._core.latest(self._hosts)
             # What a chief has asked for stays: its block may be open.
-            if keys and (self._reduced is None or self._reduced[0].fence != self._core.fence):
+            pieces = self._core.pieces(self._core.fence, keys)
+            is_new = self._reduced is None or self._reduced[0].fence != self._core.fence
+            if keys and pieces is not None and is_new:
                 with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
-                    self._reduce(self._all_of(keys))
+                    self._reduce(self._all_of(keys, pieces), pieces)
 
-    def _all_of(self, keys: tuple[BatchKey, ...]) -> Share:
+    def _all_of(self, keys: tuple[BatchKey, ...], pieces: list[GroupPartial]) -> Share:
         """Return the share of a round that has nothing but these pieces."""
-        pieces = self._core.pieces(keys)
         count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
         return Share(self._core.fence, keys, count, weight, pieces[0].step)
 
-    def _reduce(self, share: Share) -> GroupTaken:
+    def _reduce(self, share: Share, pieces: list[GroupPartial]) -> GroupTaken:
         if self._reduced is None or self._reduced[0] != share:
             self._reduced = None  # two at a time might not fit
-            self._reduced = share, self._group.reduce(self._core.pieces(share.keys), share)
+            self._reduced = share, self._group.reduce(pieces, share)
         return self._reduced[1]

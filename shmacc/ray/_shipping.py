@@ -19,15 +19,14 @@ class Shipping:
     """Pieces on their way to the shards.
 
     Args:
-        seq: The batch's number.
-        fence: What it belongs to.
+        fence: What the batch belongs to.
         key: Its name.
         pieces: Each with its shard.
         stage: Sends a shard the fence, the key and a piece; None: there is no such shard now.
         lost: Is told of a shard that was lost.
 
     Attributes:
-        seq: The batch's number.
+        key: The batch's name.
         shards: Those that get a piece.
         gradients: How many the batch has.
         bytes: Of all its arrays.
@@ -36,16 +35,15 @@ class Shipping:
 
     def __init__(
         self,
-        seq: int,
         fence: Fence,
         key: BatchKey,
         pieces: Iterable[tuple[int, GroupPartial]],
         stage: "Callable[..., Future[None] | None]",
         lost: Callable[[int], None],
     ) -> None:
-        self.seq = seq
+        self.key = key
         self.gradients = self.bytes = self.resent = 0
-        self._fence, self._key, self._stage, self._lost = fence, key, stage, lost
+        self._fence, self._stage, self._lost = fence, stage, lost
         self._pieces: dict[int, GroupPartial] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
@@ -73,7 +71,7 @@ class Shipping:
         return not self._pieces
 
     def _send(self, shard: int) -> None:
-        call = self._stage(shard, self._fence, self._key, self._pieces[shard])
+        call = self._stage(shard, self._fence, self.key, self._pieces[shard])
         if call is None:
             self._send_later(shard)
         else:

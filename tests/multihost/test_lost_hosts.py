@@ -18,7 +18,7 @@ from shmacc._multihost.messages import (
 pytestmark = pytest.mark.threads
 
 
-def test_a_lost_host_does_not_count_and_a_round_that_has_too_few_without_it_is_a_void_step() -> None:
+def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
     table = Table("a", "b", "c")
     table.settle()
     for contributor, host in enumerate("abc"):
@@ -223,7 +223,7 @@ def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
     assert segment.step == 4
 
 
-def test_workers_that_were_refused_for_a_round_that_was_given_up_go_on_when_a_host_is_lost() -> None:
+def test_workers_refused_for_a_round_that_was_given_up_go_on_when_a_host_is_lost() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     assert table.apply("a", 3) is False  # it waits for the next step
@@ -237,7 +237,7 @@ def test_workers_that_were_refused_for_a_round_that_was_given_up_go_on_when_a_ho
     assert (table.owner.step, table.hosts["a"][1].step) == (1, 1)
 
 
-def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_nothing_comes() -> None:
+def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_takes() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)

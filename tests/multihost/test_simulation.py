@@ -27,8 +27,8 @@ def test_the_library_decides() -> None:
     job.run()
     assert type(job.owner.core) is OwnerCore
     assert {type(host.core) for host in job.hosts} == {ForwarderCore}
-    shards = [job.shards.at(host, n) for n, host in enumerate(job.owner.core._places.hosts)]
-    assert {type(shard._core) for shard in shards if shard is not None} == {ShardCore}
+    shards = [shard for own in job.shards._hosts.values() for shard in own.values()]
+    assert {type(shard._core) for shard in shards} == {ShardCore}
     assert job.owner.core.counters.gradients == sum(entry.count for entry in job.chief.rounds)
 
 

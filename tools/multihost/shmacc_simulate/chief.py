@@ -131,7 +131,7 @@ class _Fetch:
             return
         at = shard.at
 
-        def answer(has_all: bool) -> None:  # noqa: FBT001  a callback
+        def answer(has_all: bool) -> None:
             self._answer(number, at, has_all=has_all)
 
         def arrive() -> None:
