@@ -8,25 +8,25 @@ exception: a forwarder's actions, done on a real group.)
 The parts
     host       Has a segment, an ordinary group. Its workers know nothing of all this.
     forwarder  One for each host (forwarder.py): makes the segment follow the owner.
-    owner      One (owner.py): has the step, counts, decides. It never sees a row.
-    shards     One or more (shard.py), on hosts that live (places.py): keep what hosts have shipped
-               of their rows (pieces.py).
+    owner      One (owner.py, rounds.py): has the step, counts, decides. It never sees a row.
+    shards     One or more (shard.py), on hosts that live: keep what hosts have shipped of their
+               rows (pieces.py).
     chief      Any process that calls `round` or `take`; several wait in the queue at the owner.
 
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
-    2. The counts reach the number: the owner makes a grant, and says with it where the shards are.
-       Every forwarder opens a round of its own segment, which seals it (also if it is empty),
-       ships the sums to the shards, and then reports its batch: the count, the contributors, and
-       which shards have a piece of it.
+    2. The counts reach the number: the owner makes a grant, and says with it where the shards are:
+       on the hosts that report. Every forwarder opens a round of its own segment, which seals it
+       (also if it is empty), ships the sums to the shards, and then reports its batch: the count,
+       the contributors, and which shards have a piece of it.
     3. All living hosts have reported theirs: the owner fixes the batches as the members of the
        round, and the chief has the shards add up exactly these. The block begins. (If enough are
        there, hosts that have not even sealed are waited for no longer than `grace`; a grant ends
        in any case after `expiry`.)
     4. The block ends: the owner moves the step on by one. Every forwarder consumes its segment's
-       round, which moves the segment's step on and wakes its workers. Or the block raises: the
-       owner withdraws the grant, and every forwarder gives its segment's round up. The gradients
-       are where they were, and so they are in the next round, with those that have come since.
+       round, which moves the segment's step on and wakes its workers. Or the block raises: every
+       forwarder gives its segment's round up. The gradients are where they were, and so they are
+       in the next round, with those that have come since.
 
 Why nothing is lost, doubled or stale
 
@@ -35,22 +35,18 @@ Why nothing is lost, doubled or stale
     chief's exception, and messages that are lost cost time and no gradient.
 
     Invariant 2. A fence is the number of times that gradients were consumed or dropped. A host
-    reports the fence that its segment's content belongs to, and the owner counts it, and takes a
-    batch, only if that is its own fence. Only the owner moves the fence on, at the moment that the
-    members of a round are consumed; a forwarder takes the new fence over in the same commit that
-    empties the segment. So no gradient is a member of two rounds, and none of an older step, which
-    a segment drops as ever, gets into a later one. The step alone cannot do this, for
-    `set_global_step` may set one that was there before.
+    reports the fence that its segment's content belongs to, and the owner counts it only if that is
+    its own fence. Only the owner moves the fence on, at the moment that the members of a round are
+    consumed; a forwarder takes the new fence over in the same commit that empties the segment. So
+    no gradient is a member of two rounds, and none of an older step, which a segment drops as ever,
+    gets into a later one. The step alone cannot do this, for `set_global_step` may set one that was
+    there before.
 
-    Invariant 3. A segment has one batch. A later one replaces it: it is a copy of the same segment
-    at the same fence, and so has all that the earlier one had. Copies at shards are named (host,
-    incarnation, seq), and the chief asks for them by these names. A host whose segment is a new
-    one (the machine was started again) is another one as to its batch: what the old segment had
-    shipped still counts, beside what the new one gets.
-
-    A shard that moves to another host is a new one. A batch of which it had a piece does not count
-    any more, and its host ships it again under a new name. So all pieces of a member are where the
-    grant said, and a shard that was only out of reach, and comes back, is asked for nothing.
+    Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants have the same
+    number, of whichever owners. Every grant has every host ship what it has, under a new name
+    (host, incarnation, grant), and the chief asks for pieces by these names. So all pieces of a
+    member are where its grant said, none is of another grant's content, and a shard that was only
+    out of reach, and comes back, is asked for nothing.
 
     Invariant 4. Both directions carry whole states, not events: a report all that the owner must
     know of a host, its answer all that the host must follow. Each has a number, and one that is
@@ -63,14 +59,12 @@ What dies, and what that costs
                had. The next incarnation seals it, ships and reports again; a lower incarnation is
                refused. If its batch was a member already, gradients that came in between are
                dropped with the step, although their applies returned True.
-    host       After `lease` without a report its gradients do not count, except those of a batch
-               that it has reported: that is complete at the shards.
-    shard      With its host's process. The chief finds that members are missing, and says so: these
-               batches do not count any more, and the owner makes another grant, in which the hosts
-               ship again. If its host is lost, the shard is on another one in that grant, and a
-               grant that is open then ends at once. No step is lost. Only what the lost host had
-               itself is as if never applied, if pieces of it are gone.
-    chief      The line forgets it after `chief_lease`. In the block: nothing is consumed. Other
+    host       After `lease` without a report its gradients do not count, until it reports again. A
+               grant goes on without it, if it has no shard. What is in an open block stays there.
+    shard      With its host's process. A grant with a shard on a lost host ends at once. A chief
+               that finds pieces missing says so. In both cases the owner makes another grant in
+               the same moment: hosts stay sealed, and ship to shards on hosts that live.
+    chief      The queue forgets it after `chief_lease`. In the block: nothing is consumed. Other
                than on one host, a chief that was merely stopped for so long has lost its round,
                too: the end of its block raises.
     owner      The next one does not know the step, and refuses rounds until `set_global_step`.
@@ -81,30 +75,31 @@ What dies, and what that costs
                that they know, and the owner goes on in a later one.
 
 Void steps
-    A step is void when its gradients cannot be had as workers believe: it moves on by one without a
-    round, all its gradients are dropped, and the workers, which follow the step, compute theirs
-    again. What the chief waits for is the next step. There are two reasons.
+    A void step moves on by one without a round: its gradients are dropped, and workers, which
+    follow the step, compute theirs again. What the chief waits for is the next step. Reasons:
 
     A contributor at two hosts. Within a host the segment sees to it that a contributor is in a
     round once. If a worker is restarted on another host after its first gradient was accepted, both
-    segments have accepted one, and a sum cannot be taken apart again. If only one of the two hosts
-    lives, the other one's batch is dropped: its gradients are as if never applied. If both live,
-    the step is void; in the next one a worker that has moved is at one host only. If the
-    contributor is at two hosts again, processes on both live and apply as the same one: that is the
-    chief's error, at every other such step, until one of them is ended.
+    segments have accepted one, and a sum cannot be taken apart again. In the next step a worker
+    that has moved is at one host only. If the contributor is at two hosts again, processes on both
+    live and apply as the same one: that is the chief's error, at every other such step, until one
+    of them is ended.
       Judged over the batches' contributors when a round's members are about to be fixed, so before
     anybody has seen the round. Cost: eight bytes for each contributor and round; a step for each
     restart elsewhere within the step of the first one's apply. Rejected: to refuse one host's batch
     alone, since its other workers would wait for a step that does not come; to keep contributors'
     gradients apart, which would ship all of them instead of their sums.
 
-    Too few after all. Hosts sealed for a grant and refused gradients, and then others were lost, so
-    that the grant came to nothing. Those whose gradients were refused wait for the next step, on
-    one host as here; but there the round that they were too late for always comes. So if a chief
-    waits, the gradients are too few, and some host has refused one for such a grant (or does not
-    know, since its forwarder was started again), the step is void. A host that does not know also
-    makes a step void in which nothing has come for as long as `expiry`: once, for it knows then.
-    A block that raises is no such reason: its gradients are all there, and enough.
+    Too few after all. Hosts have sealed for a grant, and refused gradients, and then others were
+    lost, so that too few are left. Those whose gradients were refused wait for the next step, on
+    one host as here; but there the round that they were too late for always comes. To find out
+    whether any was refused would need books at every host, of every grant; a step is cheaper.
+
+    Nothing comes, in a doubtful case. After the death of an owner, after a step that was set while
+    hosts were sealed or that emptied a segment at its own step, and if a host is lost after a round
+    was given up, workers may wait for the next step in the same way, or may not. So if a chief
+    waits then, has too few, and nothing has come for `chief_lease`, the step is void; once.
+    A block that raises is no such case: its gradients are all there, and enough.
 
 The end
     `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes
@@ -118,10 +113,7 @@ What True means
     `advance_step`.
 
     A host follows the owner with its next order. Until then its segment is at the step that the
-    owner has left, and accepts gradients of it. What came between `advance_step` and that order is
-    dropped with the step, as on one host an apply right before `advance_step` is: the content's
-    fence is not the owner's any more, so it neither counts nor ships (Invariant 2). In the same way
-    a host that joins late begins with a new segment at step 0, and drops what came before its
-    first order if the owner is at another step. Both have cost the worker one gradient of a step
-    that was over, and it sees the new step in the same commit that drops it.
+    owner has left, and accepts gradients of it, which are dropped with that step, as on one host an
+    apply right before `advance_step` is. In the same way a host that joins begins with a new segment
+    at step 0, and drops what came before its first order if the owner is at another step.
 """

@@ -1,95 +1,24 @@
-"""The owner: it has the step, counts gradients over all hosts, decides what a round consists of.
+"""The owner: what hosts and chiefs say to it, and its answers.
 
-    counting --- a chief waits, and enough are there  ---> granted
-    granted  --- the batches are there, and enough    ---> block
-             --- they are there, or late, and too     ---> granted anew, if enough are reported;
-                 few; or a host with a shard is lost       else counting, at the next step (void)
-             --- a contributor is in two of them      ---> counting, at the next step (void);
-                 once; if it is again, the chief is told, and gets no round
-    block    --- its chief leaves it in order         ---> counting, at the next step
-             --- it raises, or its chief is lost      ---> counting
-             --- shards have lost their pieces        ---> as a grant with too few batches
-             --- set_global_step, advance_step        ---> counting, at once
-    counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
-
-Every event ends in `_settle`, which takes the transitions that are due; so they do not depend on
-which event it was that made them so.
+It has the step, counts gradients over all hosts, and decides what a round consists of (rounds.py).
 """
 
-import logging
-
-from shmacc._multihost.counters import Counters
-from shmacc._multihost.grant import Grant
-from shmacc._multihost.hosts import NUMBER_BITS, Hosts, two_with_one_contributor
 from shmacc._multihost.messages import (
     Answer,
-    Conflict,
     Died,
     Ended,
-    Fence,
     Finished,
     Loss,
-    Member,
     NotReady,
-    Opened,
     Order,
     Report,
-    Timing,
     Waiting,
 )
-from shmacc._multihost.wait_queue import WaitQueue
-
-_logger = logging.getLogger("shmacc")
+from shmacc._multihost.rounds import Rounds
 
 
-class OwnerCore:
-    """The owner.
-
-    Args:
-        term: Higher than those of all owners before it.
-        step: The step to begin with; None: unknown, until `set_global_step`.
-        timing: How long it waits.
-        shards: How many there are.
-    """
-
-    def __init__(self, term: int, step: int | None, timing: Timing, shards: int = 1) -> None:
-        self.counters = Counters()
-        self._timing = timing
-        self._shards = shards
-        self.is_ready: bool = step is not None
-        self.step: int = step or 0
-        self.fence = Fence(term, 0)
-        self._set_at = self.fence  # at the last set_global_step
-        self.serial = 0  # changes whenever an order or an answer has changed
-        self._hosts = Hosts(term)
-        self._queue = WaitQueue()
-        self._conflict: Conflict | None = None  # for which the last step was void
-        self._grant: Grant | None = None
-        self._last_grant = term << NUMBER_BITS
-        self.block: Opened | None = None  # the head of the queue has it
-        self._block_ticket = ""
-        self._opening = 0  # the serial that came with it
-        self._last_required = 0  # by the last chief that got a block
-        self.finished = False
-        # Whether workers may wait for the next step with nothing in this one: their gradients were
-        # refused for a grant that led to no round, or dropped without a new step.
-        self._in_doubt = not self.is_ready
-        self._granted = False  # at this fence
-        self._last_count, self._counted_at = 0, 0.0  # how many gradients there are, since when
-
-    @property
-    def accumulated(self) -> int:
-        """How many gradients the next round could have now."""
-        return self._hosts.counted(self.fence)[0]
-
-    @property
-    def lost(self) -> frozenset[str]:
-        """The hosts that are lost: their shards do not answer, and nobody need wait for them."""
-        return frozenset(host.name for host in self._hosts if host.lost)
-
-    def hosts(self) -> dict[str, tuple[bool, int]]:
-        """Return of each host whether it lives, and how many of its gradients count."""
-        return {host.name: (not host.lost, host.pending(self.fence)) for host in self._hosts}
+class OwnerCore(Rounds):
+    """The owner; made as `Rounds`."""
 
     # Hosts
 
@@ -277,152 +206,3 @@ class OwnerCore:
         self._move(step)
         self._settle(now)
         return dropped
-
-    # Time
-
-    def tick(self, now: float) -> None:
-        """Do what is due by time."""
-        self._settle(now)
-
-    def next_time(self, now: float) -> float:
-        """Return when the next `tick` is worth while."""
-        timing = self._timing
-        times = [now + min(timing.lease, timing.chief_lease) / 4]
-        if self._grant is not None:
-            times += self._grant.times(timing)
-        return min(time for time in times if time > now)
-
-    # Transitions
-
-    def _settle(self, now: float) -> None:
-        self._lose_hosts(now)
-        self._lose_chiefs(now)
-        if self._grant is not None:
-            self._close_grant(self._grant, now)
-        if self.accumulated != self._last_count:
-            self._last_count, self._counted_at = self.accumulated, now
-        if self._wants_round():
-            is_stuck = self._in_doubt and now - self._counted_at >= self._timing.chief_lease
-            if self._is_enough():
-                self._make_grant(now)
-            elif is_stuck:
-                self._void("nothing comes after an owner's death or a new step")
-
-    def _wants_round(self) -> bool:
-        busy = self._grant is not None or self.block is not None
-        return self._queue.head is not None and self.is_ready and not busy and not self.finished
-
-    def _is_enough(self) -> bool:
-        return self._queue.head is not None and self.accumulated >= self._queue.head.required
-
-    def _make_grant(self, now: float) -> None:
-        self.counters.grants += 1
-        self._last_grant += 1
-        self._granted = True
-        self._grant = Grant(self._last_grant, now, self._hosts.places(self._shards))
-        self._changed()
-        self._close_grant(self._grant, now)
-
-    def _close_grant(self, grant: Grant, now: float) -> None:
-        """End the grant if its batches are there or late, or a shard is lost."""
-        members = self._hosts.members(grant.number)
-        head = self._queue.head
-        enough = head is not None and sum(m.batch.sealed.count for m in members) >= head.required
-        cut = not self.lost.isdisjoint(grant.places)  # nobody gets a piece to its shards
-        if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
-            return
-        self._grant = None
-        self._changed()
-        if not cut and enough and head is not None:
-            if (found := two_with_one_contributor(members)) is not None:
-                self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
-                return
-            self.block = Opened(self.fence, self.step, members, grant.places)
-            self._opening, self._last_required = self.serial, head.required
-            self._block_ticket = head.name
-        else:
-            self.counters.withdrawn += 1
-            self._go_on(now)
-
-    def _go_on(self, now: float) -> None:
-        """After a grant that led to no round: have another one, without a release in between.
-
-        If there are too few now, those that the seal has refused would never come: a void step.
-        """
-        if self._wants_round():
-            if self._is_enough():
-                self._make_grant(now)
-            else:
-                self._void("it has too few gradients after losses, and workers wait")
-
-    def _void_for(self, conflict: Conflict) -> None:
-        one, two = conflict.hosts
-        self._void(f"hosts {one} and {two} have both accepted contributor {conflict.contributor}")
-        head, last = self._queue.head, self._conflict
-        self._conflict = conflict
-        if head is not None and last is not None and last.contributor == conflict.contributor:
-            # Told; what the one that is ended now has left behind is no reason to tell again.
-            head.conflict, self._conflict = self._conflict, None
-
-    def _void(self, why: str) -> None:
-        _logger.warning("Step %d is void: %s", self.step, why)
-        self.counters.voided += 1
-        self._move(self.step + 1)
-
-    def _end_block(self, *, consume: bool) -> None:
-        block, self.block = self.block, None
-        self._changed()
-        if not consume or block is None:
-            return
-        self.counters.rounds += 1
-        self.counters.gradients += block.count
-        self._queue.consumed()
-        self._conflict = None
-        self._move(self.step + 1, block.members)
-
-    def _end_round(self) -> None:
-        """End whatever is open, at once; the chief in its block finds its ticket ended."""
-        if self.block is not None:
-            self._queue.leave(self._block_ticket, served=False)
-        self._in_doubt |= self._granted
-        self.block = self._grant = None
-
-    def _move(self, step: int, consumed: tuple[Member, ...] = ()) -> None:
-        """Move the step and the fence on: no gradient that was accepted before counts any more."""
-        self.fence = Fence(self.fence.term, self.fence.number + 1)
-        self.step = step
-        self._in_doubt = self._granted = False
-        self._hosts.consumed(consumed)
-        self._changed()
-
-    def _raise_term(self, term: int) -> None:
-        """Go on as a later owner: the clock is behind that of an earlier one, whom hosts follow.
-
-        What is open ends. Hosts that know this owner's fence already are to it as those of an
-        earlier owner: they keep their gradients if they are at its step.
-        """
-        self._end_round()
-        self.fence = self._set_at = Fence(term, 0)
-        self._last_grant = term << NUMBER_BITS
-        self._hosts.begin_term(term)
-        self._changed()
-
-    def _lose_hosts(self, now: float) -> None:
-        for host in self._hosts.silent(now, self._timing):
-            host.lost = True
-            self.counters.lost_hosts += 1
-            self._queue.lost(Loss(host.name))
-            self._in_doubt |= self._granted
-            self._changed()
-
-    def _lose_chiefs(self, now: float) -> None:
-        for ticket in self._queue.silent(now - self._timing.chief_lease):
-            if self.block is not None and self._block_ticket == ticket:
-                self._end_block(consume=False)
-            self._queue.leave(ticket, served=False)
-            self.counters.lost_chiefs += 1
-            self._changed()
-
-    def _changed(self) -> None:
-        self._hosts.changed()
-        self.serial += 1
