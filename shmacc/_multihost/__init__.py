@@ -114,6 +114,6 @@ What True means
 
     A host follows the owner with its next order. Until then its segment is at the step that the
     owner has left, and accepts gradients of it, which are dropped with that step, as on one host an
-    apply right before `advance_step` is. In the same way a host that joins begins with a new segment
-    at step 0, and drops what came before its first order if the owner is at another step.
+    apply right before `advance_step` is. In the same way a host that joins begins with a new
+    segment at step 0, and drops what came before its first order if the owner is elsewhere.
 """

@@ -44,10 +44,13 @@ class Host:
         """Whether it lives, and its forwarder has reported."""
         return not self.lost and self.report is not None
 
+    def is_at(self, fence: Fence) -> bool:
+        """Whether it lives, and its gradients are of this fence."""
+        return not self.lost and self.report is not None and self.report.fence == fence
+
     def pending(self, fence: Fence) -> int:
         """Return how many gradients a round could get of it now."""
-        at_fence = not self.lost and self.report is not None and self.report.fence == fence
-        return self.report.count if at_fence and self.report is not None else 0
+        return self.report.count if self.report is not None and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""

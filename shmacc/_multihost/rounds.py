@@ -60,7 +60,7 @@ class Rounds:
         # refused for a grant that led to no round, or dropped without a new step.
         self._in_doubt = not self.is_ready
         self._granted = False  # at this fence
-        self._last_count, self._counted_at = 0, 0.0  # how many gradients there are, since when
+        self._seen: tuple[tuple[int, int], float] | None = None  # see _is_stuck; since when
 
     @property
     def accumulated(self) -> int:
@@ -93,14 +93,19 @@ class Rounds:
         self._lose_chiefs(now)
         if self._grant is not None:
             self._close_grant(self._grant, now)
-        if self.accumulated != self._last_count:
-            self._last_count, self._counted_at = self.accumulated, now
-        if self._wants_round():
-            is_stuck = self._in_doubt and now - self._counted_at >= self._timing.chief_lease
-            if self._is_enough():
-                self._make_grant(now)
-            elif is_stuck:
-                self._void("nothing comes after an owner's death or a new step")
+        if not self._wants_round():
+            self._seen = None
+        elif self._is_enough():
+            self._make_grant(now)
+        elif self._in_doubt and self._is_stuck(now):
+            self._void("nothing comes after an owner's death or a new step")
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether a chief waits, and there was nothing new for long, although hosts follow."""
+        seen = self.accumulated, sum(host.is_at(self.fence) for host in self._hosts)
+        if self._seen is None or self._seen[0] != seen:
+            self._seen = seen, now
+        return seen[1] > 0 and now - self._seen[1] >= self._timing.chief_lease
 
     def _wants_round(self) -> bool:
         busy = self._grant is not None or self.block is not None
