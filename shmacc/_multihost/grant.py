@@ -21,18 +21,23 @@ class Grant:
     since: float
     places: tuple[str, ...]
 
+    def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
+        """Return the hosts that have not shipped for it.
+
+        Those that have reported no gradient, too: one may have been accepted since.
+        """
+        return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
+
     def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
         """Whether its batches are there, or late.
 
         Args:
-            hosts: Those that get it. Those that have reported no gradient are waited for, too: one
-                may have been accepted since.
+            hosts: Those that get it.
             now: The time.
             timing: How long it waits.
             enough: Whether the batches that are there suffice.
         """
-        waited_for = [host for host in hosts if host.takes_part and host.batch(self.number) is None]
-        age = now - self.since
+        waited_for, age = self.waits_for(hosts), now - self.since
         if not waited_for or age >= timing.expiry:
             return True
         nobody_ships = not any(host.has_answered(self.number) for host in waited_for)

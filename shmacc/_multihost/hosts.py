@@ -18,6 +18,7 @@ class Host:
         incarnation: The latest one of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
+        gated: Whether it must learn of no step: its published arrays are those of an earlier one.
         report: The last report of this incarnation, if there was one.
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         consumed: The grant of its batch that the round before the present fence consumed.
@@ -28,6 +29,7 @@ class Host:
     incarnation: int
     heard: float
     lost: bool = False
+    gated: bool = False
     report: Report | None = None
     fence: Fence | None = None
     consumed: int | None = None
@@ -41,8 +43,8 @@ class Host:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it lives, and its forwarder has reported."""
-        return not self.lost and self.report is not None
+        """Whether it lives, has reported, and is told of grants."""
+        return not self.lost and not self.gated and self.report is not None
 
     def is_at(self, fence: Fence) -> bool:
         """Whether it lives, and its gradients are of this fence."""

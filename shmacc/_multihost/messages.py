@@ -233,13 +233,13 @@ class Waiting:
         accumulated: How many have been reported.
         step: The step.
         hosts: Those that are alive.
-        voided: How many steps were void, of this owner.
+        late: Those that a grant waits for: enough is there, and they have not shipped theirs.
     """
 
     accumulated: int
     step: int
     hosts: tuple[str, ...]
-    voided: int
+    late: tuple[str, ...] = ()
 
 
 class Loss(NamedTuple):

@@ -55,7 +55,7 @@ class OwnerCore(Rounds):
         term = self.fence.term
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
-        if not self.is_ready or host.report is None:
+        if not self.is_ready or host.report is None or host.gated:
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
@@ -77,6 +77,16 @@ class OwnerCore(Rounds):
             slack=self._slack(),
             pace=self.pace,
         )
+
+    def gate(self, name: str, now: float, *, closed: bool) -> None:
+        """Tell a host nothing, or tell it again: what goes with a step has not, or has, reached it.
+
+        A grant that waits for it goes on without it; its gradients are of a fence that is over.
+        """
+        if (host := self._hosts.find(name)) is not None and host.gated != closed:
+            host.gated = closed
+            self._changed()
+            self._settle(now)
 
     def has_news(self, name: str, serial: int) -> bool:
         """Whether the host must follow another order than that of `serial`.
@@ -138,7 +148,8 @@ class OwnerCore(Rounds):
         if found.lost and self._grant is None:  # a number that is reached is served
             return Died(tuple(found.lost))
         living = tuple(sorted(host.name for host in self._hosts if not host.lost))
-        return Waiting(self.accumulated, self.step, living, self.counters.voided)
+        late = () if self._grant is None else self._grant.waits_for(self._hosts)
+        return Waiting(self.accumulated, self.step, living, tuple(sorted(h.name for h in late)))
 
     def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
         """End a chief's wait or block; return whether its round was consumed.

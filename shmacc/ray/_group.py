@@ -1,7 +1,6 @@
 """The chief's side: a group over many hosts, with the calls of a group on one."""
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -11,27 +10,18 @@ from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._multihost.messages import Finished, Timing
-from shmacc._multihost.pieces import Plan
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import (
-    DeadlineExceededError,
-    FailedPreconditionError,
-    FinishedError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import PATIENCE, Link, Wait, find_config, finished
+from shmacc.ray._link import PATIENCE, Link, Wait, finished, warn_of_left
+from shmacc.ray._making import find, make
 from shmacc.ray._parts import Config, HostState, ShardedTaken, check_connected, living_nodes
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
-
-_START = 120.0
-_LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
 class AccumulatorGroup:
@@ -40,6 +30,10 @@ class AccumulatorGroup:
     For the chief; workers use ``shmacc.attach(shared_name)``, which finds the segment of their own
     host. Any number of processes of the cluster may be chiefs, and wait in the queue.
     """
+
+    _link: Link
+    _label: str
+    _unlink_on_close: bool
 
     def __init__(
         self,
@@ -93,7 +87,6 @@ class AccumulatorGroup:
         with LocalGroup(members, reduction_type=reduction_type) as group:  # checks, fills in
             specs, reduction = group.members, group.reduction_type
         chosen = None if hosts is None else frozenset(hosts)
-        wanted = living_nodes(chosen)
         config = Config(
             name=shared_name,
             members=specs,
@@ -105,27 +98,14 @@ class AccumulatorGroup:
                 "lanes": lanes,
                 "capacity": capacity,
             },
-            shards=arguments.limit(shards, "shards", 1 << 16) or max(1, len(wanted)),
+            shards=arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(chosen))),
             hosts=chosen,
             timing=timing or Timing(),
             number=uuid.uuid4().int >> 65,
         )
-        Plan(specs, config.shards)
-        existing = find_config(shared_name)
-        if existing is not None and if_exists == "error":
-            raise FailedPreconditionError(f"The cluster has a group {shared_name!r} already")
-        if existing is not None and if_exists == "replace":
-            Link(existing, None).end()
-            existing = None
-        self._adopt(Link(config, 0) if existing is None else Link(existing, None), name)
+        self._link = make(config, if_exists)
+        self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
-        self._check_agreement(specs)
-        try:
-            self._wait_for_hosts(wanted)
-        except BaseException:
-            if self._link.config.number == config.number:  # nobody else has made it
-                self.unlink()
-            raise
 
     @classmethod
     def attach(cls, shared_name: str, *, timeout: float | None = None) -> Self:
@@ -143,57 +123,10 @@ class AccumulatorGroup:
             DeadlineExceededError: There was none for so long.
         """
         check_connected()
-        seconds = arguments.timeout(timeout)
-        until = None if seconds is None else time.monotonic() + seconds
-        while (config := find_config(shared_name)) is None:
-            missing = f"The cluster has no group {shared_name!r}"
-            if until is None:
-                raise NotFoundError(missing).with_fields(shared_name=shared_name)
-            if time.monotonic() >= until:
-                raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
-            time.sleep(_LOOK)
         self = cls.__new__(cls)
-        self._adopt(Link(config, None), None)
+        self._link, self._label = find(shared_name, timeout), "accumulator_group"
         self._unlink_on_close = False
         return self
-
-    def _adopt(self, link: Link, name: str | None) -> None:
-        self._link = link
-        self._label = name or "accumulator_group"
-
-    def _check_agreement(self, asked: Mapping[str, TensorSpec]) -> None:
-        existing = self._link.config.members
-        for member in sorted(existing.keys() | asked.keys()):
-            have, want = existing.get(member), asked.get(member)
-            if repr(have) != repr(want):
-                raise InvalidArgumentError(
-                    f"The cluster's group {self.shared_name!r} exists with member {member!r} "
-                    f"{have}, but {want} was asked for"
-                ).with_fields(what=f"member {member!r}", existing=str(have), asked=str(want))
-
-    def _wait_for_hosts(self, nodes: set[str]) -> None:
-        """Wait for the segments of nodes, but not of those that meanwhile turn out to be dead.
-
-        Ray takes a node for alive until it has missed heartbeats for half a minute.
-        """
-        end = time.monotonic() + _START
-        while True:
-            hosts = self.hosts()
-            missing = sorted(nodes - {name for name, host in hosts.items() if host.alive})
-            if not missing:
-                return
-            for node in missing:
-                if node in hosts and (problem := hosts[node].problem) is not None:
-                    raise FailedPreconditionError(
-                        f"Node {node} cannot have its segment of {self.shared_name!r}: {problem}"
-                    )
-            if time.monotonic() > end:
-                raise DeadlineExceededError(
-                    f"After {_START:g} seconds these nodes have no segment of "
-                    f"{self.shared_name!r}: {', '.join(missing)}"
-                )
-            time.sleep(_LOOK)
-            nodes = nodes & living_nodes(None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shared_name!r} over Ray>"
@@ -433,9 +366,4 @@ class AccumulatorGroup:
         if not self._link.closed:
             left = self._link.end()
             self._link.closed = True
-            if left:
-                _logger.warning(
-                    "Nodes that did not answer may have names of %r left in /dev/shm: %s",
-                    self.shared_name,
-                    ", ".join(left),
-                )
+            warn_of_left(self.shared_name, left)

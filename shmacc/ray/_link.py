@@ -11,6 +11,7 @@ one. A part may be stopped or swapped out and not dead, and Ray never tells.
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, find, find_actor, living_nodes
+
+_logger = logging.getLogger("shmacc")
 
 PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
@@ -164,6 +167,10 @@ class Link:
         return left
 
 
+OPEN: set[Link] = set()
+"""Of the groups of whose rounds this process is in the block."""
+
+
 def finished(link: Link) -> FinishedError:
     """Return the error of those who wait for something of a group that is finished."""
     return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
@@ -181,6 +188,16 @@ def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
         if actor is not None:
             ray.kill(actor, no_restart=True)
     return sorted(left)
+
+
+def warn_of_left(name: str, nodes: list[str]) -> None:
+    """Say which nodes may have names left."""
+    if nodes:
+        _logger.warning(
+            "Nodes that did not answer may have names of %r left in /dev/shm: %s",
+            name,
+            ", ".join(nodes),
+        )
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -138,6 +138,12 @@ class OwnerActor:
         """Return the hosts that are lost."""
         self._core.tick(time.monotonic())
         return self._core.lost
+
+    async def gate(self, hosts: Collection[str], *, closed: bool) -> None:
+        """See `OwnerCore.gate`."""
+        for host in hosts:
+            self._core.gate(host, time.monotonic(), closed=closed)
+        self._wake()
 
     async def set_global_step(self, step: int, request: str) -> int:
         """See `OwnerCore.set_global_step`."""

@@ -15,19 +15,22 @@ Why a worker that sees a new step sees its parameters
     raises. Keep each step's parameters in a copy of their own (step % 2) where that may happen, or
     where a chief may die in its block.
 
-What dies, and what that costs
+What dies, or does not answer, and what that costs
 
-    keeper  Ray starts it again, and `publish` waits. What it had acknowledged is in the arrays,
-            which outlive it; it does not know its chief any more, so it asks for everything, and
-            has it before `publish` returns. Half of its writes may be there meanwhile: of a step
-            that has not begun.
-    node    `publish` goes on without it as soon as Ray knows that it is dead. A node that joins
-            gets everything within seconds, whether or not there is a round: a thread of the
-            chief's process looks for such nodes (`_feed`). Rounds may wait for workers there, and
-            these for the arrays. What the chief has written and not published yet may be in that
-            copy, and is of a step that no worker has seen; `publish` comes after it, in the order
-            of calls to the keeper. (If Ray alone was started again on a machine, and its workers
-            have survived, they have those from before till then: end them with their Ray.)
+    keeper  The chief makes another one, which gets everything before `publish` returns. Half of its
+            writes may be there meanwhile: of a step that has not begun.
+    node    A host that the round's owner takes for lost, after `timing.lease`, is not waited for,
+            long before Ray sees that its node is dead. It may be alive. So before `publish` goes on
+            without it, the owner closes its gate: its segment learns of no step until a keeper
+            there has everything again, and so no worker there sees a step before the parameters.
+            Outside of a block, `publish` waits for as long as Ray takes the node for alive.
+    joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
+            round: a thread of the chief's process looks for such nodes (`_feed`). Rounds may wait
+            for workers there, and these for the arrays. What the chief has written and not
+            published yet may be in that copy, and is of a step that no worker has seen; `publish`
+            comes after it, in the order of calls to the keeper. (If Ray alone was started again on
+            a machine, and its workers have survived, they have the arrays from before till then:
+            end them with their Ray.)
     chief   The next one makes the arrays again, on any node: where there are some already it finds
             what was published last, and the keepers obey only the last chief. One that was merely
             silent for longer than the lease gets an error from `publish`; its own node's arrays it
@@ -52,20 +55,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
-from shmacc.errors import (
-    DeadlineExceededError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._keeper import KeeperActor, Rows
-from shmacc.ray._link import PATIENCE, Wait, end_parts
-from shmacc.ray._parts import LOST, NAMESPACE, check_connected, living_nodes
+from shmacc.ray._link import OPEN, PATIENCE, Link, Wait, end_parts, warn_of_left
+from shmacc.ray._parts import LOST, NAMESPACE, check_connected, find_actor, living_nodes
 
 _logger = logging.getLogger("shmacc")
 
 _LOOK_FOR_NODES = 1.0
-_AGAIN = 0.2  # until a call that failed is tried again
-_REMOVED = 5.0  # a keeper that Ray does not start again for so long, on a living node, was removed
+_LOOK = 0.5  # seconds without an answer until the owner is asked who is lost
+_REMOVED = 10.0  # seconds that Ray has to forget a keeper that was killed
+_POLL = 0.02  # between two looks whether it has
+_AGAIN = 0.2  # until a node whose keeper has died gets another one
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
@@ -110,17 +111,23 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._name, self._chief = shared_name, uuid.uuid4().hex
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners}
-        with contextlib.suppress(ValueError, *LOST):  # of a time when the chief was elsewhere
-            ray.kill(ray.get_actor(self._actor(self._here), namespace=NAMESPACE), no_restart=True)
-        self._arrays = SharedArrays(contents, shared_name, if_exists=if_exists, **self._options)
-        self._keepers: dict[str, Any] = {}
-        self._lock = threading.Lock()  # of the keepers, and of the order of calls to them
+        self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
+        self._given: dict[Any, str] = {}  # calls of the thread that give a node everything
+        self._refused: set[str] = set()  # nodes whose keepers have raised
+        self._gated: dict[str, Link] = {}  # whose owner has closed its gate, by node
+        self._links: weakref.WeakSet[Link] = (
+            weakref.WeakSet()
+        )  # whose gates an earlier chief closed
+        self._lock = threading.Lock()  # of these, and of the order of calls to keepers
         self._stop = threading.Event()
+        self._end_keeper_here()  # of a time when the chief was elsewhere
+        self._arrays = SharedArrays(contents, shared_name, if_exists=if_exists, **self._options)
         try:
             self.publish({})
         except BaseException:
             self._arrays.close()
             raise
+        self._end_keeper_here()  # if an earlier chief has made it once more meanwhile
         threading.Thread(
             target=_feed, args=(weakref.ref(self), self._stop), daemon=True, name="shmacc feeder"
         ).start()
@@ -161,6 +168,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     ) -> None:
         """Have the arrays of all other nodes follow; nodes that are new get everything.
 
+        In the block of a round, a host that the round's owner takes for lost is not waited for: it
+        takes no part until it has everything again.
+
         Args:
             changed: From array to the numbers of the rows that have changed (the first dimension;
                 an index may occur twice), or to None for all of it. None: all arrays.
@@ -177,51 +187,113 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         wait = Wait(arguments.timeout(timeout))
         pieces = self._pieces(dict.fromkeys(self._arrays) if changed is None else changed)
         with self._lock:
-            self._publish(pieces, wait)
+            # Those that have been here before come first: so a chief that another one has replaced
+            # fails before it writes anything to those that are new.
+            new, rows = self._new(), ray.put(pieces)
+            self._send_to(
+                {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
+            )
+            self._send_to({node: self._give(node) for node in new}, wait)
+            for link in OPEN - set(self._links):
+                link.call("gate", frozenset(self._keepers), until=wait.until, closed=False)
+                self._links.add(link)
 
-    def _publish(self, pieces: Rows, wait: Wait) -> None:
-        alive = self._alive()
-        self._forget_dead(alive)
-        old = dict(self._keepers)
-        if pieces:
-            rows = ray.put(pieces)
-            calls = {node: keeper.write.remote(self._chief, rows) for node, keeper in old.items()}
-            # Those that have been here before come first: so a chief that another one has
-            # replaced fails before it writes anything to those that are new.
-            answers = {n: self._get(n, "write", rows, call, wait) for n, call in calls.items()}
-        else:
-            answers = {}
-        if "another chief" in answers.values():
-            raise FailedPreconditionError(f"Another chief publishes {self._name!r} now")
-        asking = [node for node, answer in answers.items() if answer == "everything, please"]
-        if new := [*asking, *sorted(alive - old.keys())]:
-            everything = self._everything()
-            for node, call in self._give(new, everything).items():
-                self._get(node, "obey", everything, call, wait)
+    def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
+        """Wait until each node has answered, is dead, or is lost to an open round.
 
-    def _everything(self) -> Any:
-        return ray.put({name: np.asarray(array) for name, array in self.items()})
+        Raises:
+            As `publish`.
+        """
+        waiting = {call: node for node, call in calls.items()}
+        while waiting:
+            left = wait.left()
+            pause = _LOOK if left is None else min(_LOOK, left)
+            ended = ray.wait(list(waiting), timeout=pause)[0]
+            for call in ended:
+                node = waiting.pop(call)
+                if not self._has_answered(node, call) and node in self._new():
+                    time.sleep(_AGAIN)
+                    waiting[self._give(node)] = node
+            if not ended:
+                lost = self._give_up(set(waiting.values()), wait)
+                waiting = {call: node for call, node in waiting.items() if node not in lost}
+            if waiting and wait.left() == 0:
+                raise DeadlineExceededError(
+                    f"The keeper of {self._name!r} on node {', '.join(sorted(waiting.values()))} "
+                    "has not answered: it is stopped, or cut off"
+                )
 
-    def _give(self, nodes: Iterable[str], everything: Any) -> dict[str, Any]:
-        """Have keepers write everything, which new nodes get; return the calls."""
-        calls = {}
-        for node in nodes:
-            if node not in self._keepers:
-                self._keepers[node] = self._keeper(node)
-            calls[node] = self._keepers[node].obey.remote(self._chief, everything)
-        return calls
+    def _has_answered(self, node: str, call: Any) -> bool:
+        """Take a keeper's answer in; False: it has died."""
+        try:
+            obeys = ray.get(call)
+        except LOST:
+            self._keepers.pop(node, None)
+            return False
+        except ray.exceptions.RayTaskError as error:
+            self._keepers.pop(node, None)
+            raise error.cause from None
+        if not obeys:
+            raise self._replaced()
+        if (link := self._gated.pop(node, None)) is not None:
+            link.call("gate", {node}, closed=False)
+        return True
 
-    def _forget_dead(self, alive: set[str]) -> None:
+    def _give_up(self, nodes: set[str], wait: Wait) -> set[str]:
+        """Close the gates of those nodes that the owner of an open round takes for lost."""
+        given_up = set()
+        for link in OPEN:
+            lost = nodes & link.call("lost", until=wait.until)
+            if lost:
+                link.call("gate", lost, until=wait.until, closed=True)
+            for node in lost:
+                self._gated[node] = link
+                self._keepers.pop(node, None)
+            given_up |= lost
+        return given_up
+
+    def _new(self) -> set[str]:
+        """Forget keepers of nodes that are dead; return living nodes without one."""
+        alive = living_nodes(self._hosts) - {self._here}
         for node in self._keepers.keys() - alive:
             del self._keepers[node]
+        return alive - self._keepers.keys()
+
+    def _give(self, node: str) -> Any:
+        """Have a new keeper write everything; return the call.
+
+        Raises:
+            FailedPreconditionError: This node has a keeper, so another chief is on another one.
+        """
+        if find_actor(self._actor(self._here)) is not None:
+            raise self._replaced()
+        made = ray.remote(KeeperActor).options(
+            name=self._actor(node),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        self._keepers[node] = keeper = made.remote(self._name, self._options)
+        everything = ray.put({name: np.asarray(array) for name, array in self.items()})
+        return keeper.obey.remote(self._chief, everything)
 
     def _feed(self) -> None:
-        """Give nodes that have joined everything; errors are those of the next `publish`."""
+        """Give nodes that have joined, or are back, everything."""
         with self._lock:
-            alive = self._alive()
-            self._forget_dead(alive)
-            if new := alive - self._keepers.keys():
-                self._give(new, self._everything())
+            for node in self._new() - self._refused:
+                self._given[self._give(node)] = node
+            for call in ray.wait(list(self._given), num_returns=len(self._given), timeout=0)[0]:
+                node = self._given.pop(call)
+                try:
+                    self._has_answered(node, call)
+                except Exception:
+                    self._refused.add(node)  # not again, until `publish` raises this
+                    raise
+
+    def _replaced(self) -> FailedPreconditionError:
+        return FailedPreconditionError(f"Another chief publishes {self._name!r} now")
 
     def _pieces(self, changed: Mapping[str, npt.ArrayLike | None]) -> Rows:
         pieces: dict[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = {}
@@ -234,55 +306,17 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 pieces[name] = numbers, self._arrays[name][numbers]
         return pieces
 
-    def _get(self, node: str, method: str, value: Any, call: Any, wait: Wait) -> Any:
-        """Return the answer of a keeper, "dead" if its node is; a restarted one is asked again.
-
-        Raises:
-            DeadlineExceededError: It has not answered.
-            FailedPreconditionError: Ray does not start it again: another chief has removed it.
-        """
-        end: float | None = None
-        while True:
-            try:
-                return ray.get(call, timeout=wait.left())
-            except ray.exceptions.GetTimeoutError:
-                raise DeadlineExceededError(
-                    f"The keeper of {self._name!r} on node {node} has not answered: it is stopped, "
-                    "or cut off"
-                ) from None
-            except LOST as error:
-                if node not in self._alive():
-                    return "dead"
-                if isinstance(error, ray.exceptions.ActorDiedError):
-                    end = end or time.monotonic() + _REMOVED
-                    if time.monotonic() > end:
-                        raise FailedPreconditionError(
-                            f"Another chief publishes {self._name!r} now: the keeper of {node} is "
-                            "gone"
-                        ) from error
-                time.sleep(_AGAIN)
-                call = getattr(self._keepers[node], method).remote(self._chief, value)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-
-    def _alive(self) -> set[str]:
-        """Return the other nodes that take part."""
-        return living_nodes(self._hosts) - {self._here}
-
     def _actor(self, node: str) -> str:
         return f"{self._name}/keeper {node}"
 
-    def _keeper(self, node: str) -> Any:
-        made = ray.remote(KeeperActor).options(
-            name=self._actor(node),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        return made.remote(self._name, self._options)
+    def _end_keeper_here(self) -> None:
+        end = time.monotonic() + _REMOVED
+        while (keeper := find_actor(self._actor(self._here))) is not None:
+            with contextlib.suppress(*LOST):
+                ray.kill(keeper)
+            if time.monotonic() > end:
+                raise self._replaced()
+            time.sleep(_POLL)
 
     def close(self) -> None:
         """Let go of the arrays. They stay on all nodes, unless `unlink_on_close`."""
@@ -290,6 +324,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._stop.set()
             if self._unlink_on_close:
                 self.unlink()
+            for node, link in self._gated.items():  # they must hear of the end
+                with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
+                    link.call("gate", {node}, closed=False)
             self._closed = True
             self._arrays.close()
 
@@ -301,14 +338,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._stop.set()
         self._arrays.unlink()
         with self._lock:
+            self._new()  # forgets those that are dead
             keepers, self._keepers = self._keepers, {}
-        left = end_parts({node: keepers[node] for node in self._alive() & keepers.keys()})
-        if left:
-            _logger.warning(
-                "Nodes that did not answer may have names of %r left in /dev/shm: %s",
-                self._name,
-                ", ".join(left),
-            )
+        warn_of_left(self._name, end_parts(keepers))
 
 
 def _feed(published: "weakref.ref[PublishedArrays]", stop: threading.Event) -> None:

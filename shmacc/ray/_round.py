@@ -33,7 +33,7 @@ from shmacc.errors import (
     ShmaccError,
     WorkerDiedError,
 )
-from shmacc.ray._link import ANSWER, Link, Wait, finished
+from shmacc.ray._link import ANSWER, OPEN, Link, Wait, finished
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 
 _LOOK = 0.5  # seconds without an answer of a shard until the owner is asked whether it is lost
@@ -101,6 +101,7 @@ class Round(Generic[_Result]):
                         self._heartbeat = _Heartbeat(link, self._ticket, self._required)
                     result = self._fetch(answer, waiting.until)
                     if not isinstance(result, Missing):
+                        OPEN.add(link)
                         return cast("_Result", result)  # as `sharded` says
                     link.call("missing", self._ticket)
                 case Waiting():
@@ -111,9 +112,13 @@ class Round(Generic[_Result]):
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
         hosts = f"{len(answer.hosts)} hosts: {', '.join(answer.hosts)}"
+        late = (
+            f"; nodes {', '.join(answer.late)} have not sent what they have: their parts of "
+            f"{self._link.config.name!r} are slow, stopped, or cut off"
+        )
         return DeadlineExceededError(
             f"{answer.accumulated} of the {self._required} required gradients had arrived; the "
-            f"global step is {answer.step}; alive are {hosts}"
+            f"global step is {answer.step}; alive are {hosts}{late if answer.late else ''}"
         ).with_fields(accumulated=answer.accumulated, required=self._required, step=answer.step)
 
     def _fetch(self, opened: Opened, until: float) -> Any:
@@ -173,6 +178,7 @@ class Round(Generic[_Result]):
             self._link.call("leave", self._ticket, until=until, consume=False)
 
     def _rest(self) -> None:
+        OPEN.discard(self._link)
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None

@@ -167,3 +167,26 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     assert isinstance(again, Opened)
     assert again.count == 1
     assert again.members[0].key > opened.members[0].key, "shipped anew, under a new name"
+
+
+def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it() -> None:
+    """What goes with the step has not reached it: its workers must not see the step before."""
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    table.owner.gate("b", table.now, closed=True)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 0]
+    assert table.apply("b", 9) is False, "it stays sealed"
+    assert table.apply("a", 1)
+    table.settle()
+    table.ask(1, "u")
+    table.settle()
+    opened = table.ask(1, "u")
+    assert isinstance(opened, Opened)
+    assert (opened.places, opened.contributors.tolist()) == (("a",), [1])
+    assert table.owner.leave("u", table.now, consume=True)
+    table.owner.gate("b", table.now, closed=False)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [2, 2]
+    assert table.apply("b", 9)

@@ -23,11 +23,14 @@ from shmacc.errors import (
     ShmaccError,
 )
 from shmacc.ray._parts import NAMESPACE, find_actor
+from shmacc.ray._round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from on_ray.nodes import Nodes
+
+    from shmacc._multihost.messages import Opened
 
 MEMBERS = {"m": shmacc.TensorSpec((3,), "float32")}
 TIMING = shmacc.ray.Timing(lease=30.0)  # a part that is stopped is not lost
@@ -96,17 +99,39 @@ def test_a_stopped_host_ends_no_call_later_than_its_timeout(
     assert len(group.stats()) == 3
 
 
-def test_stopped_shards_end_no_take_later_than_its_timeout(
+def test_hosts_that_are_stopped_before_they_ship_are_named_by_the_take(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: shmacc.AccumulatorGroup
 ) -> None:
     step = group.global_step
     assert local.apply({"m": np.ones(3)}, step)
-    # With the pieces at the shards, the chief alone waits for these.
-    with pytest.raises(ZeroDivisionError), group.round(1, timeout=60):
-        _ = 1 / 0
+    wait_for(lambda: group.num_accumulated() == 1)
     with contextlib.ExitStack() as all_of_them:
         for number in range(3):
             all_of_them.enter_context(stopped(f"stopped/host {nodes.id(number)}"))
+        ids = ", ".join(sorted(nodes.id(number) for number in range(3)))
+        with ends_in_time(f"nodes {ids} have not sent what they have"):
+            group.take(1, timeout=SECONDS)
+    assert group.take(1, timeout=60).count == 1
+
+
+def test_stopped_shards_end_no_take_later_than_its_timeout(
+    nodes: Nodes,
+    group: shmacc.ray.AccumulatorGroup,
+    local: shmacc.AccumulatorGroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the pieces at the shards, the chief alone waits for these."""
+    step = group.global_step
+    assert local.apply({"m": np.ones(3)}, step)
+    with contextlib.ExitStack() as all_of_them:
+        fetch = Round._fetch
+
+        def stop_first(self: Round[Any], opened: Opened, until: float) -> Any:
+            for number in range(3):
+                all_of_them.enter_context(stopped(f"stopped/host {nodes.id(number)}"))
+            return fetch(self, opened, until)
+
+        monkeypatch.setattr(Round, "_fetch", stop_first)
         with ends_in_time(r"Shards \d of 'stopped'.*on node [0-9a-f]{56}"):
             group.take(1, timeout=SECONDS)
     taken = group.take(1, timeout=60)  # and nothing was consumed

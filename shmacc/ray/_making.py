@@ -1,0 +1,98 @@
+"""How a chief gets a group: it makes the cluster's, or finds it."""
+
+import time
+from collections.abc import Mapping
+
+from shmacc._gradients import arguments
+from shmacc._gradients.spec import TensorSpec
+from shmacc._multihost.pieces import Plan
+from shmacc._opening.options import IfExists
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from shmacc.ray._link import Link, find_config, warn_of_left
+from shmacc.ray._parts import Config, living_nodes
+
+_START = 120.0  # seconds that nodes have to make their segments
+_LOOK = 0.05  # seconds between two looks for something that no call waits for
+
+
+def make(config: Config, if_exists: IfExists) -> Link:
+    """Make a group, or find the one of its name; return when each living node has its segment.
+
+    Raises:
+        As the constructor of `AccumulatorGroup`. Nothing of a new group is left then.
+    """
+    Plan(config.members, config.shards)  # refuses shapes that are not declared
+    wanted = living_nodes(config.hosts)
+    existing = find_config(config.name)
+    if existing is not None and if_exists == "error":
+        raise FailedPreconditionError(f"The cluster has a group {config.name!r} already")
+    if existing is not None and if_exists == "replace":
+        Link(existing, None).end()
+        existing = None
+    link = Link(config, 0) if existing is None else Link(existing, None)
+    _check_agreement(link.config, config.members)
+    try:
+        _wait_for_hosts(link, wanted)
+    except BaseException:
+        if link.config.number == config.number:  # nobody else has made it
+            warn_of_left(config.name, link.end())
+        raise
+    return link
+
+
+def find(name: str, timeout: float | None) -> Link:
+    """Find the cluster's group of that name.
+
+    Raises:
+        As `AccumulatorGroup.attach`.
+    """
+    seconds = arguments.timeout(timeout)
+    until = None if seconds is None else time.monotonic() + seconds
+    while (config := find_config(name)) is None:
+        missing = f"The cluster has no group {name!r}"
+        if until is None:
+            raise NotFoundError(missing).with_fields(shared_name=name)
+        if time.monotonic() >= until:
+            raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
+        time.sleep(_LOOK)
+    return Link(config, None)
+
+
+def _check_agreement(existing: Config, asked: Mapping[str, TensorSpec]) -> None:
+    for member in sorted(existing.members.keys() | asked.keys()):
+        have, want = existing.members.get(member), asked.get(member)
+        if repr(have) != repr(want):
+            raise InvalidArgumentError(
+                f"The cluster's group {existing.name!r} exists with member {member!r} {have}, but "
+                f"{want} was asked for"
+            ).with_fields(what=f"member {member!r}", existing=str(have), asked=str(want))
+
+
+def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
+    """Wait for the segments of nodes, but not of those that meanwhile turn out to be dead.
+
+    Ray takes a node for alive until it has missed heartbeats for half a minute.
+    """
+    name, end = link.config.name, time.monotonic() + _START
+    while True:
+        hosts = link.call("state")[2]
+        missing = sorted(nodes - {node for node, host in hosts.items() if host.alive})
+        if not missing:
+            return
+        for node in missing:
+            if node in hosts and (problem := hosts[node].problem) is not None:
+                raise FailedPreconditionError(
+                    f"Node {node} cannot have its segment of {name!r}: {problem}"
+                )
+        if time.monotonic() > end:
+            raise DeadlineExceededError(
+                f"After {_START:g} seconds these nodes have no segment of {name!r}: "
+                f"{', '.join(missing)}"
+            )
+        time.sleep(_LOOK)
+        nodes = nodes & living_nodes(None)
