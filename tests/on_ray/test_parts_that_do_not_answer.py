@@ -123,7 +123,7 @@ def test_stopped_shards_end_no_take_later_than_its_timeout(
     """With the pieces at the shards, the chief alone waits for these."""
     step = group.global_step
     assert local.apply({"m": np.ones(3)}, step)
-    with contextlib.ExitStack() as all_of_them:
+    with contextlib.ExitStack() as all_of_them, monkeypatch.context() as patch:
         fetch = Round._fetch
 
         def stop_first(self: Round[Any], opened: Opened, until: float) -> Any:
@@ -131,7 +131,7 @@ def test_stopped_shards_end_no_take_later_than_its_timeout(
                 all_of_them.enter_context(stopped(f"stopped/host {nodes.id(number)}"))
             return fetch(self, opened, until)
 
-        monkeypatch.setattr(Round, "_fetch", stop_first)
+        patch.setattr(Round, "_fetch", stop_first)
         with ends_in_time(r"Shards \d of 'stopped'.*on node [0-9a-f]{56}"):
             group.take(1, timeout=SECONDS)
     taken = group.take(1, timeout=60)  # and nothing was consumed
