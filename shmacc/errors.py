@@ -163,11 +163,13 @@ class ResourceExhaustedError(ShmaccError, MemoryError):
         needed: How many more bytes of shared memory were needed.
         free: How many bytes of it are free.
         total: How many bytes of it there are.
+        kept: How many of those that are free are kept for others.
     """
 
     needed: int | None = None
     free: int | None = None
     total: int | None = None
+    kept: int | None = None
 
 
 class PermissionDeniedError(ShmaccError, PermissionError):

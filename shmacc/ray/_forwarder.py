@@ -23,6 +23,7 @@ from shmacc._multihost.packed import PackedPiece
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records.taken import GroupPartial
+from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import LOST, Config, find
 from shmacc.ray._shipping import Shipping
 
@@ -91,7 +92,8 @@ class Incarnation:
         self._shared, self._config, self._plan = shared, config, shared.plan
         self._group, self._counters, self._woken = group, counters, shared.woken
         self._heartbeat = config.timing.heartbeat
-        self._deaths_at = 0.0  # when they are looked for next
+        self._around_at = 0.0  # when it looks around next
+        self._store = ObjectStore()
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
@@ -119,7 +121,7 @@ class Incarnation:
                     answered = self._wait(_IDLE)
                     continue
                 self._look()
-                self._look_for_deaths(now)
+                self._look_around(now)
                 self._answer()
                 if not self._act():
                     return False
@@ -127,7 +129,7 @@ class Incarnation:
                 state = (count, self._serial, self._shipping is None)
                 if state != seen:
                     seen, changed = state, now
-                due = now if self._shipping else min(self._core.report_due(now), self._deaths_at)
+                due = now if self._shipping else min(self._core.report_due(now), self._around_at)
                 answered = self._wait(_IDLE if resting else _BUSY)
             return True
         finally:
@@ -138,10 +140,14 @@ class Incarnation:
         step, count = group.global_step, group.num_accumulated()
         self._core.observe(step, count, finished=not group.running)
 
-    def _look_for_deaths(self, now: float) -> None:
-        """Look now and then: it takes a system call for each process that is attached."""
-        if now >= self._deaths_at:
-            self._deaths_at = now + self._heartbeat
+    def _look_around(self, now: float) -> None:
+        """Look now and then for deaths, and how much of /dev/shm is to be kept for Ray's objects.
+
+        That takes a system call for each process that is attached, and one for the object store.
+        """
+        if now >= self._around_at:
+            self._around_at = now + self._heartbeat
+            self._group.handle.keep_free(self._store.to_come())
             if (found := self._segment.deaths()) is not None:
                 pids = found.pids or ()
                 self._count("deaths", len(pids))

@@ -65,14 +65,13 @@ class Apply : public Operation {
                     if (everywhere) weights_overflow();
                     everywhere = true;
                     continue;
-                } else {
-                    put_in(session, request, [&] {
-                        if (request.partial) spread_contributors(session);
-                        note_applied(session, request);
-                    });
+                } else if (put_in_if_room(session, request, pending)) {
                     activity.entry().applied += static_cast<uint64_t>(request.count);
                     wake_head_if_reached(session, head);
                     return true;
+                } else {
+                    what = kWaitsForRoom;
+                    if (heads) segment_.wait_queue().wake(head);
                 }
             }
             session.release();
@@ -217,6 +216,21 @@ class Apply : public Operation {
         }
         before_commit();
         session.commit();
+    }
+    // False: it would take memory that is kept for others, and pending gradients have memory that a take makes free
+    // for it: the next round has it. As a full accumulator it waits, then. What it began is undone, with the new rows'
+    // index entries left behind as by any apply that fails, so the next attempt is one of the same gradient.
+    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, int64_t pending) {
+        try {
+            put_in(session, request, [&] {
+                if (request.partial) spread_contributors(session);
+                note_applied(session, request);
+            });
+        } catch (const Error& error) {
+            if (pending == 0 || !error.has_field("kept")) throw;
+            return false;
+        }
+        return true;
     }
     // From here on this round's contributors are looked for in all lanes. (The gradient itself may not get in.)
     void spread_contributors(ApplySession& session) {

@@ -52,6 +52,7 @@ class OpenSegment {
         for (uint32_t i = 0; i < config_.lanes; ++i)
             lanes_.push_back(
                 std::make_unique<Lane>(file, config_, *specs_, i, states_ + i * bytes_of_lane(config_)));
+        file->kept_free = &header_.kept_free;
     }
 
     OpenSegment(const OpenSegment&) = delete;
@@ -277,6 +278,7 @@ class OpenSegment {
     // The kernel drops the remaining record locks with the descriptor.
     void close() {
         presence_.leave(mapping_->file().state(), failed_);
+        mapping_->file().kept_free = nullptr;
         lanes_.clear();
         mapping_.reset();
     }

@@ -273,6 +273,7 @@ class Handle {
         return run<Step>([&](Step& act) { return act.next_step(last, deadline, on_death); }, caller);
     }
     void finish() { attached()->finish(); }
+    void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
     // The call that waits for this caller ends with an error, unless it has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();

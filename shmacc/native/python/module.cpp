@@ -285,6 +285,7 @@ NB_MODULE(_core, m) {
         .def("next_step", &Handle::next_step, nb::arg("last").none(), nb::arg("timeout").none(),
              nb::arg("raise_departures"), nb::arg("caller").none())
         .def("finish", &Handle::finish)
+        .def("keep_free", &Handle::keep_free, nb::arg("bytes"))
         .def_prop_ro("finished", &Handle::finished)
         .def("end_wait", &Handle::end_wait, nb::arg("caller"))
         .def("cancel", &Handle::cancel)

@@ -364,6 +364,7 @@ struct Header {
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
     alignas(64) uint64_t generation;
     uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
+    uint64_t kept_free;  // bytes of /dev/shm that the segment leaves to others when it grows
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free

@@ -138,6 +138,7 @@ class Mapping {
     void grow(uint32_t region, uint64_t from, uint64_t to) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
+        file_->check_room(to - from);
         at_least(region, from);
         if (int failed = reserve_pieces(file_->fd(), offset_of(region) + from, to - from)) {
             punch(region, from);

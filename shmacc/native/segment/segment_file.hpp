@@ -92,6 +92,22 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
                 std::move(fields));
 }
 
+// kept: bytes that are left to others (Header::kept_free).
+[[noreturn]] inline void no_room_beside_others(uint64_t bytes, uint64_t kept, const struct statvfs& space) {
+    const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
+    throw Error(
+        Failure::kResourceExhausted,
+        "Shared memory has no room: " + std::to_string(bytes) + " more bytes were needed, and " +
+            std::to_string(free) + " of " + std::to_string(total) + " are free in /dev/shm, of which " +
+            std::to_string(kept) +
+            " are kept for Ray's object store; nothing was changed. Take gradients more often, have a "
+            "larger /dev/shm, or a smaller object store",
+        {{"needed", static_cast<int64_t>(bytes)},
+         {"free", static_cast<int64_t>(free)},
+         {"total", static_cast<int64_t>(total)},
+         {"kept", static_cast<int64_t>(kept)}});
+}
+
 [[noreturn]] inline void file_too_large(const std::string& what) {
     rlimit limit{};
     getrlimit(RLIMIT_FSIZE, &limit);
@@ -252,6 +268,18 @@ class SegmentFile {
         }
         return Id{found.st_dev, found.st_ino} == id_;
     }
+
+    // Throws if the segment must not grow by so much (Header::kept_free). Another process may take that memory in the
+    // next moment: what is kept is so much more than one growth that this does not matter.
+    void check_room(uint64_t bytes) const {
+        const uint64_t* word = kept_free.load(std::memory_order_acquire);
+        const uint64_t kept = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
+        if (kept == 0) return;
+        const struct statvfs space = space_of_directory();
+        const uint64_t free = free_bytes(space);
+        if (free < kept || free - kept < bytes) no_room_beside_others(bytes, kept, space);
+    }
+    std::atomic<const uint64_t*> kept_free{nullptr};  // the header's, while it is mapped
 
     // The process's OpenSegment on this file, if it has one (open_segment.hpp).
     std::weak_ptr<OpenSegment> open_segment;

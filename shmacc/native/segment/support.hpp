@@ -44,6 +44,11 @@ class Error : public std::exception {
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
     const Fields& fields() const { return fields_; }
+    bool has_field(const std::string& name) const {
+        for (const auto& field : fields_)
+            if (name == field.first) return true;
+        return false;
+    }
     const Lists& lists() const { return lists_; }
     const Texts& texts() const { return texts_; }
     // The same error, of a member of a group.

@@ -1,0 +1,38 @@
+"""How much of /dev/shm Ray's object store on this node will still take.
+
+The store is one file there, as long as the store may become, which the raylet makes when it starts
+and unlinks at once. Its pages are taken when objects are first written to them, and stay. If there
+is no memory for a page by then, a bus error ends the raylet, and with it the node. So a group's
+segment leaves room for all pages that are still to come (`_core.Handle.keep_free`): what the file
+lacks. A page that is taken between two looks leaves the free memory and not yet what is kept, so
+the segment leaves too much for a moment, and never too little. With
+``RAY_preallocate_plasma_memory=1`` the file lacks nothing, and nothing is kept.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+_STORE = "/dev/shm/plasma"  # noqa: S108  how the names of the files begin
+_BLOCK = 512  # bytes that stat counts
+
+
+class ObjectStore:
+    """The object store of the raylet that has started this process."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+        with contextlib.suppress(OSError):  # of another user: then nothing is known
+            for link in Path(f"/proc/{os.getppid()}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(link.readlink()).startswith(_STORE):
+                        self._files.append(link)
+
+    def to_come(self) -> int:
+        """Return how many bytes it has not taken yet; 0 if that is not known."""
+        missing = 0
+        for link in self._files:
+            with contextlib.suppress(OSError):
+                found = link.stat()
+                missing += max(0, found.st_size - found.st_blocks * _BLOCK)
+        return missing
