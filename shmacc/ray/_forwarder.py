@@ -147,7 +147,7 @@ class Incarnation:
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
-            self._group.handle.keep_free(self._store.to_come())
+            self._group.handle.keep_free(self._store.room())
             if (found := self._segment.deaths()) is not None:
                 pids = found.pids or ()
                 self._count("deaths", len(pids))

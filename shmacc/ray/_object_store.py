@@ -6,7 +6,8 @@ is no memory for a page by then, a bus error ends the raylet, and with it the no
 segment leaves room for all pages that are still to come (`_core.Handle.keep_free`): what the file
 lacks. A page that is taken between two looks leaves the free memory and not yet what is kept, so
 the segment leaves too much for a moment, and never too little. With
-``RAY_preallocate_plasma_memory=1`` the file lacks nothing, and nothing is kept.
+``RAY_preallocate_plasma_memory=1`` the file lacks nothing. A little is kept in any case: so a
+worker that does not wait for rounds finds no full /dev/shm, which is an error, but waits for room.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from pathlib import Path
 
 _STORE = "/dev/shm/plasma"  # noqa: S108  how the names of the files begin
 _BLOCK = 512  # bytes that stat counts
+_LEAST = 4 << 20  # bytes that are kept in any case
 
 
 class ObjectStore:
@@ -28,9 +30,9 @@ class ObjectStore:
                     if str(link.readlink()).startswith(_STORE):
                         self._files.append(link)
 
-    def to_come(self) -> int:
-        """Return how many bytes it has not taken yet; 0 if that is not known."""
-        missing = 0
+    def room(self) -> int:
+        """Return how many bytes of /dev/shm a segment must leave free."""
+        missing = _LEAST
         for link in self._files:
             with contextlib.suppress(OSError):
                 found = link.stat()
