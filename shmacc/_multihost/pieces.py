@@ -7,8 +7,8 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +16,16 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._multihost.columns import Format, Piece, Rows, Values
 from shmacc._multihost.messages import Opened
-from shmacc._records.array_types import IndexArray
-from shmacc._records.taken import (
-    DensePartial,
-    DenseTaken,
-    GroupPartial,
-    GroupTaken,
-    SparsePartial,
-    SparseTaken,
-)
+from shmacc._records.taken import DenseTaken, GroupPartial, GroupTaken, SparsePartial, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
+if TYPE_CHECKING:
+    from shmacc._records.array_types import IndexArray
+
 _SMALL = 1 << 14  # elements of a dense member that are not worth a message to each shard
+_LARGE = 1 << 20  # bytes of a result that has memory of its own
 
 
 class Plan:
@@ -45,21 +42,23 @@ class Plan:
 
     def __init__(self, members: Mapping[str, TensorSpec], shards: int) -> None:
         self.members: dict[str, TensorSpec] = dict(members)
+        self.numbers = {name: number for number, name in enumerate(members)}
         self.shards = shards
-        self._dims: dict[str, tuple[int, ...]] = {}  # of a row, or of a whole dense member
         for name, spec in members.items():
             dims = spec.shape[1:] if spec.shape and _is_sparse(spec) else spec.shape
-            self._dims[name] = tuple(dim for dim in dims or () if dim is not None)
-            if dims is None or len(self._dims[name]) < len(dims):
+            if dims is None or None in dims:
                 raise InvalidArgumentError(
                     f"Member {name!r} of a group over several hosts needs a shape whose dimensions "
                     "are known (of a sparse one all but the first), but was declared as "
                     f"{describe_shape(spec.shape)}"
                 )
+        self.results = Format.of(
+            (name, _is_sparse(spec), spec.shape or (), spec.dtype) for name, spec in members.items()
+        )
 
     def runs(self, name: str) -> list[tuple[int, int]]:
         """Return which run of a dense member's elements each shard has."""
-        size = math.prod(self._dims[name])
+        size = math.prod(self.results.dims[self.numbers[name]])
         if size < _SMALL:
             home = zlib.crc32(name.encode()) % self.shards
             return [(0, size) if shard == home else (0, 0) for shard in range(self.shards)]
@@ -79,8 +78,8 @@ class Plan:
                 )
         return members
 
-    def split(self, partial: GroupPartial, first: int = 0) -> Iterator[tuple[int, GroupPartial]]:
-        """Make the pieces of a partial, each with its shard: views, nothing is copied.
+    def split(self, partial: GroupPartial, first: int = 0) -> Iterator[tuple[int, Piece]]:
+        """Make the pieces of a partial, each with its shard; large arrays are views.
 
         Those without elements are left out.
 
@@ -89,70 +88,46 @@ class Plan:
             first: The shard to begin with. If each host begins with another one, they do not all
                 send to the same shard at the same time.
         """
-        cuts = {
-            name: self._rows(sums) if _is_sparse(self.members[name]) else self._runs(name, sums)
-            for name, sums in partial.items()
-        }
+        cuts = []
+        for name, sums in sorted(partial.items(), key=lambda item: self.numbers[item[0]]):
+            if isinstance(sums, SparsePartial):
+                ends = _core.ends_of_shards(sums.indices, self.shards)
+                flat, runs = sums.values, list(zip([0, *ends[:-1]], ends, strict=True))
+            else:
+                flat, runs = sums.value.reshape(-1), self.runs(name)
+            cuts.append((self.numbers[name], sums, flat, runs))
         for number in range(self.shards):
             shard = (first + number) % self.shards
-            found = {name: cut(shard) for name, cut in cuts.items()}
-            parts = {name: part for name, part in found.items() if part is not None}
-            if parts:
-                yield shard, GroupPartial(parts, partial.count, partial.step, partial.weight)
+            table, rows, counts, values = [], [], [], []
+            for member, sums, flat, runs in cuts:
+                begin, end = runs[shard]
+                if begin < end:
+                    table.append((member, sums.count, sums.weight, end - begin))
+                    values.append(flat[begin:end])
+                    if isinstance(sums, SparsePartial):
+                        rows.append(sums.indices[begin:end])
+                        counts.append(sums.row_counts[begin:end])
+            if table:
+                columns = Rows.of(table, rows, counts), Values.of(values)
+                yield shard, Piece(*columns, partial.count, partial.weight, partial.step)
 
-    def _rows(self, sums: SparsePartial) -> Callable[[int], SparsePartial | None]:
-        ends = _core.ends_of_shards(sums.indices, self.shards)
-
-        def of_shard(shard: int) -> SparsePartial | None:
-            rows = slice(ends[shard - 1] if shard else 0, ends[shard])
-            if rows.start == rows.stop:
-                return None
-            return SparsePartial(
-                sums.indices[rows],
-                sums.values[rows],
-                sums.shape,
-                sums.row_counts[rows],
-                sums.count,
-                sums.step,
-                sums.weight,
-            )
-
-        return of_shard
-
-    def _runs(self, name: str, sums: DensePartial) -> Callable[[int], DensePartial | None]:
-        flat, runs = sums.value.reshape(-1), self.runs(name)
-
-        def of_shard(shard: int) -> DensePartial | None:
-            first, end = runs[shard]
-            if end == first:
-                return None
-            return DensePartial(flat[first:end], sums.count, sums.step, sums.weight)
-
-        return of_shard
-
-    def dims(self, name: str) -> tuple[int, ...]:
-        """Return the dimensions of a row of a sparse member, or of a dense one."""
-        return self._dims[name]
+    def rows_of(self, taken: GroupTaken) -> Rows:
+        """Return which members and rows a shard has in its part of a round."""
+        table, rows, counts = [], [], []
+        for name, part in taken.items():
+            length = len(part.indices) if isinstance(part, SparseTaken) else part.value.size
+            table.append((self.numbers[name], part.count, part.weight, length))
+            if isinstance(part, SparseTaken):
+                rows.append(part.indices)
+                counts.append(part.row_counts)
+        return Rows.of(table, rows, counts)
 
 
-def rows_of(taken: GroupTaken) -> dict[str, IndexArray]:
-    """Return which rows a shard has in its part of a round, of each sparse member.
-
-    Shape ``(2, n)``: their numbers, ascending, and their counts.
-    """
-    return {
-        name: np.stack((part.indices, part.row_counts))
-        for name, part in taken.items()
-        if isinstance(part, SparseTaken)
-    }
-
-
-def values_of(taken: GroupTaken) -> dict[str, npt.NDArray[Any]]:
+def values_of(taken: GroupTaken) -> Values:
     """Return the values of each member in a shard's part of a round."""
-    return {
-        name: part.values if isinstance(part, SparseTaken) else part.value
-        for name, part in taken.items()
-    }
+    return Values.of(
+        [part.values if isinstance(part, SparseTaken) else part.value for part in taken.values()]
+    )
 
 
 class Joining:
@@ -164,75 +139,83 @@ class Joining:
     Args:
         plan: Which part is where.
         opened: The round.
-        rows: Of each shard that has something of it, its `rows_of`.
+        rows: Of each shard that has something of it, its `Plan.rows_of`.
     """
 
-    def __init__(
-        self, plan: Plan, opened: Opened, rows: Mapping[int, Mapping[str, IndexArray]]
-    ) -> None:
-        self._plan = plan
-        self._opened = opened
+    def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
+        self._plan, self._opened, self._rows = plan, opened, rows
         self._totals = opened.totals()
-        self._rows: dict[str, IndexArray] = {}  # of all shards
-        self._positions: dict[tuple[str, int], IndexArray] = {}  # of a shard's rows among them
-        self._values: dict[str, npt.NDArray[Any]] = {}
-        for name in self._totals:
-            spec, dims = plan.members[name], plan.dims(name)
-            if _is_sparse(spec):
-                found = {shard: of[name] for shard, of in rows.items() if name in of}
-                dims = (self._place(name, found), *dims)
-            memory = _core.memory(math.prod(dims) * spec.dtype.itemsize)
-            self._values[name] = memory.view(spec.dtype).reshape(dims)
+        self._widths = plan.results.widths
+        numbers = sorted(plan.numbers[name] for name in self._totals)
+        self._sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
+        lengths = {shard: own.lengths(self._sparse) for shard, own in rows.items()}
+        self._row_numbers, self._row_counts, positions = _core.merge_columns(
+            [own.numbers for own in rows.values()],
+            [own.counts for own in rows.values()],
+            list(lengths.values()),
+        )
+        self._positions: dict[int, dict[int, IndexArray]] = {
+            shard: dict(zip(self._sparse.tolist(), np.split(own, ends), strict=True))
+            for (shard, own), ends in zip(
+                zip(rows, positions, strict=True),
+                [np.cumsum(own)[:-1] for own in lengths.values()],
+                strict=True,
+            )
+        }
+        total = np.sum([*lengths.values(), np.zeros(len(self._sparse), np.int64)], axis=0)
+        self._ends = dict(zip(self._sparse.tolist(), np.cumsum(total).tolist(), strict=True))
+        self._lengths = dict(zip(self._sparse.tolist(), total.tolist(), strict=True))
+        self._values = self._make_room(numbers)
 
-    def _place(self, name: str, found: Mapping[int, IndexArray]) -> int:
-        """Find the positions of a member's rows; return how many there are."""
-        rows = np.concatenate([np.empty((2, 0), np.int64), *found.values()], axis=1)
-        positions = _core.find_positions(rows[0])
+    def _make_room(self, numbers: list[int]) -> dict[int, npt.NDArray[Any]]:
+        """Make the members' arrays: small ones in one block, which costs less than many."""
+        form, room = self._plan.results, {}
+        shapes = {n: (self._lengths[n],) if form.sparse[n] else () for n in numbers}
+        dims = {n: (*rows, *form.dims[n]) for n, rows in shapes.items()}
+        sizes = {n: math.prod(shape) * form.dtypes[n].itemsize for n, shape in dims.items()}
+        small = _core.memory(sum(size + -size % 64 for size in sizes.values() if size < _LARGE))
         begin = 0
-        for shard, of in found.items():
-            end = begin + of.shape[1]
-            self._positions[name, shard] = positions[begin:end]
-            begin = end
-        self._rows[name] = np.empty_like(rows)
-        self._rows[name][:, positions] = rows
-        return len(positions)
-
-    def add(self, shard: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Put a shard's values where they belong."""
-        for name, part in values.items():
-            whole = self._values[name]
-            if (positions := self._positions.get((name, shard))) is not None:
-                if whole.nbytes and len(positions):
-                    part_rows = part.reshape(len(positions), -1)
-                    _core.put_rows(_as_bytes(whole), positions, _as_bytes(part_rows))
+        for n, size in sizes.items():
+            if size < _LARGE:
+                memory = small[begin : begin + size]
+                begin += size + -size % 64
             else:
-                first, end = self._plan.runs(name)[shard]
-                whole.reshape(-1)[first:end] = part
+                memory = _core.memory(size)
+            room[n] = memory.view(form.dtypes[n]).reshape(dims[n])
+        return room
+
+    def add(self, shard: int, values: Values) -> None:
+        """Put a shard's values where they belong."""
+        table, form = self._rows[shard].table, self._plan.results
+        parts = values.split((table[:, 3] * self._widths[table[:, 0]]).tolist())
+        for number, part in zip(table[:, 0].tolist(), parts, strict=True):
+            whole = self._values[number]
+            if not form.sparse[number]:
+                first, end = self._plan.runs(form.names[number])[shard]
+                whole.reshape(-1)[first:end] = part.view(whole.dtype)
+            elif part.size:
+                positions = self._positions[shard][number]
+                by_rows = part.reshape(len(positions), -1)
+                _core.put_rows(_as_bytes(whole), positions, by_rows)
 
     def taken(self) -> GroupTaken:
         """Return the round."""
-        opened = self._opened
+        opened, form = self._opened, self._plan.results
         step, who = opened.step, opened.contributors
         taken: dict[str, SparseTaken | DenseTaken] = {}
         for name, (count, weight) in self._totals.items():
-            spec, values = self._plan.members[name], self._values[name]
-            if (rows := self._rows.get(name)) is None:
+            number = self._plan.numbers[name]
+            values = self._values[number]
+            if not form.sparse[number]:
                 taken[name] = DenseTaken(values, count, step, weight, who)
                 continue
-            first = (spec.shape or (None,))[0]
+            end = self._ends[number]
+            rows = slice(end - self._lengths[number], end)
+            first = (self._plan.members[name].shape or (None,))[0]
             shape = np.array([-1 if first is None else first, *values.shape[1:]], dtype=np.int64)
-            taken[name] = SparseTaken(rows[0], values, shape, rows[1], count, step, weight, who)
+            own = self._row_numbers[rows], values, shape, self._row_counts[rows]
+            taken[name] = SparseTaken(*own, count, step, weight, who)
         return GroupTaken(taken, opened.count, step, opened.weight, who)
-
-
-def bytes_of(partial: GroupPartial) -> int:
-    """Return how many bytes the arrays of a partial have."""
-    return sum(
-        sums.values.nbytes + sums.indices.nbytes + sums.row_counts.nbytes
-        if isinstance(sums, SparsePartial)
-        else sums.value.nbytes
-        for sums in partial.values()
-    )
 
 
 def _as_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

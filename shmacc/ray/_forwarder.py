@@ -16,10 +16,10 @@ import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost import forwarder as act
+from shmacc._multihost.columns import Piece
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Order
-from shmacc._multihost.packed import PackedPiece
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._records.taken import GroupPartial
@@ -42,7 +42,7 @@ Copy = tuple[Fence | None, GroupPartial]
 class Neighbours(Protocol):
     """What a forwarder needs of the shards of its own node; neither call waits."""
 
-    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: PackedPiece) -> "Future[None]":
+    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
         """Keep a piece."""
 
     def forget(self, before: Fence) -> None:
@@ -216,20 +216,19 @@ class Incarnation:
         self._shipped()
 
     def _stage(
-        self, shard: int, fence: Fence, key: BatchKey, piece: GroupPartial
+        self, shard: int, fence: Fence, key: BatchKey, piece: Piece
     ) -> "Future[None] | None":
         """Send a shard a piece; None: there is no actor of its node now."""
         place = self._places[shard]
         if place == self._host:
             # A copy: else the piece would keep all that was sealed in memory.
-            packed = PackedPiece.of(piece, copy=True)
-            return self._wakes(self._shared.here.keep(shard, fence, key, packed))
+            return self._wakes(self._shared.here.keep(shard, fence, key, piece.copy()))
         if place not in self._peers:
             found = find(self._config, f"host {place}")
             if found is None:
                 return None
             self._peers[place] = found
-        return self._call(self._peers[place].stage, shard, fence, key, PackedPiece.of(piece))
+        return self._call(self._peers[place].stage, shard, fence, key, piece)
 
     def _lost_shard(self, shard: int) -> None:
         self._peers.pop(self._places[shard], None)

@@ -8,6 +8,7 @@ outlive them: ``shmacc-inspect show`` shows them.
 """
 
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -18,12 +19,11 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._multihost.columns import Piece, Rows, Values
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.packed import PackedArrays, PackedPiece
-from shmacc._multihost.pieces import rows_of, values_of
+from shmacc._multihost.pieces import values_of
 from shmacc._records.stats import Stats
-from shmacc._records.taken import GroupTaken
 from shmacc.errors import ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
 from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
@@ -56,6 +56,17 @@ _COUNTERS = (
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
+def _keep_freed_memory() -> None:
+    """Have the C library keep what is freed, up to a limit, for the next round.
+
+    Otherwise each piece and result comes from the kernel anew: that costs more than to fill it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
+        mallopt(-1, 256 << 20)
+        mallopt(-3, 32 << 20)
+
+
 def _of_shards(method: _Method) -> _Method:
     return cast("_Method", ray.method(concurrency_group="shards")(method))
 
@@ -64,6 +75,7 @@ class HostActor:
     """What a group has on a node; the owner makes it, has it serve, and makes another."""
 
     def __init__(self, config: Config, host: str) -> None:
+        _keep_freed_memory()
         self._config = config
         self._shared = Shared(config, host, self)
         self._group: HostGroup | None = None
@@ -188,7 +200,7 @@ class HostActor:
 
     # What the forwarder needs of the shards here: at once, since its thread must not wait
 
-    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: PackedPiece) -> "Future[None]":
+    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
         """Keep a piece of the node's own."""
         return self._pool.submit(self.stage, shard, fence, key, piece)
 
@@ -200,35 +212,31 @@ class HostActor:
     # Shards
 
     @_of_shards
-    def stage(self, shard: int, fence: Fence, key: BatchKey, piece: PackedPiece) -> None:
+    def stage(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> None:
         """Keep a piece."""
         self._shard(shard).stage(fence, key, piece)
 
     @_of_shards
-    def rows(self, shard: int, opened: Opened) -> PackedArrays | Missing:
+    def rows(self, shard: int, opened: Opened) -> Rows | Missing:
         """Return which rows a shard has in a round.
 
         In a call of their own, since they are little: they are with the chief before the values
         have been copied.
         """
-        return self._of_round(shard, opened, lambda taken: PackedArrays.of(rows_of(taken)))
+        own = self._shard(shard)
+        return own.run(opened, own.plan.rows_of)
 
     @_of_shards
-    def values(self, shard: int, opened: Opened) -> PackedArrays | Missing:
+    def values(self, shard: int, opened: Opened) -> Values | Missing:
         """Return the values that a shard has in a round."""
-        return self._of_round(shard, opened, lambda taken: PackedArrays.of(values_of(taken)))
+        return self._shard(shard).run(opened, values_of)
 
     @_of_shards
     def run(
         self, shard: int, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
         """Return what a function makes of a shard's share of a round."""
-        return self._of_round(shard, opened, lambda taken: function(taken, *args))
-
-    def _of_round(
-        self, shard: int, opened: Opened, function: Callable[[GroupTaken], Any]
-    ) -> Any | Missing:
-        return self._shard(shard).run(opened, function)
+        return self._shard(shard).run(opened, lambda taken: function(taken, *args))
 
     def _shard(self, number: int) -> HostShard:
         with self._making:

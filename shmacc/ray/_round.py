@@ -137,12 +137,12 @@ class Round(Generic[_Result]):
         # Futures fetch what there is at once, from other nodes, too.
         rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
         values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
-        of_shards = {number: part.unpack() for number, part in answers.of(rows)}
+        of_shards = dict(answers.of(rows))
         if missing := answers.missing():
             return missing
         joining = Joining(self._link.plan, opened, of_shards)
         for number, part in answers.of(values):
-            joining.add(number, part.unpack())
+            joining.add(number, part)
         return answers.missing() or joining.taken()
 
     def __exit__(

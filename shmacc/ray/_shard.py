@@ -6,13 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from shmacc._multihost.columns import Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.packed import PackedPiece
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.share import Share
-from shmacc._records.taken import GroupPartial, GroupTaken
+from shmacc._records.taken import GroupTaken
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
 
@@ -38,17 +38,17 @@ class HostShard:
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
         self._number, self._pool = number, pool
         self._lock = threading.Lock()  # of all that follows
-        self._core: ShardCore[GroupPartial] = ShardCore()
-        plan = Plan(config.members, config.shards)
-        self._group = HostGroup(plan.at_shard(number), reduction_type=config.reduction)
+        self._core: ShardCore[Piece] = ShardCore()
+        self.plan = Plan(config.members, config.shards)
+        self._group = HostGroup(self.plan.at_shard(number), reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
         self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
         self._reduced: tuple[Share, GroupTaken] | None = None
 
-    def stage(self, fence: Fence, key: BatchKey, piece: PackedPiece) -> None:
+    def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
         """Keep a piece."""
         with self._lock:
-            if self._core.stage(fence, key, piece.unpack()) and self._core.latest(self._hosts):
+            if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
                 self._pool.submit(self._reduce_ahead)  # the host waits for the end of this call
 
     def forget(self, before: Fence) -> None:
@@ -81,12 +81,12 @@ class HostShard:
                 with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
                     self._reduce(self._all_of(keys, pieces), pieces)
 
-    def _all_of(self, keys: tuple[BatchKey, ...], pieces: list[GroupPartial]) -> Share:
+    def _all_of(self, keys: tuple[BatchKey, ...], pieces: list[Piece]) -> Share:
         """Return the share of a round that has nothing but these pieces."""
         count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
         return Share(self._core.fence, keys, count, weight, pieces[0].step)
 
-    def _reduce(self, share: Share, pieces: list[GroupPartial]) -> GroupTaken:
+    def _reduce(self, share: Share, pieces: list[Piece]) -> GroupTaken:
         if self._reduced is None or self._reduced[0] != share:
             self._reduced = None  # two at a time might not fit
             self._reduced = share, self._group.reduce(pieces, share)

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from shmacc._multihost.columns import Piece
 from shmacc._multihost.messages import BatchKey, Fence
-from shmacc._multihost.pieces import bytes_of
-from shmacc._records.taken import GroupPartial
 from shmacc.ray._parts import LOST
 
 if TYPE_CHECKING:
@@ -37,19 +36,19 @@ class Shipping:
         self,
         fence: Fence,
         key: BatchKey,
-        pieces: Iterable[tuple[int, GroupPartial]],
+        pieces: Iterable[tuple[int, Piece]],
         stage: "Callable[..., Future[None] | None]",
         lost: Callable[[int], None],
     ) -> None:
         self.key = key
         self.gradients = self.bytes = self.resent = 0
         self._fence, self._stage, self._lost = fence, stage, lost
-        self._pieces: dict[int, GroupPartial] = {}
+        self._pieces: dict[int, Piece] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         for shard, piece in pieces:
             self.gradients = piece.count
-            self.bytes += bytes_of(piece)
+            self.bytes += piece.nbytes
             self._pieces[shard] = piece
             self._send(shard)
         self.shards = frozenset(self._pieces)

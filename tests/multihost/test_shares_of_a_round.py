@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,10 +19,13 @@ from shmacc._multihost.messages import (
     Opened,
     Sealed,
 )
-from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
+from shmacc._multihost.pieces import Joining, Plan, values_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.share import Share
-from shmacc.errors import InvalidArgumentError, OutOfRangeError
+from shmacc.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from shmacc._multihost.columns import Piece
 
 pytestmark = pytest.mark.threads
 
@@ -64,7 +68,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             for group in flat, hosts[i % 3]:
                 assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
         segments = [LocalSegment(host, shards) for host in hosts]
-        staged: list[dict[BatchKey, shmacc.GroupPartial]] = [{} for _ in range(shards)]
+        staged: list[dict[BatchKey, Piece]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
             partial = segment.seal()
@@ -139,54 +143,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
-def piece_of(rows: object, values: object, counts: object, count: int = 2) -> shmacc.GroupPartial:
-    """A piece as a shard may get it, of a member "m" with rows of one number."""
-    sums = shmacc.SparsePartial(
-        np.array(rows, np.int64),
-        np.array(values, np.int64),
-        np.array([9], np.int64),
-        np.array(counts, np.int64),
-        count,
-        0,
-        count,
-    )
-    return shmacc.GroupPartial({"m": sums}, count, 0, count)
-
-
-def share_of(pieces: int) -> Share:
-    """What a shard has of a round of so many hosts, of two gradients each."""
-    keys = tuple(BatchKey(str(host), 1, 1) for host in range(pieces))
-    return Share(Fence(1, 0), keys, 2 * pieces, 2 * pieces, 0)
-
-
-def test_pieces_that_a_shard_cannot_reduce_are_errors_that_say_why() -> None:
-    members = {"m": shmacc.IndexedSlicesSpec((9,), "int32", reduction_type="SUM")}
-    good = piece_of([1, 5], [10, 20], [1, 2])
-    wrong: list[tuple[shmacc.GroupPartial, type[Exception], str]] = [
-        (shmacc.GroupPartial({"x": good["m"]}, 2, 0, 2), InvalidArgumentError, "'x'"),
-        (piece_of([5, 1], [1, 1], [1, 1]), InvalidArgumentError, "must ascend"),
-        (piece_of([1, 1], [1, 1], [1, 1]), InvalidArgumentError, "'m'"),
-        (piece_of([1, 9], [1, 1], [1, 1]), InvalidArgumentError, "9"),
-        (piece_of([1, 5], [1, 1], [1, 0]), InvalidArgumentError, "'m'"),
-        (piece_of([1, 5], [[1], [1]], [1, 1]), InvalidArgumentError, "[Ss]hape"),
-        (piece_of([1], [1], [1], 3), InvalidArgumentError, "more gradients than the round has"),
-        (piece_of([1], [2**31 - 10], [1]), OutOfRangeError, "does not fit"),
-        (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
-        (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "count"),
-    ]
-    with HostGroup(members) as group:
-        for piece, kind, said in wrong:
-            for pieces in ([good, piece], [piece, good]):
-                with pytest.raises(kind, match=said):
-                    group.reduce(pieces, share_of(2))
-        taken = group.reduce([good, piece_of([5, 8], [1, -1], [1, 1]), good], share_of(3))
-        assert taken["m"].indices.tolist() == [1, 5, 8]
-        assert taken["m"].values.tolist() == [20, 41, -1]
-        assert taken["m"].row_counts.tolist() == [2, 5, 1]
-        assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
-
-
-def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
+def plan_of(plan: Plan, row: int) -> dict[int, Piece]:
     """The pieces of a gradient that has 6.0 in one row."""
     with HostGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
@@ -195,7 +152,7 @@ def plan_of(plan: Plan, row: int) -> dict[int, shmacc.GroupPartial]:
 
 def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.GroupTaken:
     """Put a round together, the last shard's values first."""
-    rows = {shard: rows_of(part) for shard, part in enumerate(parts)}
+    rows = {shard: plan.rows_of(part) for shard, part in enumerate(parts)}
     joining = Joining(plan, opened, rows)
     for shard in reversed(range(len(parts))):
         joining.add(shard, values_of(parts[shard]))

@@ -22,7 +22,6 @@ import shmacc.ray
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.packed import PackedPiece
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc.errors import (
@@ -313,14 +312,14 @@ class _Shard:
             sealed = LocalSegment(group, 1).seal()
         pieces = dict(self.plan.split(sealed)) if row is not None else {}
         if row is not None:
-            ray.get(self.actor.stage.remote(0, fence, key, PackedPiece.of(pieces[0])))
+            ray.get(self.actor.stage.remote(0, fence, key, pieces[0]))
         return Member(key, Batch(grant, describe(sealed), frozenset(pieces)))
 
     def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
         opened = Opened(Fence(1, number), 0, members)
-        rows = ray.get(self.actor.rows.remote(0, opened)).unpack()["m"][0].tolist()
-        values = ray.get(self.actor.values.remote(0, opened)).unpack()["m"].reshape(-1).tolist()
+        rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
+        values = ray.get(self.actor.values.remote(0, opened)).column.view("float64").tolist()
         ray.get(self.actor.forget.remote(Fence(1, number + 1)))
         return rows, values
 

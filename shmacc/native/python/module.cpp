@@ -1,9 +1,12 @@
 // The extension module: shmacc._core.
+#include <deque>
+
 #include "python/arrays.hpp"
 #include "python/blocks.hpp"
 #include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
+#include "rows/columns.hpp"
 
 namespace shmacc {
 namespace {
@@ -152,6 +155,51 @@ void export_layout(nb::module_& m) {
     m.attr("BUCKET_ENTRIES") = kBucketEntries;
     m.attr("SLOT_BYTES") = sizeof(Slot);
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
+}
+
+int64_t wrong_member_of(nb::handle rows, nb::handle counts, nb::handle lengths, nb::handle limits,
+                        nb::handle weights) {
+    ArrayBuffer<int64_t> row(rows, 1), count(counts, 1), length(lengths, 1), limit(limits, 1),
+        weight(weights, 1);
+    const Column column{row.data(), row.size(), length.data(), length.size()};
+    if (count.size() != row.size() || limit.size() != length.size() || weight.size() != length.size() ||
+        !column.fits())
+        throw Error(Failure::kInvalidArgument, "The columns of a piece do not fit each other");
+    WithoutGil released;
+    return wrong_member(column, count.data(), limit.data(), weight.data());
+}
+
+// The rows of all columns, their counts, and for each column the positions of its rows.
+nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, const nb::list& lengths) {
+    need_numpy();
+    std::deque<ArrayBuffer<int64_t>> buffers;
+    std::vector<Column> columns;
+    std::vector<const int64_t*> column_counts;
+    uint64_t total = 0;
+    for (size_t i = 0; i < nb::len(rows); ++i) {
+        const auto& row = buffers.emplace_back(rows[i], 1);
+        const auto& count = buffers.emplace_back(counts[i], 1);
+        const auto& length = buffers.emplace_back(lengths[i], 1);
+        columns.push_back({row.data(), row.size(), length.data(), length.size()});
+        column_counts.push_back(count.data());
+        if (count.size() != row.size() || length.size() != columns[0].members || !columns.back().fits())
+            throw Error(Failure::kInvalidArgument, "The columns of a shard do not fit each other");
+        total += row.size();
+    }
+    Output merged(total * sizeof(int64_t)), merged_counts(total * sizeof(int64_t));
+    std::vector<Output> positions;
+    std::vector<int64_t*> position;
+    for (const Column& column : columns)
+        position.push_back(static_cast<int64_t*>(positions.emplace_back(column.count * sizeof(int64_t)).get()));
+    {
+        WithoutGil released;
+        merge_columns(columns, column_counts, static_cast<int64_t*>(merged.get()),
+                      static_cast<int64_t*>(merged_counts.get()), position);
+    }
+    nb::list made;
+    for (size_t i = 0; i < columns.size(); ++i)
+        made.append(array_of<int64_t>(positions[i], columns[i].count));
+    return nb::make_tuple(array_of<int64_t>(merged, total), array_of<int64_t>(merged_counts, total), made);
 }
 
 // In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
@@ -387,19 +435,9 @@ NB_MODULE(_core, m) {
             return ends_of_shards(rows.data(), rows.size(), shards);
         },
         nb::arg("indices"), nb::arg("shards"));
-    m.def(
-        "find_positions",
-        [](nb::handle indices) {
-            need_numpy();
-            ArrayBuffer<int64_t> rows(indices, 1);
-            Output positions(rows.size() * sizeof(int64_t));
-            {
-                WithoutGil released;
-                find_positions(rows.data(), rows.size(), static_cast<int64_t*>(positions.get()));
-            }
-            return array_of<int64_t>(positions, rows.size());
-        },
-        nb::arg("indices"));
+    m.def("wrong_member", &wrong_member_of, nb::arg("rows"), nb::arg("counts"), nb::arg("lengths"),
+          nb::arg("limits"), nb::arg("weights"));
+    m.def("merge_columns", &merge_columns_of, nb::arg("rows"), nb::arg("counts"), nb::arg("lengths"));
     m.def(
         "put_rows",
         [](nb::handle all, nb::handle positions, nb::handle rows) {

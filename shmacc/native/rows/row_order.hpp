@@ -103,13 +103,6 @@ class PositionsByShard {
     std::vector<uint64_t> next_;  // of each shard; empty: there is one
 };
 
-// The position of each row in ascending order.
-inline void find_positions(const int64_t* rows, uint64_t count, int64_t* positions) {
-    if (count > kMaxRows) throw Error(Failure::kResourceExhausted, "A round hands out at most 2**32 rows");
-    const std::vector<uint32_t> order = ascending_order(rows, static_cast<uint32_t>(count));
-    for (uint64_t i = 0; i < count; ++i) positions[order[i]] = static_cast<int64_t>(i);
-}
-
 // Copies each row to its position in `all`, which has `size` rows; large tables past the caches, as takes do
 // (reduction.hpp).
 inline void put_rows(unsigned char* all, uint64_t size, uint64_t row_bytes, const int64_t* positions,

@@ -12,7 +12,7 @@ import numpy as np
 import shmacc
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
-from shmacc._multihost.pieces import Joining, Plan, rows_of, values_of
+from shmacc._multihost.pieces import Joining, Plan, values_of
 from shmacc._multihost.segment import LocalSegment, describe
 from shmacc._multihost.share import Share
 
@@ -56,7 +56,7 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             opened = Opened(Fence(1, 0), sums.step, hosts)
             share = Share.of(opened, 0)
             taken = watch.time("reduce", partial(shard.reduce, [pieces[0]] * 2, share))
-            watch.bytes("reduce", 2 * _size(pieces[0]["table"]))
+            watch.bytes("reduce", 2 * pieces[0].nbytes)
             watch.time("join", partial(_join, plan, opened, taken))
             watch.bytes("join", _SHARDS * _size(taken["table"]))
             segment.consume()
@@ -65,7 +65,7 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
 
 def _join(plan: Plan, opened: Opened, taken: GroupTaken) -> GroupTaken:
     """Put a round together of as many shards that all have taken the same."""
-    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), rows_of(taken)))
+    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), plan.rows_of(taken)))
     for shard in range(_SHARDS):
         joining.add(shard, values_of(taken))
     return joining.taken()
