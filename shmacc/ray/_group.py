@@ -142,10 +142,10 @@ class AccumulatorGroup:
                 ``SHMACC_NAMESPACE`` than its node.
             DeadlineExceededError: There was none for so long.
         """
-        check_connected()
         seconds = arguments.timeout(timeout)
+        check_connected(PATIENCE if seconds is None else min(seconds, PATIENCE))
         until = None if seconds is None else time.monotonic() + seconds
-        while (config := find_config(shared_name)) is None:
+        while (config := find_config(shared_name, until)) is None:
             missing = f"The cluster has no group {shared_name!r}"
             if until is None:
                 raise NotFoundError(missing).with_fields(shared_name=shared_name)
