@@ -122,9 +122,10 @@ class AccumulatorGroup:
                 ``SHMACC_NAMESPACE`` than its node.
             DeadlineExceededError: There was none for so long.
         """
-        check_connected()
+        seconds = arguments.timeout(timeout)
+        check_connected(PATIENCE if seconds is None else min(seconds, PATIENCE))
         self = cls.__new__(cls)
-        self._link, self._label = find(shared_name, timeout), "accumulator_group"
+        self._link, self._label = find(shared_name, seconds), "accumulator_group"
         self._unlink_on_close = False
         return self
 

@@ -131,7 +131,7 @@ class Link:
                     raise self._no_answer() from error
                 time.sleep(_AGAIN)
                 if isinstance(error, ray.exceptions.ActorDiedError):
-                    self._make_another(error)
+                    self._make_another(error, end)
 
     def wait(self, method: str, *args: Any, wait: "Wait", **options: Any) -> Any:
         """Call the owner, which is to answer within `wait.parked` seconds, its last argument.
@@ -147,8 +147,8 @@ class Link:
             "stopped, or cut off"
         )
 
-    def _make_another(self, error: Exception) -> None:
-        if find_config(self.config.name) is None:
+    def _make_another(self, error: Exception, until: float) -> None:
+        if find_config(self.config.name, until) is None:
             raise FailedPreconditionError(
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
@@ -161,8 +161,12 @@ class Link:
         """
         config = self.config
         ray.wait([self._owner.stop.remote()], timeout=ANSWER)
-        nodes = living_nodes(config.hosts)
-        left = end_parts({node: find(config, f"host {node}") for node in nodes})
+        until = time.monotonic() + PATIENCE
+        actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts))
+        for node in actors:
+            with contextlib.suppress(DeadlineExceededError):  # then its names may be left
+                actors[node] = _find_until(config.actor(f"host {node}"), until)
+        left = end_parts(actors)
         ray.kill(self._owner)
         return left
 
@@ -208,18 +212,23 @@ def wait_for_all(calls: list[Any], until: float) -> list[Any]:
     return list(ray.wait(calls, num_returns=len(calls), timeout=left)[0])
 
 
-def find_config(name: str) -> Config | None:
+def find_config(name: str, until: float | None = None) -> Config | None:
     """Return what the cluster's group of that name was made with; None: there is none.
 
     Its owner may have died; then the actors of its hosts know.
 
+    Args:
+        name: The group's name.
+        until: The time (monotonic) by which Ray's head must have answered; None: in a minute.
+
     Raises:
-        DeadlineExceededError: Its parts do not answer.
+        DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
+    end = time.monotonic() + PATIENCE if until is None else until
     parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
     silent = []
     for part in parts:
-        if (actor := find_actor(part)) is not None:
+        if (actor := _find_until(part, end)) is not None:
             try:
                 config: Config = ray.get(actor.config.remote(), timeout=_LOOK)
             except ray.exceptions.GetTimeoutError:
@@ -234,6 +243,10 @@ def find_config(name: str) -> Config | None:
             "their nodes are cut off"
         )
     return None
+
+
+def _find_until(part: str, until: float) -> Any | None:
+    return find_actor(part, min(PATIENCE, max(0.0, until - time.monotonic())))
 
 
 def _make_owner(config: Config, step: int | None) -> tuple[Any, Config, str]:

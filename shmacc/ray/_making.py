@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 
-from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
 from shmacc._multihost.pieces import Plan
 from shmacc._opening.options import IfExists
@@ -45,15 +44,14 @@ def make(config: Config, if_exists: IfExists) -> Link:
     return link
 
 
-def find(name: str, timeout: float | None) -> Link:
+def find(name: str, seconds: float | None) -> Link:
     """Find the cluster's group of that name.
 
     Raises:
         As `AccumulatorGroup.attach`.
     """
-    seconds = arguments.timeout(timeout)
     until = None if seconds is None else time.monotonic() + seconds
-    while (config := find_config(name)) is None:
+    while (config := find_config(name, until)) is None:
         missing = f"The cluster has no group {name!r}"
         if until is None:
             raise NotFoundError(missing).with_fields(shared_name=name)

@@ -45,6 +45,7 @@ class OwnerActor:
         self._serial = self._core.serial  # when it was set last
         self._tasks: list[asyncio.Task[None]] = []
         self._actors: dict[str, Any] = {}  # of the nodes
+        self._making: set[asyncio.Future[Any]] = set()  # of these
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
 
     async def config(self) -> Config:
@@ -172,6 +173,8 @@ class OwnerActor:
         """Start nothing again: the group is about to be removed."""
         for task in self._tasks:
             task.cancel()
+        if self._making:  # one that comes later would be nobody's
+            await asyncio.wait(self._making)
 
     # What goes on all the time
 
@@ -210,7 +213,7 @@ class OwnerActor:
         while True:
             began = time.monotonic()
             try:
-                self._actors[node] = actor = self._make(node)
+                self._actors[node] = actor = await self._made(node)
                 await actor.serve.remote()
                 ray.kill(actor)  # it knows of a later one
             except ray.exceptions.RayTaskError as error:
@@ -223,6 +226,13 @@ class OwnerActor:
                 pass
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
+
+    async def _made(self, node: str) -> Any:
+        """Make it in a thread: Ray's head has to answer for it, and may be away."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, node))
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
+        return await asyncio.shield(making)
 
     def _make(self, node: str) -> Any:
         """Make the actor of a node, or find the one that an earlier owner has made."""

@@ -12,13 +12,16 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._multihost.messages import Opened, Timing
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import FailedPreconditionError
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.ray._head import LONG, answer_of_head, nodes_alive
 
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
 
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
+
+_MOMENT = 0.2  # seconds that the head has where somebody looks again
 
 LOST = (
     ray.exceptions.RayActorError,
@@ -63,29 +66,53 @@ def counters_of(name: str) -> str:
 
 
 def find(config: Config, part: str) -> Any | None:
-    """Return the handle of an actor; None: there is none now."""
-    return find_actor(config.actor(part))
+    """Return the handle of an actor; None: there is none now, or Ray's head does not say at once.
 
-
-def find_actor(name: str) -> Any | None:
-    """Return the handle of an actor of that name; None: there is none now."""
+    For those that look again: a forwarder, whose thread must not wait, and a chief in its round.
+    """
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
+        return find_actor(config.actor(part), _MOMENT)
+    except DeadlineExceededError:
         return None
 
 
-def check_connected() -> None:
+def find_actor(name: str, seconds: float = LONG) -> Any | None:
+    """Return the handle of an actor of that name; None: there is none now.
+
+    Args:
+        name: The name.
+        seconds: How long Ray's head may take.
+
+    Raises:
+        DeadlineExceededError: It has not answered.
+    """
+
+    def ask() -> Any | None:
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None
+
+    return answer_of_head(f"actor {name}", ask, seconds)
+
+
+def check_connected(seconds: float = LONG) -> None:
     """Refuse a process that is not connected to Ray, or whose names are not those of its node.
+
+    Args:
+        seconds: How long Ray's head may take.
 
     Raises:
         FailedPreconditionError: It is one; the message says what to do.
+        DeadlineExceededError: Ray's head has not answered.
     """
     if not ray.is_initialized():
         raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
-    ours, theirs = names.current_namespace(), ray.get(asked.remote())
+    # The head has to answer for a function that is new to it.
+    theirs = answer_of_head("namespace", lambda: str(ray.get(asked.remote())), seconds)
+    ours = names.current_namespace()
     if ours != theirs:
         raise FailedPreconditionError(
             f"{names.NAMESPACE_VARIABLE} is {ours!r} in this process, and {theirs!r} in Ray's on "
@@ -94,8 +121,11 @@ def check_connected() -> None:
 
 
 def living_nodes(chosen: Collection[str] | None) -> set[str]:
-    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all."""
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all.
+
+    While its head is away, of those that it named last.
+    """
+    alive = nodes_alive()
     return alive if chosen is None else alive & set(chosen)
 
 

@@ -24,11 +24,19 @@ MEMBERS = {
     "rest": shmacc.TensorSpec((5,), "float64"),
 }
 
+
+def many_members(number: int) -> dict[str, shmacc.TensorSpec | shmacc.IndexedSlicesSpec]:
+    """Return members of which a gradient leaves out all but three."""
+    spec = shmacc.TensorSpec((3,), "float32")
+    return MEMBERS | {f"other {i}": spec for i in range(number - len(MEMBERS))}
+
+
 _WORKER = """
 import itertools, random, sys, time
 import numpy as np
 import shmacc
-name, rank, life, log = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), open(sys.argv[4], "a", 1)
+name, rank, life, others = sys.argv[1], *map(int, sys.argv[2:5])
+log = open(sys.argv[5], "a", 1)
 group = shmacc.attach(name, timeout=60)
 assert "ray" not in sys.modules
 step = group.global_step
@@ -39,6 +47,8 @@ for number in itertools.count():
     gradient = {
         "rows": ([own, 10**9 + rank], np.ones((2, 2), np.float32)), "rest": np.full(5, rank + 1.0)
     }
+    if others:
+        gradient[f"other {own % others}"] = np.full(3, rank + 1.0)
     if group.apply(gradient, step, contributor=rank):
         print("accepted", own, step, file=log)
     while True:
@@ -51,10 +61,20 @@ for number in itertools.count():
 
 
 class Books:
-    """Workers, and what they and the rounds say."""
+    """Workers, and what they and the rounds say.
 
-    def __init__(self, nodes: Nodes, name: str, folder: Path, step: int) -> None:
-        self.nodes, self.name, self.folder = nodes, name, folder
+    Args:
+        nodes: Where the workers are.
+        name: The group's.
+        folder: For the workers' logs.
+        step: The owner's.
+        others: How many members there are beyond MEMBERS; each gradient has one of these.
+    """
+
+    def __init__(
+        self, nodes: Nodes, name: str, folder: Path, step: int, *, others: int = 0
+    ) -> None:
+        self.nodes, self.name, self.folder, self.others = nodes, name, folder, others
         self.begun = step  # the owner's, before any worker was started
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.lives: dict[int, int] = {}
@@ -65,9 +85,9 @@ class Books:
         """Start a worker, or start it again."""
         self.lives[rank] = life = self.lives.get(rank, -1) + 1
         self.homes[rank] = node
-        log = self.folder / f"{rank}.log"
+        log, numbers = self.folder / f"{rank}.log", (rank, life, self.others)
         self.workers[rank] = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WORKER, self.name, str(rank), str(life), str(log)],
+            [sys.executable, "-P", "-c", _WORKER, self.name, *map(str, numbers), str(log)],
             env=self.nodes.environment(node),
         )
 
@@ -103,11 +123,24 @@ class Books:
         assert shared == sorted(ranks), "torn: a gradient's rows are not all there"
         mean = sum(rank + 1.0 for rank in ranks) / len(ranks)
         assert (abs(taken["rest"].value - mean) < 1e-12).all(), "torn: the other member differs"
+        self._hold_others(taken, own.tolist())
         applied = self.log("apply")
         for gradient in own.tolist():
             assert applied[gradient] == taken.step, "stale"
             assert gradient not in self.consumed, "doubled"
             self.consumed[gradient] = taken.step
+
+    def _hold_others(self, taken: Any, own: list[int]) -> None:
+        """Hold the members that most gradients leave out against the books."""
+        of_member: dict[str, list[float]] = {}
+        for gradient in own if self.others else ():
+            name = f"other {gradient % self.others}"
+            of_member.setdefault(name, []).append(gradient // 1_000_000 + 1.0)
+        assert taken.keys() - MEMBERS.keys() == of_member.keys(), "torn: not the same members"
+        for name, values in of_member.items():
+            assert taken[name].count == len(values), "torn: another member's gradient is missing"
+            mean = sum(values) / len(values)
+            assert (abs(taken[name].value - mean) < 1e-5).all(), "torn: another member differs"
 
     def lost(self) -> list[int]:
         """Gradients of steps that are over that were accepted, and are in no round.

@@ -30,11 +30,16 @@ class Nodes:
     """The cluster: nodes whose segments do not see each other's.
 
     Args:
-        wires: A network with a namespace for each of the three; None: they are at 127.0.0.2 and on.
+        wires: A network with a namespace for each of the first, and the last one for all others;
+            None: they are at 127.0.0.2 and on.
+        storage: Where Ray's head keeps what it must know to be started again; None: it cannot be.
     """
 
-    def __init__(self, wires: Wires | None = None) -> None:
-        self.wires = wires
+    def __init__(self, wires: Wires | None = None, storage: Path | None = None) -> None:
+        self.wires, self.storage = wires, storage
+        if storage is not None:
+            os.environ["RAY_gcs_storage"] = "rocksdb"  # noqa: SIM112  Ray's spelling
+            os.environ["RAY_gcs_storage_path"] = str(storage)  # noqa: SIM112
         self.run = f"ray{os.getpid()}{uuid.uuid4().hex[:6]}"
         self.nodes: list[Node] = []
         self.cluster = Cluster()
@@ -46,7 +51,9 @@ class Nodes:
 
     def address(self, number: int) -> str:
         """The address of a node."""
-        return f"127.0.0.{number + 2}" if self.wires is None else self.wires.address(number)
+        if self.wires is None:
+            return f"127.0.0.{number + 2}"
+        return self.wires.address(self.wires.wire(number))
 
     def namespace(self, number: int) -> str:
         """The namespace of names in shared memory that a node has."""
@@ -72,8 +79,8 @@ class Nodes:
         """Add a node, and return its number."""
         number = len(self.nodes)
         options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
-        inside = contextlib.nullcontext() if self.wires is None else self.wires.inside(number)
-        with inside:
+        wires = self.wires
+        with contextlib.nullcontext() if wires is None else wires.inside(wires.wire(number)):
             node = self.cluster.add_node(
                 num_cpus=2,
                 node_ip_address=self.address(number),
@@ -97,6 +104,16 @@ class Nodes:
         for name in self.left():
             if f"{self.namespace(number)}:" in name:
                 os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+
+    @contextlib.contextmanager
+    def headless(self) -> Iterator[None]:
+        """Have Ray's head be away meanwhile: its server is killed, and started again."""
+        assert self.storage is not None
+        self.nodes[0].kill_gcs_server()
+        try:
+            yield
+        finally:
+            self.nodes[0].start_gcs_server()
 
     def _processes(self, number: int) -> list[int]:
         variable = f"SHMACC_NAMESPACE={self.namespace(number)}".encode()

@@ -58,9 +58,13 @@ class Wires:
         number: How many namespaces.
         delay: Seconds that a packet takes, and the deviation of that.
         loss: Which part of them gets lost.
+
+    Attributes:
+        number: How many namespaces.
     """
 
     def __init__(self, number: int, delay: tuple[float, float], loss: float) -> None:
+        self.number = number
         self._namespaces: list[int] = []
         devices = []
         for i in range(number):
@@ -86,6 +90,10 @@ class Wires:
     def address(number: int) -> str:
         """The address of a namespace."""
         return f"{_NETWORK}.{number + 2}"
+
+    def wire(self, node: int) -> int:
+        """The namespace of a node: what joins later is in the last one, instead of its node."""
+        return min(node, self.number - 1)
 
     def _enter(self, number: int) -> None:
         _check(_libc.setns(self._namespaces[number], _CLONE_NEWNET))

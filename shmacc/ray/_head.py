@@ -1,0 +1,84 @@
+"""Questions to Ray's head, which may be away for a minute: it is being started again, say.
+
+Everything else in the cluster goes on meanwhile, and so must rounds. But Ray's own calls wait for
+the head, take no timeout, and keep their thread. So each question has a thread of its own, and a
+caller waits for it no longer than it can afford. While a question is open, it is not asked again.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import ray
+
+from shmacc.errors import DeadlineExceededError
+
+LONG = 60.0
+"""Seconds that a call has which can do nothing without the answer."""
+
+_BUSY = 2.0  # seconds that a head may need which is not away
+
+_Answer = TypeVar("_Answer")
+
+_lock = threading.Lock()
+_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # head, question: asked when
+_alive: tuple[str, set[str]] = "", set()  # a head, and the nodes that it has named last
+
+
+def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) -> _Answer:
+    """Return what ``ask()`` returns; that of the same question, if that is open already.
+
+    Raises:
+        DeadlineExceededError: The question has been open for so long.
+    """
+    key = _head(), question
+    with _lock:
+        if key not in _open:
+            _open[key] = time.monotonic(), Future()
+            threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
+        began, answer = _open[key]
+    try:
+        return answer.result(max(0.0, began + seconds - time.monotonic()))  # type: ignore[return-value]
+    except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
+        raise DeadlineExceededError(
+            "Ray's head does not answer: it is being started again, or cut off"
+        ) from None
+
+
+def nodes_alive() -> set[str]:
+    """Return the ids of the nodes that Ray takes for alive; while its head is away, its last word.
+
+    Raises:
+        DeadlineExceededError: It has never said.
+    """
+    head = _head()
+
+    def ask() -> None:
+        global _alive  # noqa: PLW0603  of the process, as its connection to Ray is
+        _alive = head, {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    if _alive[0] != head:
+        answer_of_head("nodes", ask, LONG)
+    else:
+        with contextlib.suppress(DeadlineExceededError):
+            answer_of_head("nodes", ask, _BUSY)
+    return _alive[1]
+
+
+def _head() -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _ask(key: tuple[str, str], ask: Callable[[], object]) -> None:
+    with _lock:
+        _, answer = _open[key]
+    with contextlib.ExitStack() as end:
+        try:
+            end.callback(answer.set_result, ask())
+        except Exception as error:  # noqa: BLE001  the caller's
+            end.callback(answer.set_exception, error)
+        with _lock:
+            del _open[key]

@@ -1,0 +1,189 @@
+"""Two trainings on one cluster, and somebody who strikes its parts, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import ray
+from on_ray.books import MEMBERS, many_members, wait_for
+from on_ray.other_chief import OtherChief
+from on_ray.training import PATIENCE, Parameters, Training
+
+import shmacc.ray
+from shmacc.ray._parts import find_actor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from on_ray.nodes import Nodes
+
+TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=4.0)
+FROZEN = TIMING.lease + 1.0
+BLOCK = TIMING.chief_lease + 2.0
+_LONG_BLOCK = 90.0  # of a long soak
+_LONG_SOAK = 300.0
+
+
+class Chaos:
+    """The trainings, and the strikes. The fourth node is the one that is replaced.
+
+    Of eight workers, two are on each of the four nodes; the group of many members has one on each.
+
+    Args:
+        nodes: The cluster.
+        folder: For the workers' logs.
+        seconds: How long to go on at random, after a strike of each kind.
+    """
+
+    def __init__(self, nodes: Nodes, folder: Path, seconds: float = 0.0) -> None:
+        self.nodes, self._seconds = nodes, seconds
+        self.happened = Counter[str]()
+        self.random = random.Random(24)
+        self.extra = nodes.add()
+        self.chief = OtherChief(nodes)
+        parameters = Parameters(nodes, "chaos.arrays")
+        self.first = Training(
+            nodes, "chaos", MEMBERS, self._homes(8), 4, folder / "chaos", TIMING, parameters
+        )
+        self.many = Training(
+            nodes, "many", many_members(500), self._homes(4), 3, folder / "many", TIMING
+        )
+        self.trainings = [self.first, self.many]
+        self.strikes: dict[str, Callable[[], None]] = {
+            "workers killed": self._kill_worker,
+            "hosts' actors killed": lambda: self._kill(self._host()),
+            "hosts' actors frozen": lambda: self._freeze(self._host()),
+            "owners frozen": lambda: self._freeze(self._owner()),
+            "owners killed": lambda: self._kill(self._owner()),
+            "chiefs stopped": self._stop_chief,
+            "long blocks begun": self._have_a_long_block,
+            "keepers killed": lambda: self._kill(self._keeper()),
+            "keepers frozen": lambda: self._freeze(self._keeper()),
+            "nodes replaced": self._replace,
+        }
+        if nodes.wires is not None:
+            self.strikes["links cut"] = self._cut
+        if nodes.storage is not None:
+            self.strikes["heads restarted"] = self._restart_head
+
+    def run(self) -> None:
+        """Strike once in each way, and then at random; then hold everything against the books."""
+        with self._trained():
+            end = time.monotonic() + self._seconds
+            left = list(self.strikes)
+            while all(each.is_alive() for each in self.trainings) and (
+                left or time.monotonic() < end
+            ):
+                name = left.pop(0) if left else self.random.choice(list(self.strikes))
+                self.strikes[name]()
+                self.happened[name] += 1
+                time.sleep(self.random.uniform(0, 1))
+        assert all(self.happened[name] for name in self.strikes)
+        assert self.many.happened["long blocks"] > 0
+        for training in self.trainings:
+            training.settle(self.happened.total())
+
+    @contextlib.contextmanager
+    def _trained(self) -> Iterator[None]:
+        """Have the trainings go on meanwhile; what they raise comes first."""
+        for training in self.trainings:
+            training.start()
+        try:
+            yield
+        finally:
+            with contextlib.ExitStack() as all_of_them:
+                for training in self.trainings:
+                    all_of_them.callback(training.stop)
+
+    # Who is struck
+
+    def _homes(self, ranks: int) -> dict[int, int]:
+        return {rank: self.extra if rank % 4 == 3 else rank % 4 for rank in range(ranks)}
+
+    def _training(self) -> Training:
+        return self.random.choice(self.trainings)
+
+    def _owner(self) -> str:
+        return f"{self._training().name}/owner"
+
+    def _host(self) -> str:
+        node = self.random.choice((0, 1, 2, self.extra))
+        return f"{self._training().name}/host {self.nodes.id(node)}"
+
+    def _keeper(self) -> str:
+        return f"chaos.arrays/keeper {self.nodes.id(self.random.choice((1, 2)))}"
+
+    def _pid(self, part: str) -> int | None:
+        """None: it is just being made again."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            if (actor := find_actor(part)) is not None:
+                pid: int = ray.get(actor.pid.remote(), timeout=10)
+                return pid
+        return None
+
+    # The strikes
+
+    def _kill_worker(self) -> None:
+        books = self._training().books
+        rank = self.random.choice(list(books.homes))
+        books.kill(rank)
+        books.start(rank, books.homes[rank])
+
+    def _kill(self, part: str) -> None:
+        if (pid := self._pid(part)) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _freeze(self, part: str) -> None:
+        if (pid := self._pid(part)) is not None:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(FROZEN)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _stop_chief(self) -> None:
+        """Stop a chief in its block until the other one has had a round of the same step."""
+        training = self._training()
+        step, _ = self.chief.enter(training.name, training.required)
+        with self.chief.stopped():
+            wait_for(lambda: training.closed >= step or not training.is_alive(), PATIENCE)
+        assert "ended before its block" in self.chief.leave()
+
+    def _have_a_long_block(self) -> None:
+        """Have the heartbeat keep a round for longer than the lease, while others are struck."""
+        self.many.block = _LONG_BLOCK if self._seconds >= _LONG_SOAK else BLOCK
+
+    def _replace(self) -> None:
+        """Have a machine die, and another one in its place."""
+        died = self.extra
+        self.nodes.remove(died)
+        self.extra = self.nodes.add()
+        for books in (training.books for training in self.trainings):
+            for rank in [rank for rank, home in books.homes.items() if home == died]:
+                books.kill(rank)
+                books.start(rank, self.extra)
+
+    def _cut(self) -> None:
+        """Cut a node off for longer than its lease, and mend its link before Ray sees it."""
+        assert self.nodes.wires is not None
+        wire = self.nodes.wires.wire(self.random.choice((1, 2, self.extra)))
+        self.nodes.wires.cut(wire)
+        time.sleep(FROZEN)
+        self.nodes.wires.mend(wire)
+
+    def _restart_head(self) -> None:
+        with self.nodes.headless():
+            time.sleep(FROZEN)
+
+    def end(self) -> None:
+        """Remove everything."""
+        self.chief.end()
+        for training in self.trainings:
+            training.end()
+        self.nodes.remove(self.extra)

@@ -1,0 +1,90 @@
+"""A chief in a process of its own, which can be stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from on_ray.nodes import Nodes
+
+_CHIEF = """
+import os, sys
+said = os.fdopen(os.dup(1), "w", 1)
+os.dup2(2, 1)  # Ray prints what its nodes report
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray, shmacc.ray
+ray.init(address=sys.argv[1], _node_ip_address=sys.argv[2], log_to_driver=False)
+for line in iter(sys.stdin.readline, ""):
+    name, required = line.split()
+    try:
+        with (
+            shmacc.ray.AccumulatorGroup.attach(name, timeout=60) as group,
+            group.round(int(required), timeout=60) as taken,
+        ):
+            print("block", taken.step, *taken["rows"].indices.tolist(), file=said)
+            sys.stdin.readline()
+    except shmacc.errors.ShmaccError as error:
+        print(type(error).__name__, error, file=said)
+    else:
+        print("consumed", file=said)
+"""
+
+
+class OtherChief:
+    """The process; it is on the first node, and takes part when it is asked to."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CHIEF, nodes.cluster.address, nodes.address(0)],
+            env=nodes.environment(0),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def enter(self, name: str, required: int) -> tuple[int, set[int]]:
+        """Have it enter a round; return its step, and the gradients in it."""
+        said = ""
+        for _ in range(10):  # the owner may have been lost just now
+            self._say(f"{name} {required}")
+            said = self._hear()
+            if said.startswith("block"):
+                step, *rows = map(int, said.split()[1:])
+                return step, {row for row in rows if row < 10**9}
+        raise AssertionError(said)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Have it be stopped meanwhile."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def leave(self) -> str:
+        """Have it leave its block; return what came of it."""
+        self._say("")
+        return self._hear()
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        with self._process:
+            pass
+
+    def _say(self, line: str) -> None:
+        stdin: Any = self._process.stdin
+        stdin.write(f"{line}\n")
+
+    def _hear(self) -> str:
+        stdout: Any = self._process.stdout
+        line: str = stdout.readline()
+        return line

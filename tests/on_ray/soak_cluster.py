@@ -1,0 +1,49 @@
+"""The chaos for long, on a cluster whose links can be cut and whose head can be started again.
+
+A program, run by test_chaos.py with the seconds, and the reason if links cannot be cut here: Ray
+connects a process once, and here from a network namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from on_ray.wires import Wires
+
+if __name__ == "__main__":  # before Ray has any thread
+    SECONDS, NO_WIRES = float(sys.argv[1]), sys.argv[2]
+    WIRES = None if NO_WIRES else Wires(4, delay=(0.0005, 0.0002), loss=0.0)
+
+from on_ray.chaos import Chaos
+from on_ray.nodes import Nodes
+
+
+def main() -> None:
+    """Make the cluster, and strike it."""
+    if NO_WIRES:
+        sys.stdout.write(f"no links are cut: {NO_WIRES}\n")
+    folder = Path(tempfile.mkdtemp())
+    os.chdir(folder)  # Ray puts the current folder into its workers' path
+    (folder / "head").mkdir()
+    nodes = Nodes(WIRES, folder / "head")
+    try:
+        with nodes.on(0):
+            chaos = Chaos(nodes, folder, SECONDS)
+            try:
+                chaos.run()
+            finally:
+                chaos.end()
+            sys.stdout.write(f"{dict(chaos.happened)}\n")
+            left = nodes.left()
+            assert left == [], left
+    finally:
+        nodes.end()
+
+
+if __name__ == "__main__":
+    main()

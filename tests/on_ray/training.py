@@ -1,0 +1,176 @@
+"""A group whose chief has rounds in a thread, comes through everything, and keeps the books."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from on_ray.books import MEMBERS, Books
+
+import shmacc
+import shmacc.ray
+from shmacc.errors import CancelledError, FailedPreconditionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from on_ray.nodes import Nodes
+
+PATIENCE = 180.0
+
+
+class Parameters:
+    """Published arrays that have the step, and a worker's view of them on another node."""
+
+    def __init__(self, nodes: Nodes, name: str) -> None:
+        self._arrays = shmacc.ray.PublishedArrays({"step": np.int64(0)}, name)
+        with nodes.on(1):
+            self._copy = shmacc.SharedArrays.attach(name, timeout=60)
+
+    def hand_on(self, step: int) -> None:
+        """Publish a step."""
+        self._arrays["step"][...] = step
+        self._arrays.publish({"step": None}, timeout=PATIENCE)
+        assert self._copy["step"] == step, "published, and not there"
+
+    def end(self) -> None:
+        """Remove them."""
+        self._copy.close()
+        self._arrays.unlink()
+        self._arrays.close()
+
+
+class Training:
+    """The group, its workers, and its chief.
+
+    Args:
+        nodes: The cluster.
+        name: Of the group.
+        members: MEMBERS, and maybe `many_members`.
+        homes: From each worker's number to the node that it is on.
+        required: Of a round: as many as there are without one of the nodes.
+        folder: For the workers' logs.
+        timing: Of the group.
+        parameters: What the chief publishes in its block; None: nothing.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        name: str,
+        members: Mapping[str, shmacc.TensorSpec | shmacc.IndexedSlicesSpec],
+        homes: Mapping[int, int],
+        required: int,
+        folder: Path,
+        timing: shmacc.ray.Timing,
+        parameters: Parameters | None = None,
+    ) -> None:
+        self.name, self.required, self._parameters = name, required, parameters
+        self.happened = Counter[str]()
+        self.group = shmacc.ray.AccumulatorGroup(members, name, timing=timing)
+        folder.mkdir()
+        others = len(members) - len(MEMBERS)
+        self.books = Books(nodes, name, folder, self.group.global_step, others=others)
+        for rank, node in homes.items():
+            self.books.start(rank, node)
+        self.step = 0  # the highest that the chief knows of
+        self.closed = -1  # the step that its last round has closed
+        self.block = 0.0  # seconds that its next block is to take
+        self.longest = dict.fromkeys(("wait", "block", "end"), 0.0)
+        self._over, self._thread = threading.Event(), threading.Thread()
+        self._failures: list[BaseException] = []
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its workers."""
+        return list(self.books.homes)
+
+    def start(self) -> None:
+        """Have rounds in a thread: Ray adds nodes in the main thread only."""
+        self._over.clear()
+        self._thread = threading.Thread(target=self._train)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it still has rounds."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Have no more, and raise what has gone wrong."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for failure in self._failures:
+            raise failure
+
+    def _train(self) -> None:
+        try:
+            while not self._over.is_set():
+                self.round()
+        except BaseException as error:  # noqa: BLE001  the test's
+            self._failures.append(error)
+
+    def round(self, required: int | None = None) -> None:
+        """Have a round, or take up the thread again where an owner was lost."""
+        number = self.required if required is None else required
+        times = [time.monotonic()]
+        pause, self.block = self.block, 0.0
+        try:
+            self.step = max(self.step, self.group.global_step)
+            with self.group.round(number, timeout=PATIENCE) as taken:
+                times.append(time.monotonic())
+                if self._parameters is not None:
+                    self._parameters.hand_on(taken.step + 1)
+                times.append(time.monotonic())
+                time.sleep(pause)
+        except FailedPreconditionError as error:
+            self.happened["rounds ended"] += 1
+            if "set_global_step" in str(error):
+                # Higher than all that it may have been at: workers never wait for a lower one.
+                self.step += len(self.ranks)
+                self.group.set_global_step(self.step)
+        except CancelledError:
+            self.happened["rounds ended"] += 1
+        else:
+            self.books.enter(taken, number)
+            self.happened["rounds"] += 1
+            self.happened["long blocks"] += pause > 0
+            self.closed = taken.step
+        times.append(time.monotonic() - pause)
+        for name, (begin, end) in zip(self.longest, itertools.pairwise(times), strict=False):
+            self.longest[name] = max(self.longest[name], end - begin)
+
+    def round_of_all(self) -> None:
+        """Have a round of all workers; the first attempt may find that the owner was lost."""
+        before = self.happened["rounds"]
+        while self.happened["rounds"] == before:
+            self.round(len(self.ranks))
+
+    def settle(self, strikes: int) -> None:
+        """Have rounds with everything there again, and hold the whole against the books."""
+        self.round_of_all()
+        before = set(self.books.lost())
+        for _ in range(3):
+            self.round(len(self.ranks))
+        longest = {name: round(seconds, 1) for name, seconds in self.longest.items()}
+        sys.stdout.write(
+            f"{self.name}: {dict(self.happened)}; {len(self.books.consumed)} gradients, "
+            f"{len(before)} lost; the longest times in a round: {longest} s\n"
+        )
+        assert set(self.books.lost()) == before, "nothing went wrong, and a gradient is lost"
+        # Each time, at most those that were accepted on hosts which were lost or begun again.
+        assert len(before) <= len(self.ranks) * (strikes + self.happened["rounds ended"])
+
+    def end(self) -> None:
+        """Remove everything."""
+        self._over.set()
+        self.books.end()
+        self.group.unlink()
+        if self._parameters is not None:
+            self._parameters.end()
