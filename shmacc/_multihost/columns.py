@@ -174,8 +174,7 @@ class Piece:
     def nbytes(self) -> int:
         """How many bytes its columns have."""
         large = sum(part.size for part in self.values.large.values())
-        rows = self.rows.table.nbytes + self.rows.numbers.nbytes + self.rows.counts.nbytes
-        return self.values.column.size + large + rows
+        return self.rows.numbers.nbytes + self.rows.counts.nbytes + self.values.column.size + large
 
     def copy(self) -> Self:
         """Return one that shares no memory with what it was made of."""

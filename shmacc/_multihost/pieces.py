@@ -8,7 +8,7 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from shmacc._multihost.columns import Format, Piece, Rows, Values
 from shmacc._multihost.messages import Opened
 from shmacc._records.taken import DenseTaken, GroupPartial, GroupTaken, SparsePartial, SparseTaken
 from shmacc.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shmacc._records.array_types import IndexArray
 
 _SMALL = 1 << 14  # elements of a dense member that are not worth a message to each shard
 _LARGE = 1 << 20  # bytes of a result that has memory of its own
@@ -147,31 +144,26 @@ class Joining:
         self._totals = opened.totals()
         self._widths = plan.results.widths
         numbers = sorted(plan.numbers[name] for name in self._totals)
-        self._sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
-        lengths = {shard: own.lengths(self._sparse) for shard, own in rows.items()}
-        self._row_numbers, self._row_counts, positions = _core.merge_columns(
-            [own.numbers for own in rows.values()],
-            [own.counts for own in rows.values()],
-            list(lengths.values()),
-        )
-        self._positions: dict[int, dict[int, IndexArray]] = {
-            shard: dict(zip(self._sparse.tolist(), np.split(own, ends), strict=True))
-            for (shard, own), ends in zip(
-                zip(rows, positions, strict=True),
-                [np.cumsum(own)[:-1] for own in lengths.values()],
-                strict=True,
+        sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
+        lengths = [own.lengths(sparse) for own in rows.values()]
+        columns = [own.numbers for own in rows.values()], [own.counts for own in rows.values()]
+        self._row_numbers, self._row_counts, positions = _core.merge_columns(*columns, lengths)
+        self._positions = dict(zip(rows, positions, strict=True))
+        total = sum(lengths, np.zeros(len(sparse), np.int64))
+        ends = np.cumsum(total)
+        self._slices = {
+            number: slice(begin, end)
+            for number, begin, end in zip(
+                sparse.tolist(), (ends - total).tolist(), ends.tolist(), strict=True
             )
         }
-        total = np.sum([*lengths.values(), np.zeros(len(self._sparse), np.int64)], axis=0)
-        self._ends = dict(zip(self._sparse.tolist(), np.cumsum(total).tolist(), strict=True))
-        self._lengths = dict(zip(self._sparse.tolist(), total.tolist(), strict=True))
         self._values = self._make_room(numbers)
 
     def _make_room(self, numbers: list[int]) -> dict[int, npt.NDArray[Any]]:
         """Make the members' arrays: small ones in one block, which costs less than many."""
         form, room = self._plan.results, {}
-        shapes = {n: (self._lengths[n],) if form.sparse[n] else () for n in numbers}
-        dims = {n: (*rows, *form.dims[n]) for n, rows in shapes.items()}
+        rows = {n: (own.stop - own.start,) for n, own in self._slices.items()}
+        dims = {n: (*rows.get(n, ()), *form.dims[n]) for n in numbers}
         sizes = {n: math.prod(shape) * form.dtypes[n].itemsize for n, shape in dims.items()}
         small = _core.memory(sum(size + -size % 64 for size in sizes.values() if size < _LARGE))
         begin = 0
@@ -188,15 +180,16 @@ class Joining:
         """Put a shard's values where they belong."""
         table, form = self._rows[shard].table, self._plan.results
         parts = values.split((table[:, 3] * self._widths[table[:, 0]]).tolist())
-        for number, part in zip(table[:, 0].tolist(), parts, strict=True):
+        begin = 0
+        for (number, _, _, length), part in zip(table.tolist(), parts, strict=True):
             whole = self._values[number]
             if not form.sparse[number]:
                 first, end = self._plan.runs(form.names[number])[shard]
                 whole.reshape(-1)[first:end] = part.view(whole.dtype)
-            elif part.size:
-                positions = self._positions[shard][number]
-                by_rows = part.reshape(len(positions), -1)
-                _core.put_rows(_as_bytes(whole), positions, by_rows)
+            elif length:
+                positions = self._positions[shard][begin : (begin := begin + length)]
+                if part.size:
+                    _core.put_rows(_as_bytes(whole), positions, part.reshape(length, -1))
 
     def taken(self) -> GroupTaken:
         """Return the round."""
@@ -209,8 +202,7 @@ class Joining:
             if not form.sparse[number]:
                 taken[name] = DenseTaken(values, count, step, weight, who)
                 continue
-            end = self._ends[number]
-            rows = slice(end - self._lengths[number], end)
+            rows = self._slices[number]
             first = (self._plan.members[name].shape or (None,))[0]
             shape = np.array([-1 if first is None else first, *values.shape[1:]], dtype=np.int64)
             own = self._row_numbers[rows], values, shape, self._row_counts[rows]

@@ -39,6 +39,34 @@ SPECS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
+    specs = {"a": SPECS["sums"], "b": SPECS["narrow"]}
+    if kind == "dense":
+        specs = {"a": SPECS["scalar"], "b": SPECS["large"]}
+    plan = Plan(specs, 2)
+    values: dict[str, object] = {"a": 1.0, "b": np.ones((200, 100), np.float16)}
+    gradient = values if kind == "dense" else {"a": ([3], [1]), "b": ([], [])}
+    with HostGroup(specs) as group:
+        assert group.apply(gradient, 0)
+        sealed = LocalSegment(group, 2).seal()
+        expected = group.snapshot()
+    pieces = dict(plan.split(sealed))
+    member = Member(BatchKey("h", 1, 1), Batch(1, describe(sealed), frozenset(pieces)))
+    opened = Opened(Fence(1, 0), 0, (member,))
+    parts = {}
+    for shard, piece in pieces.items():
+        with HostGroup(plan.at_shard(shard)) as group:
+            parts[shard] = group.reduce([piece], Share.of(opened, shard))
+    joining = Joining(plan, opened, {shard: plan.rows_of(part) for shard, part in parts.items()})
+    for shard, part in parts.items():
+        joining.add(shard, values_of(part))
+    taken = joining.taken()
+    for name, theirs in expected.items():
+        for field in type(theirs).__slots__:
+            assert np.array_equal(getattr(taken[name], field), getattr(theirs, field))
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest

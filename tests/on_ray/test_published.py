@@ -16,7 +16,7 @@ import ray
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._parts import NAMESPACE
+from shmacc.ray._parts import NAMESPACE, living_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,6 +147,24 @@ def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
     finally:
         os.kill(pid, signal.SIGCONT)
     for _ in range(3):
+        training.round()
+
+
+def test_a_frozen_node_delays_a_publish_by_its_lease_and_sees_no_step_before_its_arrays(
+    training: Training,
+) -> None:
+    for _ in range(3):
+        training.round()
+    gone = training.nodes.id(2)
+    with training.nodes.frozen(2):
+        for _ in range(2):  # in the second round it is known to be lost
+            with training.group.round(2, timeout=60) as taken:
+                new = taken.step + 1
+                training.arrays[f"copy {new % 2}"][new % ROWS] = new
+                training.arrays.publish({f"copy {new % 2}": [new % ROWS]})
+        assert gone in living_nodes(None), "Ray has not seen it yet"
+        assert not training.group.hosts()[gone].alive
+    for _ in range(3):  # with its worker, which sees what goes with the step
         training.round()
 
 
