@@ -5,10 +5,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
-from shmacc._layout import names
 from shmacc._multihost.messages import Finished, Timing
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.array_types import IndexArray
@@ -17,8 +15,8 @@ from shmacc._records.taken import GroupTaken
 from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
 from shmacc.ray._link import PATIENCE, Link, Wait, finished, warn_of_left
-from shmacc.ray._making import find, make
-from shmacc.ray._parts import Config, HostState, ShardedTaken, check_connected, living_nodes
+from shmacc.ray._making import find, make, new_config
+from shmacc.ray._parts import HostState, ShardedTaken, check_connected
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
@@ -69,7 +67,7 @@ class AccumulatorGroup:
                 with a group that the cluster has.
             unlink_on_close: Whether `close` removes the group.
             lanes: Of each host's segment.
-            capacity: Of each host's segment.
+            capacity: Of each host's segment; None: what /dev/shm has room for beside Ray's objects.
             hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
             shards: How many parts the rows are divided into, over the nodes; None: one for each.
             timing: How long the parts wait for each other.
@@ -77,33 +75,17 @@ class AccumulatorGroup:
         Raises:
             InvalidArgumentError: A bad argument, or the cluster's group of this name disagrees.
             FailedPreconditionError: Ray is not initialised; this process has another
-                ``SHMACC_NAMESPACE`` than its node; `if_exists` is "error" and the
-                cluster has a group of this name; or a node cannot have its segment, for instance
-                since it has one from earlier that disagrees. Nothing of a new group is left then.
+                ``SHMACC_NAMESPACE`` than its node; `if_exists` is "error" and the cluster has a
+                group of this name; or a node cannot have its segment, for instance since it has one
+                from earlier that disagrees. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
         check_connected()
-        names.segment_name(shared_name)
-        with LocalGroup(members, reduction_type=reduction_type) as group:  # checks, fills in
-            specs, reduction = group.members, group.reduction_type
+        options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
+        options |= {"lanes": lanes, "capacity": capacity}
         chosen = None if hosts is None else frozenset(hosts)
-        config = Config(
-            name=shared_name,
-            members=specs,
-            reduction=reduction,
-            options={
-                "mode": mode,
-                "owners": owners,
-                "if_exists": if_exists,
-                "lanes": lanes,
-                "capacity": capacity,
-            },
-            shards=arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(chosen))),
-            hosts=chosen,
-            timing=timing or Timing(),
-            number=uuid.uuid4().int >> 65,
-        )
-        self._link = make(config, if_exists)
+        config = new_config(shared_name, members, reduction_type, options, chosen, shards, timing)
+        self._link = make(config)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
 
@@ -220,8 +202,8 @@ class AccumulatorGroup:
 
         As on one host: `num_required` counts gradients; leaving the block consumes them and moves
         the step on; an exception, or the death of this process, consumes nothing. Other than there,
-        a process that is stopped for longer than ``timing.chief_lease``
-        loses its round, and the end of its block raises.
+        a process that is stopped for longer than ``timing.chief_lease`` loses its round, and the
+        end of its block raises.
 
         Args:
             num_required: How many gradients, of all hosts together.
@@ -283,8 +265,6 @@ class AccumulatorGroup:
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
         """Return the step at once, then the newest whenever it has moved on, until finished.
-
-        As on one host, where a worker has it of its segment, which ends with the group.
 
         Args:
             timeout: Seconds, for each wait; None: for ever.
@@ -354,10 +334,9 @@ class AccumulatorGroup:
 
     def close(self) -> None:
         """Let go of the group. It stays in the cluster, unless `unlink_on_close`."""
-        if not self._link.closed:
-            if self._unlink_on_close:
-                self.unlink()
-            self._link.closed = True
+        if self._unlink_on_close:
+            self.unlink()
+        self._link.closed = True
 
     def unlink(self) -> None:
         """Remove the group: its actors, and the segments' names on all nodes.

@@ -1,11 +1,16 @@
 """How a chief gets a group: it makes the cluster's, or finds it."""
 
 import time
+import uuid
 from collections.abc import Mapping
+from typing import Any
 
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
+from shmacc._layout import names
+from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
-from shmacc._opening.options import IfExists
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -19,13 +24,37 @@ _START = 120.0  # seconds that nodes have to make their segments
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
 
 
-def make(config: Config, if_exists: IfExists) -> Link:
+def new_config(
+    shared_name: str,
+    members: Mapping[str, TensorSpec],
+    reduction_type: str | None,
+    options: dict[str, Any],
+    hosts: frozenset[str] | None,
+    shards: int | None,
+    timing: Timing | None,
+) -> Config:
+    """Check what a group is to be made with, and fill in what is not given.
+
+    Raises:
+        InvalidArgumentError: A bad argument.
+    """
+    names.segment_name(shared_name)
+    with AccumulatorGroup(members, reduction_type=reduction_type) as group:
+        specs, reduction = group.members, group.reduction_type
+    found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts)))
+    Plan(specs, found)  # refuses shapes that are not declared
+    number = uuid.uuid4().int >> 65
+    given = timing or Timing()
+    return Config(shared_name, specs, reduction, options, found, hosts, given, number)
+
+
+def make(config: Config) -> Link:
     """Make a group, or find the one of its name; return when each living node has its segment.
 
     Raises:
         As the constructor of `AccumulatorGroup`. Nothing of a new group is left then.
     """
-    Plan(config.members, config.shards)  # refuses shapes that are not declared
+    if_exists = config.options["if_exists"]
     wanted = living_nodes(config.hosts)
     existing = find_config(config.name)
     if existing is not None and if_exists == "error":

@@ -28,9 +28,8 @@ What dies, or does not answer, and what that costs
             round: a thread of the chief's process looks for such nodes (`_feed`). Rounds may wait
             for workers there, and these for the arrays. What the chief has written and not
             published yet may be in that copy, and is of a step that no worker has seen; `publish`
-            comes after it, in the order of calls to the keeper. (If Ray alone was started again on
-            a machine, and its workers have survived, they have the arrays from before till then:
-            end them with their Ray.)
+            comes after it, in the order of calls to the keeper. (Workers that survive their Ray
+            have the arrays from before till then: end them with it.)
     chief   The next one makes the arrays again, on any node: where there are some already it finds
             what was published last, and the keepers obey only the last chief. One that was merely
             silent for longer than the lease gets an error from `publish`; its own node's arrays it
@@ -44,7 +43,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -147,12 +145,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
