@@ -157,7 +157,8 @@ class Chaos:
 
     def _have_a_long_block(self) -> None:
         """Have the heartbeat keep a round for longer than the lease, while others are struck."""
-        self.many.block = _LONG_BLOCK if self._seconds >= _LONG_SOAK else BLOCK
+        is_long = self._seconds >= _LONG_SOAK and self.happened["long blocks begun"]
+        self.many.block = _LONG_BLOCK if is_long else BLOCK
 
     def _replace(self) -> None:
         """Have a machine die, and another one in its place."""

@@ -83,6 +83,7 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
     assert nodes.wires is not None
     nodes.wires.cut(2)
     killed["links"] += 1
+    rounds(2, 4)  # while nobody knows yet that it is lost
     wait_for(lambda: not group.hosts()[nodes.id(2)].alive)
     rounds(2, 4)  # its shard is on another node meanwhile
     passed("link cut")

@@ -6,12 +6,15 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from on_ray.nodes import Nodes
+
+_PATIENCE = 180.0
 
 _CHIEF = """
 import os, sys
@@ -51,14 +54,16 @@ class OtherChief:
 
     def enter(self, name: str, required: int) -> tuple[int, set[int]]:
         """Have it enter a round; return its step, and the gradients in it."""
-        said = ""
-        for _ in range(10):  # the owner may have been lost just now
+        end = time.monotonic() + _PATIENCE
+        while True:
             self._say(f"{name} {required}")
             said = self._hear()
             if said.startswith("block"):
                 step, *rows = map(int, said.split()[1:])
                 return step, {row for row in rows if row < 10**9}
-        raise AssertionError(said)
+            # The owner may have been lost, and its chief have a long block still.
+            assert time.monotonic() < end, said
+            time.sleep(0.5)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:

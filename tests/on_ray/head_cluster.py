@@ -1,0 +1,120 @@
+"""Rounds while Ray's head is away: its server is killed, and started again.
+
+A program, run by test_head_restarted.py: the cluster is its own, since its head keeps its state.
+Writes a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import ray
+from on_ray.books import MEMBERS, wait_for
+from on_ray.nodes import Nodes
+from on_ray.training import Parameters, Training
+
+import shmacc.ray
+from shmacc.errors import DeadlineExceededError
+from shmacc.ray._parts import find_actor
+
+HOMES = {rank: rank % 3 for rank in range(6)}
+TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=10.0)
+SECONDS = 1.5
+
+
+def process(part: str) -> int:
+    """Return the process of an actor: asked for while the head is there."""
+    actor: Any = find_actor(f"head/{part}")
+    pid: int = ray.get(actor.pid.remote())
+    return pid
+
+
+def ends_late(call: Any) -> float:
+    """Have a call end by its timeout of SECONDS; return by how many it was late."""
+    began = time.monotonic()
+    try:
+        call()
+    except DeadlineExceededError:
+        return round(time.monotonic() - began - SECONDS, 1)
+    raise AssertionError("it did not need the head")
+
+
+def rounds(training: Training, number: int, required: int) -> float:
+    """Have rounds, and return the seconds of the longest one."""
+    longest = 0.0
+    for _ in range(number):
+        before, began = training.happened["rounds"], time.monotonic()
+        training.round(required)
+        longest = max(longest, time.monotonic() - began)
+        assert training.happened["rounds"] == before + 1
+    return round(longest, 1)
+
+
+def live(nodes: Nodes, training: Training) -> dict[str, Any]:
+    """Take the head away twice; return the figures."""
+    found: dict[str, Any] = {"all there": rounds(training, 10, 6)}
+    group = training.group
+    host = process(f"host {nodes.id(1)}")
+    with nodes.headless():
+        found["head away"] = rounds(training, 10, 6)
+        os.kill(host, signal.SIGKILL)
+        found["a node's actor killed meanwhile"] = rounds(training, 10, 4)
+        found["attach late"] = ends_late(
+            lambda: shmacc.ray.AccumulatorGroup.attach("head", timeout=SECONDS)
+        )
+        assert len(group.stats(timeout=10)) == 2
+    wait_for(lambda: group.hosts()[nodes.id(1)].alive)
+    found["all there again"] = rounds(training, 10, 6)
+    found["lost"] = len(training.books.lost())
+    owner = process("owner")
+    with nodes.headless():
+        os.kill(owner, signal.SIGKILL)
+        found["take late"] = ends_late(lambda: group.take(6, timeout=SECONDS))
+        found["step late"] = ends_late(lambda: group.wait_step(0, timeout=SECONDS))
+    training.round_of_all()  # and the step is set, since the owner is another one
+    late = nodes.add()
+    wait_for(lambda: late_is_there(group, nodes.id(late)))
+    rounds(training, 3, 6)
+    return found
+
+
+def late_is_there(group: shmacc.ray.AccumulatorGroup, node: str) -> bool:
+    """Whether a node that has joined after all that has its part."""
+    hosts = group.hosts()
+    return node in hosts and hosts[node].alive
+
+
+def main() -> None:
+    """Make the cluster, and have it live."""
+    folder = Path(tempfile.mkdtemp())
+    os.chdir(folder)  # Ray puts the current folder into its workers' path
+    (folder / "storage").mkdir()
+    nodes = Nodes(storage=folder / "storage")
+    try:
+        with nodes.on(0):
+            parameters = Parameters(nodes, "head.arrays")
+            training = Training(
+                nodes, "head", MEMBERS, HOMES, 4, folder / "head", TIMING, parameters
+            )
+            try:
+                figures = live(nodes, training)
+            finally:
+                training.end()
+        left = nodes.left()
+        assert left == [], left
+    finally:
+        nodes.end()
+    sys.stdout.write(f"\n{json.dumps(figures)}\n")
+
+
+if __name__ == "__main__":
+    main()
