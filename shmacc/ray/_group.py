@@ -14,7 +14,7 @@ from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import PATIENCE, Link, Wait, finished, warn_of_left
+from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, finished, warn_of_left
 from shmacc.ray._making import find, make, new_config
 from shmacc.ray._parts import HostState, ShardedTaken, check_connected
 from shmacc.ray._round import Round
@@ -105,7 +105,7 @@ class AccumulatorGroup:
             DeadlineExceededError: There was none for so long.
         """
         seconds = arguments.timeout(timeout)
-        check_connected(PATIENCE if seconds is None else min(seconds, PATIENCE))
+        check_connected(PATIENCE if seconds is None else min(seconds + LOOK, PATIENCE))
         self = cls.__new__(cls)
         self._link, self._label = find(shared_name, seconds), "accumulator_group"
         self._unlink_on_close = False

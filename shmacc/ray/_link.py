@@ -37,7 +37,9 @@ ANSWER = 1.0
 """Seconds that an answer may take after the time that its call was to wait."""
 
 _AGAIN = 0.1  # until a call that failed is tried again
-_LOOK = 10.0  # seconds that a part has to say what its group was made with
+LOOK = 10.0
+"""Seconds that a part, or Ray's head, has to say whether there is a group, after the timeout."""
+
 _END = 15.0  # seconds that parts have to remove their names
 
 
@@ -219,18 +221,18 @@ def find_config(name: str, until: float | None = None) -> Config | None:
 
     Args:
         name: The group's name.
-        until: The time (monotonic) by which Ray's head must have answered; None: in a minute.
+        until: The time (monotonic) after which Ray's head has `LOOK` seconds; None: a minute.
 
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
-    end = time.monotonic() + PATIENCE if until is None else until
+    end = time.monotonic() + PATIENCE if until is None else until + LOOK
     parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
     silent = []
     for part in parts:
         if (actor := _find_until(part, end)) is not None:
             try:
-                config: Config = ray.get(actor.config.remote(), timeout=_LOOK)
+                config: Config = ray.get(actor.config.remote(), timeout=LOOK)
             except ray.exceptions.GetTimeoutError:
                 silent.append(part)
             except LOST:

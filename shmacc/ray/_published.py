@@ -187,7 +187,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
             )
             self._send_to({node: self._give(node) for node in new}, wait)
-            for link in OPEN - set(self._links):
+            for link in OPEN.copy() - set(self._links):
                 link.call("gate", frozenset(self._keepers), until=wait.until, closed=False)
                 self._links.add(link)
 
@@ -235,7 +235,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _give_up(self, nodes: set[str], wait: Wait) -> set[str]:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
         given_up = set()
-        for link in OPEN:
+        for link in OPEN.copy():
             lost = nodes & link.call("lost", until=wait.until)
             if lost:
                 link.call("gate", lost, until=wait.until, closed=True)
