@@ -108,8 +108,8 @@ bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare R
 soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
 
-soak-ray: .venv-ray/.installed ## kill, freeze and replace parts of a Ray cluster for SOAK_SECONDS, and keep the books
-	SOAK_SECONDS=$(SOAK_SECONDS) .venv-ray/bin/pytest -s -o timeout=0 tests/on_ray/test_chaos.py
+soak-ray: .venv-ray/.installed ## kill, freeze, cut off and replace parts of a Ray cluster for SOAK_SECONDS, and keep the books
+	SOAK_SECONDS=$(SOAK_SECONDS) .venv-ray/bin/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/on_ray/test_chaos.py -k soak
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	CXX=$(CXX) $(MAKE) --no-print-directory .venv-asan/.tested VENV=.venv-asan \

@@ -111,7 +111,7 @@ def check_connected(seconds: float = LONG) -> None:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
     # The head has to answer for a function that is new to it.
-    theirs = answer_of_head("namespace", lambda: str(ray.get(asked.remote())), seconds)
+    theirs = answer_of_head("namespace", lambda: ray.get(asked.remote()), seconds)
     ours = names.current_namespace()
     if ours != theirs:
         raise FailedPreconditionError(
