@@ -36,10 +36,11 @@ PATIENCE = 60.0
 ANSWER = 1.0
 """Seconds that an answer may take after the time that its call was to wait."""
 
-_AGAIN = 0.1  # until a call that failed is tried again
 LOOK = 10.0
-"""Seconds that a part, or Ray's head, has to say whether there is a group, after the timeout."""
+"""Seconds that a part has to say what its group was made with."""
 
+_HEAD = 3.0  # seconds that Ray's head has for an answer after a timeout
+_AGAIN = 0.1  # until a call that failed is tried again
 _END = 15.0  # seconds that parts have to remove their names
 
 
@@ -221,12 +222,12 @@ def find_config(name: str, until: float | None = None) -> Config | None:
 
     Args:
         name: The group's name.
-        until: The time (monotonic) after which Ray's head has `LOOK` seconds; None: a minute.
+        until: The time (monotonic) by which Ray's head should have answered; None: in a minute.
 
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
-    end = time.monotonic() + PATIENCE if until is None else until + LOOK
+    end = time.monotonic() + PATIENCE if until is None else until + _HEAD
     parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
     silent = []
     for part in parts:

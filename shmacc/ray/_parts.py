@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
+_namespaces: dict[str, str | None] = {}  # of the nodes that this process has asked
 _MOMENT = 0.2  # seconds that the head has where somebody looks again
 
 LOST = (
@@ -108,11 +109,14 @@ def check_connected(seconds: float = LONG) -> None:
     """
     if not ray.is_initialized():
         raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
-    # The head has to answer for a function that is new to it.
-    theirs = answer_of_head("namespace", lambda: ray.get(asked.remote()), seconds)
-    ours = names.current_namespace()
+    node, ours = ray.get_runtime_context().get_node_id(), names.current_namespace()
+    if node not in _namespaces:
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
+        # The head has to answer for a function that is new to it.
+        found = answer_of_head("namespace", lambda: ray.get(asked.remote()), seconds)
+        _namespaces[node] = found
+    theirs = _namespaces[node]
     if ours != theirs:
         raise FailedPreconditionError(
             f"{names.NAMESPACE_VARIABLE} is {ours!r} in this process, and {theirs!r} in Ray's on "
