@@ -69,7 +69,8 @@ class AccumulatorGroup:
                 with a group that the cluster has.
             unlink_on_close: Whether `close` removes the group.
             lanes: Of each host's segment.
-            capacity: Of each host's segment.
+            capacity: Of each host's segment; None: as many gradients as /dev/shm has room for
+                beside Ray's object store. An apply waits for room in either case.
             hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
             shards: How many parts the rows are divided into, over the nodes; None: one for each.
             timing: How long the parts wait for each other.

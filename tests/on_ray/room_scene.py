@@ -35,7 +35,11 @@ def main() -> None:
     """Fill, put objects, take; raises if anything of that does not work."""
     enter_own_shm(420 * MIB)
     ray.init(
-        num_cpus=1, object_store_memory=200 * MIB, log_to_driver=False, include_dashboard=False
+        address="local",  # and not a cluster that another job has on this machine
+        num_cpus=1,
+        object_store_memory=200 * MIB,
+        log_to_driver=False,
+        include_dashboard=False,
     )
     members: dict[str, shmacc.TensorSpec] = {"m": shmacc.IndexedSlicesSpec((None, 32), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "room", unlink_on_close=True) as group:
