@@ -73,6 +73,7 @@ class Totals(TypedDict):
     step: int
     sealed: bool
     finished: bool
+    kept_free: int  # bytes of /dev/shm that it leaves to others when it grows
     count: int
     weight: int
     all_rows: int

@@ -258,6 +258,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         members=len(members),
         lanes=config["lanes"] if accumulates else None,
         capacity=config["capacity"],
+        kept_free=state["kept_free"] if accumulates else None,
         private=config["is_private"],
         finished=state["finished"] if accumulates else None,
         global_step=state["step"] if accumulates or kind == "parameters" else None,

@@ -96,6 +96,7 @@ class Summary:
         members: How many tensors it accumulates.
         lanes: How many applies go on at a time.
         capacity: How many gradients may be pending; None: any number.
+        kept_free: Bytes of /dev/shm that it leaves to others when it grows.
         private: Whether it is removed with its creator.
         finished: Whether the run is over: nothing is accepted or taken any more.
         global_step: The accumulator's step.
@@ -129,6 +130,7 @@ class Summary:
     members: int | None = None
     lanes: int | None = None
     capacity: int | None = None
+    kept_free: int | None = None
     private: bool | None = None
     finished: bool | None = None
     global_step: int | None = None

@@ -147,6 +147,17 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
             )
         return
     waiting = sum(waits_for_a_take(each) for each in alive)
+    if _lacks_memory(seen, alive):
+        yield Stall(
+            StallKind.QUORUM_OUT_OF_REACH,
+            f"{problem}, and those that could send more wait for room in /dev/shm, of which "
+            f"{seen.state['kept_free']} bytes are kept for others: {len(alive)} alive (waiting for "
+            f"this take: {waiting})" + _who_failed(seen),
+            "let rounds need fewer gradients, or give /dev/shm more memory; or end the wait, which "
+            "consumes nothing",
+            _cancel(name),
+        )
+        return
     yield Stall(
         StallKind.QUORUM_OUT_OF_REACH,
         f"{problem}, and no process that is attached can send more: {len(alive)} alive"
@@ -154,6 +165,13 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
         + _who_failed(seen),
         "start processes that apply; or end the wait, which consumes nothing",
         _cancel(name),
+    )
+
+
+def _lacks_memory(seen: Observation, alive: list[AttachedProcess]) -> bool:
+    """Whether processes wait for memory that others have: without a capacity, nothing else."""
+    return seen.config["capacity"] is None and any(
+        each.activity == "waits for room" for each in alive
     )
 
 

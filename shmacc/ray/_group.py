@@ -68,6 +68,7 @@ class AccumulatorGroup:
             unlink_on_close: Whether `close` removes the group.
             lanes: Of each host's segment.
             capacity: Of each host's segment; None: what /dev/shm has room for beside Ray's objects.
+                An apply waits for room in either case.
             hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
             shards: How many parts the rows are divided into, over the nodes; None: one for each.
             timing: How long the parts wait for each other.

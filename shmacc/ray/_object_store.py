@@ -2,7 +2,8 @@
 
 The store is one file there, as long as the store may become, which the raylet makes when it starts
 and unlinks at once. Its pages are taken when objects are first written to them, and stay. If there
-is no memory for a page by then, a bus error ends the raylet, and with it the node. So a group's
+is no memory for a page by then, a bus error ends the process that writes: the one that puts an
+object, or the raylet, and with it the node, if the object comes from another node. So a group's
 segment leaves room for all pages that are still to come (`_core.Handle.keep_free`): what the file
 lacks. A page that is taken between two looks leaves the free memory and not yet what is kept, so
 the segment leaves too much for a moment, and never too little. With

@@ -275,6 +275,7 @@ def _cache_line(offset: int) -> int:
 UNLINKED: Final = _cache_line(ctypes.sizeof(Config))
 GENERATION: Final = UNLINKED + 64
 FINISHED: Final = GENERATION + 8
+KEPT_FREE: Final = FINISHED + 8
 ROUNDS: Final = GENERATION + 64
 QUEUE: Final = _cache_line(ROUNDS + 2 * ctypes.sizeof(RoundState))
 PARTICIPANTS_TOP: Final = _cache_line(QUEUE + ctypes.sizeof(QueueHead))
@@ -338,6 +339,7 @@ class Table:
             "unlinked": UNLINKED,
             "generation": GENERATION,
             "finished": FINISHED,
+            "kept_free": KEPT_FREE,
             "round": ROUNDS,
             "queue": QUEUE,
             "participants_top": PARTICIPANTS_TOP,
@@ -367,6 +369,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int]]] = {
     "unlinked": (Word, 1),
     "generation": (Word, 1),
     "finished": (Word, 1),
+    "kept_free": (Word, 1),
     "round": (RoundState, 2),
     "queue": (QueueHead, 1),
     "participants_top": (ShortWord, 1),

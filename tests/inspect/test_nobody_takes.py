@@ -295,6 +295,32 @@ def test_a_take_whose_gradients_have_no_room(crew: Crew) -> None:
     assert "2 alive (waiting for this take: 1)" in problem()
 
 
+def apply_without_memory(name: str) -> None:
+    """Wait for memory of /dev/shm, all of which is kept for others."""
+    with SparseConditionalAccumulator.attach(name) as acc:
+        acc.apply_grad(range(1000), np.ones((1000, 1024), np.float32))
+
+
+def test_a_take_whose_gradients_have_no_memory(crew: Crew) -> None:
+    """No capacity is in their way, and more processes would be of no use."""
+    name = f"{NAME}-unbounded"
+    with SparseConditionalAccumulator(np.float32, [1000, 1024], name) as acc:
+        acc.apply_grad([0], np.ones((1, 1024), np.float32))
+        acc._handle.keep_free(1 << 60)
+    try:
+        start(crew, wait_in_line, name, 2)
+        start(crew, apply_without_memory, name)
+        until(lambda: inspection.describe(name).summary.stalls != (), NAMED_WITHIN)
+        (stall,) = inspection.describe(name).summary.stalls
+        assert stall.kind == StallKind.QUORUM_OUT_OF_REACH
+        assert f"wait for room in /dev/shm, of which {1 << 60} bytes are kept" in stall.problem
+        assert "processes that apply" not in stall.remedy
+        assert ask("show", name)["segment"]["kept_free"] == 1 << 60
+        assert "leaves free" in run("show", name).stdout
+    finally:
+        inspection.remove(name, force=True)
+
+
 def test_a_take_that_nobody_ever_sends_a_gradient_is_named_in_time(crew: Crew) -> None:
     start(crew, wait_in_line, NAME, 2)
     until(lambda: len(inspection.describe(NAME).line) == 1)

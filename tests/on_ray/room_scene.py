@@ -35,7 +35,7 @@ def main() -> None:
     """Fill, put objects, take; raises if anything of that does not work."""
     enter_own_shm(420 * MIB)
     ray.init(
-        "local",
+        address="local",  # and not a cluster that another job has on this machine
         num_cpus=1,
         object_store_memory=200 * MIB,
         log_to_driver=False,

@@ -27,11 +27,13 @@ class Apply : public Operation {
     bool apply(const ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
         HeadGrace grace;
+        Refused refused;
+        bool given_back = false;
         for (bool everywhere = contributors_everywhere(request);;) {
             activity.now(kWaitsForLock);
             ApplySession session(segment_, contributor_of(request), everywhere,
                                  lock_deadline(request.deadline), interruption_);
-            if (!session.held()) apply_deadline_exceeded();
+            if (!session.held()) apply_deadline_exceeded(refused);
             activity.now(kApplies);
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
@@ -65,19 +67,27 @@ class Apply : public Operation {
                     if (everywhere) weights_overflow();
                     everywhere = true;
                     continue;
-                } else if (put_in_if_room(session, request, pending)) {
+                } else if (!refused.still(session, pending, segment_.file()) &&
+                           put_in_if_room(session, request, given_back && pending == 0, refused)) {
                     activity.entry().applied += static_cast<uint64_t>(request.count);
                     wake_head_if_reached(session, head);
                     return true;
+                } else if (pending == 0) {
+                    session.release();
+                    given_back = give_memory_back(activity, request.deadline, refused);
+                    everywhere = true;
+                    continue;
                 } else {
+                    refused.pending = pending;
                     what = kWaitsForRoom;
                     if (heads) segment_.wait_queue().wake(head);
                 }
             }
             session.release();
-            if (past(request.deadline)) apply_deadline_exceeded();
+            if (past(request.deadline)) apply_deadline_exceeded(refused);
             if (open) refuse_in_own_block(session.round.holder);
             if (closed && give_up_offered(session.round.holder)) continue;
+            given_back = false;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
     }
@@ -113,12 +123,32 @@ class Apply : public Operation {
     }
 
   private:
-    [[noreturn]] void apply_deadline_exceeded() {
+    // The last attempt that would have taken memory which is kept for others.
+    struct Refused {
+        uint64_t needed = 0;  // bytes; 0: there was none
+        uint64_t round = 0;
+        int64_t pending = 0;
+        uint32_t lane = 0;
+
+        // Whether another attempt would end in the same way: to find the gradient's rows again takes long, under the
+        // lock, and a process that waits looks twenty times a second.
+        bool still(const ApplySession& session, int64_t now_pending, const SegmentFile& file) const {
+            return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
+                   lane == session.lane_number() && !file.has_room(needed);
+        }
+    };
+
+    [[noreturn]] void apply_deadline_exceeded(const Refused& refused) {
         const Totals now = totals(segment_);
+        std::string room;
+        if (const uint64_t kept = segment_.file().kept(); refused.needed && kept)
+            room = "; " + std::to_string(refused.needed) + " more bytes of /dev/shm were needed, beside " +
+                   std::to_string(kept) + " that are kept free for others";
         throw Error(
             Failure::kDeadlineExceeded,
             "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
-                std::to_string(now.count) + " gradients are pending at step " + std::to_string(now.round.step),
+                std::to_string(now.count) + " gradients are pending at step " +
+                std::to_string(now.round.step) + room,
             {{"accumulated", now.count}, {"step", now.round.step}});
     }
 
@@ -217,19 +247,37 @@ class Apply : public Operation {
         before_commit();
         session.commit();
     }
-    // False: it would take memory that is kept for others, and pending gradients have memory that a take makes free
-    // for it: the next round has it. As a full accumulator it waits, then. What it began is undone, with the new rows'
-    // index entries left behind as by any apply that fails, so the next attempt is one of the same gradient.
-    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, int64_t pending) {
+    // False: it would take memory that is kept for others. Then nothing at all has changed. All growth is in `prepare`
+    // and Lane::reserve_undo, before Lane::begin: no row has been added to, no index entry made, and `roll_back` gives
+    // back what the attempt has reserved before it came to the region that was refused, none of which is recorded. What
+    // is recorded is room for the undo, if that was all there was to grow: the next attempt needs it as well. A death
+    // on the way leaves pages that nothing records, as that of any apply which grows.
+    //
+    // If gradients are pending, the apply waits as one does at the capacity: the next round has their memory. If none
+    // are, lanes and members may have memory of rounds that are over, which they would keep for a while
+    // (Lane::kSmallRounds); they give it back, and only a gradient that does not fit then (last) is an error.
+    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, bool last, Refused& refused) {
         try {
             put_in(session, request, [&] {
                 if (request.partial) spread_contributors(session);
                 note_applied(session, request);
             });
         } catch (const Error& error) {
-            if (pending == 0 || !error.has_field("kept")) throw;
+            if (last || !error.field("kept")) throw;
+            refused = {static_cast<uint64_t>(error.field("needed").value_or(0)), session.round.round, 0,
+                       session.lane_number()};
             return false;
         }
+        return true;
+    }
+    // Without a lock. False: the round is not empty any more, or not open.
+    bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
+        activity.now(kWaitsForLock);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        if (!session.held()) apply_deadline_exceeded(refused);
+        activity.now(kApplies);
+        if (session.count() > 0 || is_closed(session.state)) return false;
+        session.give_memory_back();
         return true;
     }
     // From here on this round's contributors are looked for in all lanes. (The gradient itself may not get in.)

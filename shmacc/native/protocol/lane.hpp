@@ -213,6 +213,8 @@ class Member {
 
     // The member has nothing of this round yet. Whether it has given memory back (Lane::kSmallRounds).
     inline bool begin_round(uint64_t round);
+    // The same, of a member that is to give its memory back at once.
+    inline bool begin_idle_round(uint64_t round);
     // The same, of a round that replaces the one which is current until the commit: a new index is built, and the
     // rows are to be saved (Undo::save_all).
     void replace_round(uint64_t round) {
@@ -283,6 +285,13 @@ inline bool Member::begin_round(uint64_t round) {
     const uint64_t passed = round - state.round;
     bool shrunk = shrink(state.rows, row_bytes(), 1);
     if (passed > 1) shrunk |= shrink(0, 0, passed - 1);
+    if (state.index_stamp == UINT32_MAX) forget_index();
+    start_round(round);
+    return shrunk;
+}
+
+inline bool Member::begin_idle_round(uint64_t round) {
+    const bool shrunk = shrink(0, 0, Lane::kSmallRounds);
     if (state.index_stamp == UINT32_MAX) forget_index();
     start_round(round);
     return shrunk;

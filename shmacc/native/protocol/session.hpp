@@ -304,6 +304,26 @@ class RoundSession {
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }
+    // Nothing is pending: gives back the memory that the last round has left to the next one in each lane and member,
+    // as `trim` does with that of idle ones, and with its argument: each lane's commit stands for itself.
+    void give_memory_back() {
+        for (uint32_t i = 0; i < lanes_.size(); ++i) {
+            Lane& lane = *segment_.lanes()[i];
+            LaneState& now = lanes_[i];
+            const LaneState before = now;
+            std::vector<Member> shrunk;
+            for (uint32_t number = 0; number < lane.tables(); ++number) {
+                Member member(lane, number, now);
+                if (member.begin_idle_round(state.round)) shrunk.push_back(std::move(member));
+            }
+            now.needed[kUndoLog] = now.needed[kUndoRows] = 0;
+            now.small_rounds = Lane::kSmallRounds;
+            lane.begin_round(now, state.round);
+            lane.begin(now, 0);
+            lane.commit(now, shrunk);
+            lane.give_back(before, now);
+        }
+    }
 
     RoundState state;  // to be changed, then committed
 

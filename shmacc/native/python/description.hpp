@@ -174,6 +174,7 @@ inline nb::dict describe_state(OpenSegment& segment) {
     nb::dict out = describe(now);
     out["round_pid"] = pid;
     out["finished"] = segment.finished(now.round);
+    out["kept_free"] = load_relaxed(segment.header().kept_free);
     out["waiting"] = waiting;
     out["attached"] = std::count(alive.begin(), alive.end(), true);
     return out;

@@ -47,6 +47,7 @@ class SegmentView {
         const SeenLane& lane = seen.lanes[lane_];
         nb::dict out = shmacc::describe(seen.totals);
         out["finished"] = seen.finished > seen.totals.round.restores;
+        out["kept_free"] = seen.kept_free;
         if (given_up(seen.totals.round.holder)) out["round"] = nb::none();
         describe_table(out, seen, lane_, member_);
         // Grows with every commit, of the round and of the table's lane.
@@ -214,7 +215,7 @@ class SegmentView {
     };
     struct Snapshot {
         Totals totals;
-        uint64_t finished;
+        uint64_t finished, kept_free;
         uint64_t reserved;  // by all lanes and members
         std::vector<SeenLane> lanes;
         Shape shape;  // of the viewed table's round, if it is not the declared one
@@ -306,6 +307,7 @@ class SegmentView {
                        const std::vector<unsigned char>& states) const {
         Snapshot out{};
         out.finished = header.finished;
+        out.kept_free = header.kept_free;
         Totals& sum = out.totals;
         sum.round = header.state[generations[0] & 1];
         if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)

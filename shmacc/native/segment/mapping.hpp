@@ -135,6 +135,10 @@ class Mapping {
     // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
     // the kernel make the pages at once: a third of the cost of a fault for each. If it throws, the pages are
     // given back: they contain nothing, since no process has recorded them.
+    //
+    // Room is checked before, so that others are not deprived for a moment of what is kept for them; and again
+    // afterwards, since lanes and segments that grow at the same time may all have seen the same free memory. Each
+    // counts what the others have reserved by then: so what is kept is free whenever a growth has succeeded.
     void grow(uint32_t region, uint64_t from, uint64_t to) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
@@ -145,6 +149,7 @@ class Mapping {
             system_failure("Reserving", failed, to - from);
         }
         try {
+            file_->check_room(to - from, to - from);
             map(region, to);
         } catch (...) {
             punch(region, from);

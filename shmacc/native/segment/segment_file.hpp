@@ -105,7 +105,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
         {{"needed", static_cast<int64_t>(bytes)},
          {"free", static_cast<int64_t>(free)},
          {"total", static_cast<int64_t>(total)},
-         {"kept", static_cast<int64_t>(kept)}});
+         {"kept", static_cast<int64_t>(std::min<uint64_t>(kept, INT64_MAX))}});
 }
 
 [[noreturn]] inline void file_too_large(const std::string& what) {
@@ -269,15 +269,21 @@ class SegmentFile {
         return Id{found.st_dev, found.st_ino} == id_;
     }
 
-    // Throws if the segment must not grow by so much (Header::kept_free). Another process may take that memory in the
-    // next moment: what is kept is so much more than one growth that this does not matter.
-    void check_room(uint64_t bytes) const {
+    // What it leaves free when it grows (Header::kept_free).
+    uint64_t kept() const {
         const uint64_t* word = kept_free.load(std::memory_order_acquire);
-        const uint64_t kept = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
-        if (kept == 0) return;
-        const struct statvfs space = space_of_directory();
-        const uint64_t free = free_bytes(space);
-        if (free < kept || free - kept < bytes) no_room_beside_others(bytes, kept, space);
+        return word ? load_relaxed(*word) : 0;
+    }
+    // Whether so many bytes are free beside that.
+    bool has_room(uint64_t bytes) const {
+        const uint64_t kept = this->kept();
+        if (kept == 0) return true;
+        const uint64_t free = free_bytes(space_of_directory());
+        return free >= kept && free - kept >= bytes;
+    }
+    // Throws unless there is room for the bytes that are needed, of which some are reserved by now.
+    void check_room(uint64_t needed, uint64_t reserved = 0) const {
+        if (!has_room(needed - reserved)) no_room_beside_others(needed, kept(), space_of_directory());
     }
     std::atomic<const uint64_t*> kept_free{nullptr};  // the header's, while it is mapped
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -44,10 +45,10 @@ class Error : public std::exception {
     const char* what() const noexcept override { return message_.c_str(); }
     Failure failure() const { return failure_; }
     const Fields& fields() const { return fields_; }
-    bool has_field(const std::string& name) const {
+    std::optional<int64_t> field(const std::string& name) const {
         for (const auto& field : fields_)
-            if (name == field.first) return true;
-        return false;
+            if (name == field.first) return field.second;
+        return std::nullopt;
     }
     const Lists& lists() const { return lists_; }
     const Texts& texts() const { return texts_; }

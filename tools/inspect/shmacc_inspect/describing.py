@@ -183,6 +183,8 @@ def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
     )
     if segment.capacity is not None:
         yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
+    if segment.kept_free:
+        yield "leaves free", Cell(f"{formatting.size(segment.kept_free)} of /dev/shm, for others")
     if (segment.lanes or 1) > 1:
         held = [
             f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held

@@ -48,6 +48,8 @@ class Segment:
         members: Tensors that it accumulates, or arrays that it has.
         lanes: How many applies go on at a time.
         capacity: How many gradients may be pending; null: any number.
+        kept_free: Bytes of /dev/shm that it leaves to others when it grows: of a group over hosts
+            what Ray's object store may still need. An apply that would need them waits for room.
         private: Whether it was made without a shared_name.
         finished: Whether the run is over.
         step: The global step.
@@ -79,6 +81,7 @@ class Segment:
     members: int | None
     lanes: int | None
     capacity: int | None
+    kept_free: int | None
     private: bool | None
     finished: bool | None
     step: int | None

@@ -1,0 +1,296 @@
+"""A segment that leaves memory to others leaves so much, whatever grows beside it.
+
+Each test has a small /dev/shm of its own, so that free memory is what the test has made it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, forks, needs_own_shm, run_apart
+from helpers.lock_holder import activity
+from helpers.own_shm import MIB
+from helpers.support import LONG, until
+from helpers.watched_reserving import Reservation, needs_listener, watched
+
+import shmacc
+from shmacc import IndexedSlicesSpec, TensorSpec, errors
+from shmacc._multihost.host_group import HostGroup
+
+if TYPE_CHECKING:
+    from helpers.apart import Pipe
+
+pytestmark = [forks, needs_own_shm, pytest.mark.threads]
+
+SIZE: Final = 64 * MIB
+NAME: Final = "kept"
+WIDTH: Final = 64
+SHM: Final = "/dev/shm"  # noqa: S108  the very place
+
+
+def free_bytes() -> int:
+    """What is free in /dev/shm."""
+    space = os.statvfs(SHM)
+    return space.f_bavail * space.f_frsize
+
+
+def make(members: str = "a", **options: Any) -> HostGroup:
+    """A group of sparse members."""
+    specs: dict[str, TensorSpec] = dict.fromkeys(members, IndexedSlicesSpec((None, WIDTH), "f4"))
+    return HostGroup(specs, NAME, reduction_type="SUM", **options)
+
+
+def rows(first: int, count: int, member: str = "a") -> dict[str, Any]:
+    """A gradient of ones."""
+    return {member: (np.arange(first, first + count), np.ones((count, WIDTH), np.float32))}
+
+
+def apply(first: int, count: int, *, pipe: Pipe) -> Any:
+    """Say that it begins, then apply new rows, whatever the step."""
+    with shmacc.AccumulatorGroup.attach(NAME) as group:
+        pipe.say()
+        return group.apply(rows(first, count), shmacc.NEVER_STALE)
+
+
+def apply_dense() -> bool:
+    """Apply an array of 16 MiB."""
+    with shmacc.AccumulatorGroup.attach(NAME) as group:
+        return group.apply({"a": np.ones(4 * MIB, np.float32)}, 0)
+
+
+def wait_for_room(process: Apart) -> None:
+    """Return when a process that applies has found that there is no room."""
+    process.hear()
+    until(lambda: activity(NAME, process.pid) == "waits for room")
+
+
+def look(group: HostGroup) -> Any:
+    """All that a round would have."""
+    seen, stats = group.look(), group.stats()
+    sums = {name: (each.indices.tolist(), each.values.sum()) for name, each in seen.items()}
+    return seen.count, seen.step, sums, stats.applied, stats.dropped, stats.num_accumulated
+
+
+def _is_accepted(group: HostGroup, gradient: dict[str, Any]) -> bool:
+    """Whether there is room for a gradient of this step now."""
+    try:
+        return group.apply(gradient, group.global_step, timeout=0)
+    except errors.DeadlineExceededError as error:
+        if "kept free for others" not in str(error):
+            raise
+        return False
+
+
+def _at_the_limit() -> None:
+    refused = accepted = 0
+    for room in range(0, 2 * MIB, 90_000):
+        with make() as group:
+            assert group.apply(rows(0, 100), 0)
+            before, free = look(group), free_bytes()
+            group.handle.keep_free(free - room)
+            if _is_accepted(group, rows(50, 4000)):
+                accepted += 1
+            else:
+                refused += 1
+                assert look(group) == before
+                assert free_bytes() >= free - 256 * 1024, "no more than room for the undo"
+            assert free_bytes() >= free - room
+            group.handle.keep_free(0)
+            if look(group) == before:
+                assert group.apply(rows(50, 4000), 0, timeout=0)
+            taken = group.take(2, timeout=0)["a"]
+            assert taken.indices.tolist() == list(range(4050))
+            assert taken.values.sum() == (100 + 4000) * WIDTH
+            group.unlink()
+    assert refused > 5
+    assert accepted > 5
+
+
+def test_growth_stops_at_what_is_kept_and_a_refused_gradient_changes_nothing() -> None:
+    run_apart(_at_the_limit, shm=SIZE)
+
+
+def _alone() -> None:
+    with make() as group:
+        before, free = look(group), free_bytes()
+        group.handle.keep_free(free - 4 * MIB)
+        with pytest.raises(errors.ResourceExhaustedError) as caught:
+            group.apply(rows(0, 30_000), 0)
+        error = caught.value
+        assert error.free is not None
+        assert error.needed is not None
+        assert error.kept is not None
+        assert (error.kept, error.total) == (free - 4 * MIB, SIZE)
+        assert error.needed > error.free - error.kept, "it says why"
+        assert str(error.kept) in str(error)
+        assert look(group) == before
+        assert free_bytes() == free
+        assert group.apply(rows(0, 3_000), 0, timeout=0)
+        group.unlink()
+
+
+def test_a_gradient_that_is_too_large_by_itself_is_an_error_and_leaves_no_page() -> None:
+    run_apart(_alone, shm=SIZE)
+
+
+def _fill(group: HostGroup) -> None:
+    for first in range(0, 10_000_000, 5000):
+        assert group.apply(rows(first, 5000), 0, timeout=0)
+
+
+def _ordinary() -> None:
+    with make() as group:
+        with pytest.raises(errors.ResourceExhaustedError, match="is full") as caught:
+            _fill(group)
+        assert caught.value.kept is None
+        assert free_bytes() < 4 * MIB
+        group.unlink()
+
+
+def test_a_segment_that_keeps_nothing_fills_its_memory_to_the_end() -> None:
+    run_apart(_ordinary, shm=SIZE)
+
+
+def _raced() -> None:
+    taken = [0]
+
+    def somebody_else(call: Reservation) -> int:
+        if not taken[0] and call.size > MIB:  # the segment has found room, and reserves it now
+            taken[0] = 20 * MIB
+            fd = os.open(f"{SHM}/other", os.O_RDWR | os.O_CREAT)
+            os.posix_fallocate(fd, 0, taken[0])
+            os.close(fd)
+        return 0
+
+    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # which grows once
+        kept = free_bytes() - 24 * MIB
+        group.handle.keep_free(kept)
+        with (
+            watched(apply_dense, decide=somebody_else) as process,
+            pytest.raises(errors.ResourceExhaustedError, match="kept"),
+        ):
+            process.result(LONG)
+        assert taken[0]
+        assert kept + 3 * MIB < free_bytes() <= kept + 4 * MIB, "all that it has reserved"
+        group.unlink()
+
+
+@needs_listener
+def test_what_grows_at_the_same_time_does_not_get_the_same_memory() -> None:
+    """Both have seen the room; the one that comes second gives back what it has reserved."""
+    run_apart(_raced, shm=SIZE)
+
+
+def _idle_memory(members: str, lanes: int) -> None:
+    with make(members, lanes=lanes) as group:
+        assert group.apply(rows(0, 60_000), 0, contributor=0)
+        group.take(1, timeout=0)
+        kept = free_bytes()
+        group.handle.keep_free(kept)
+        # The memory that the round before has left is another lane's, or another member's.
+        assert group.apply(rows(7, 30_000, members[-1]), 1, contributor=lanes - 1, timeout=LONG)
+        assert free_bytes() >= kept
+        assert group.take(1, timeout=0)[members[-1]].indices.tolist() == list(range(7, 30_007))
+        assert group.apply(rows(3, 40_000), 2, contributor=0, timeout=LONG)
+        assert group.take(1, timeout=0)["a"].indices.tolist() == list(range(3, 40_003))
+        assert group.stats().recoveries == 0
+        group.unlink()
+
+
+@pytest.mark.parametrize(("members", "lanes"), [("a", 3), ("ab", 1), ("ab", 3)])
+def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lanes: int) -> None:
+    run_apart(_idle_memory, members, lanes, shm=SIZE)
+
+
+def _full(group: HostGroup) -> int:
+    """Fill it up to what is kept; how many gradients it took."""
+    group.handle.keep_free(free_bytes() - 8 * MIB)
+    count = 0
+    while _is_accepted(group, rows(2000 * count, 2000)):
+        count += 1
+    return count
+
+
+def _wakes_the_head() -> None:
+    with make() as group:
+        count = _full(group)
+        with Apart(_take, count) as chief:
+            assert chief.result(LONG) == count
+        assert _full(group)
+        group.unlink()
+
+
+def _take(count: int) -> int:
+    with shmacc.AccumulatorGroup.attach(NAME) as group, Apart(apply, 10**9, 2000) as worker:
+        wait_for_room(worker)
+        taken = group.take(count, timeout=LONG).count
+        assert worker.result(LONG)
+        group.take(1, timeout=0)
+        return taken
+
+
+def test_a_worker_that_waits_for_room_goes_on_after_a_take() -> None:
+    run_apart(_wakes_the_head, shm=SIZE)
+
+
+def _judged(by: str) -> None:
+    with make() as group:
+        count = _full(group)
+        with Apart(apply, 10**9, 2000) as worker:
+            wait_for_room(worker)
+            if by == "finish":
+                group.finish()
+                assert worker.result(LONG) is False
+            elif by == "seal":
+                group.take_partial(count, timeout=0, seal=True)
+                assert worker.result(LONG) is False
+            else:  # others have released so much
+                group.handle.keep_free(0)
+                assert worker.result(LONG) is True
+                assert group.num_accumulated() == count + 1
+        group.unlink()
+
+
+@pytest.mark.parametrize("by", ["finish", "seal", "less is kept"])
+def test_it_looks_again_when_something_has_changed(by: str) -> None:
+    run_apart(_judged, by, shm=SIZE)
+
+
+def _partials() -> None:
+    with make() as group:
+        count = _full(group)
+        with shmacc.AccumulatorGroup(group.members) as other:
+            assert other.apply(rows(10**9, 3000), 0, contributor=5)
+            partial = other.take_partial(1, timeout=0)
+        before = look(group)
+        with pytest.raises(errors.DeadlineExceededError, match="kept free for others"):
+            group.apply_partial(partial, timeout=0.1)
+        assert look(group) == before
+        assert group.take(count, timeout=0).count == count
+        assert group.apply_partial(partial, shmacc.NEVER_STALE, timeout=0)
+        assert group.contributors().tolist() == [5]
+        state = group.state()
+        group.take(1, timeout=0)
+        group.handle.keep_free(free_bytes())
+        before = look(group)
+        large = make_large(group)
+        with pytest.raises(errors.ResourceExhaustedError, match="kept"):
+            group.restore(large)
+        assert look(group) == before
+        group.restore(state)
+        assert group.num_accumulated() == 1
+        group.unlink()
+
+
+def make_large(group: HostGroup) -> Any:
+    """A state for which the group has no memory."""
+    with shmacc.AccumulatorGroup(group.members) as other:
+        assert other.apply(rows(0, 60_000), 0)
+        return other.state()
+
+
+def test_partials_wait_likewise_and_a_restore_is_an_error() -> None:
+    run_apart(_partials, shm=2 * SIZE)
