@@ -59,7 +59,7 @@ class OwnerCore(Rounds):
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
-            self._in_doubt = True  # it is emptied, and whoever applied waits for the next step
+            self._in_doubt = True  # it is emptied, and workers that applied wait for the next step
         sealed = self._grant is not None or self.block is not None
         return Order(
             term=term,

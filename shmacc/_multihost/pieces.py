@@ -39,7 +39,7 @@ class Plan:
 
     def __init__(self, members: Mapping[str, TensorSpec], shards: int) -> None:
         self.members: dict[str, TensorSpec] = dict(members)
-        self.numbers = {name: number for number, name in enumerate(members)}
+        self.numbers: dict[str, int] = {name: number for number, name in enumerate(members)}
         self.shards = shards
         for name, spec in members.items():
             dims = spec.shape[1:] if spec.shape and _is_sparse(spec) else spec.shape
@@ -49,7 +49,7 @@ class Plan:
                     "are known (of a sparse one all but the first), but was declared as "
                     f"{describe_shape(spec.shape)}"
                 )
-        self.results = Format.of(
+        self.results: Format = Format.of(
             (name, _is_sparse(spec), spec.shape or (), spec.dtype) for name, spec in members.items()
         )
 

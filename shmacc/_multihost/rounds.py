@@ -2,7 +2,7 @@
 
     counting --- a chief waits, and enough are there  ---> granted
     granted  --- the batches are there, and enough    ---> block
-             --- they are there, or late, and too     ---> granted anew, if enough are reported;
+             --- they are there, or late, and too     ---> granted again, if enough are there;
                  few; or a host with a shard is lost       else counting, at the next step (void)
              --- a contributor is in two of them      ---> counting, at the next step (void);
                  once; if it is again, the chief is told, and gets no round

@@ -60,7 +60,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def _keep_freed_memory() -> None:
     """Have the C library keep what is freed, up to a limit, for the next round.
 
-    Otherwise each piece and result comes from the kernel anew: that costs more than to fill it.
+    Otherwise each piece and result is new memory of the kernel's: that costs more than to fill it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
