@@ -28,12 +28,11 @@ What dies, or does not answer, and what that costs
             round: a thread of the chief's process looks for such nodes (`_feed`). Rounds may wait
             for workers there, and these for the arrays. What the chief has written and not
             published yet may be in that copy, and is of a step that no worker has seen; `publish`
-            comes after it, in the order of calls to the keeper. (Workers that survive their Ray
-            have the arrays from before till then: end them with it.)
-    chief   The next one makes the arrays again, on any node: where there are some already it finds
-            what was published last, and the keepers obey only the last chief. One that was merely
-            silent for longer than the lease gets an error from `publish`; its own node's arrays it
-            has written itself, and so the next chief belongs on another node or waits for its end.
+            comes after it, in the order of calls to the keeper. (End workers with their Ray.)
+    chief   The next one makes the arrays again, on any node: where there are some it finds what was
+            published last, and keepers obey only the last chief. One that was merely silent for
+            longer than the lease gets an error from `publish`; its own node's arrays it has
+            written itself, so the next chief belongs on another node or waits for its end.
 """
 
 import contextlib
@@ -180,8 +179,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         wait = Wait(arguments.timeout(timeout))
         pieces = self._pieces(dict.fromkeys(self._arrays) if changed is None else changed)
         with self._lock:
-            # Those that have been here before come first: so a chief that another one has replaced
-            # fails before it writes anything to those that are new.
+            # New nodes last: so a chief that another one has replaced fails before it writes there.
             new, rows = self._new(), ray.put(pieces)
             self._send_to(
                 {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
@@ -200,8 +198,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         waiting = {call: node for node, call in calls.items()}
         while waiting:
             left = wait.left()
-            pause = _LOOK if left is None else min(_LOOK, left)
-            ended = ray.wait(list(waiting), timeout=pause)[0]
+            ended = ray.wait(list(waiting), timeout=min(_LOOK, _LOOK if left is None else left))[0]
             for call in ended:
                 node = waiting.pop(call)
                 if not self._has_answered(node, call) and node in self._new():
@@ -243,6 +240,8 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self._gated[node] = link
                 self._keepers.pop(node, None)
             given_up |= lost
+        # What was given before may be written yet, and is older than what is published now.
+        self._given = {call: node for call, node in self._given.items() if node not in given_up}
         return given_up
 
     def _new(self) -> set[str]:
@@ -343,6 +342,9 @@ def _feed(published: "weakref.ref[PublishedArrays]", stop: threading.Event) -> N
             return
         try:
             known._feed()  # noqa: SLF001  its thread
+        except FailedPreconditionError as error:  # for good
+            _logger.warning("%s: nodes that join get nothing of this process", error)
+            return
         except Exception:
             _logger.exception("Nodes that have joined did not get %r", known.shared_name)
         del known
