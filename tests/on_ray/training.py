@@ -29,19 +29,34 @@ class Parameters:
     """Published arrays that have the step, and a worker's view of them on another node."""
 
     def __init__(self, nodes: Nodes, name: str) -> None:
+        self._nodes, self._published = nodes, 0
+        self._segment: shmacc.AccumulatorGroup | None = None
         self._arrays = shmacc.ray.PublishedArrays({"step": np.int64(0)}, name)
         with nodes.on(1):
             self._copy = shmacc.SharedArrays.attach(name, timeout=60)
 
+    def follow(self, group: str) -> None:
+        """Look at the step of that node's segment as well."""
+        with self._nodes.on(1):
+            self._segment = shmacc.AccumulatorGroup.attach(group, timeout=60)
+
     def hand_on(self, step: int) -> None:
-        """Publish a step."""
+        """Publish a step, in the block of the one before.
+
+        A node that was lost may not have it yet; but then it must not be at that step.
+        """
+        # Steps that were set, after an owner's death, were not published.
+        if self._segment is not None and self._segment.global_step == self._published == step - 1:
+            assert self._copy["step"] == step - 1, "it is at a step without its arrays"
         self._arrays["step"][...] = step
         self._arrays.publish({"step": None}, timeout=PATIENCE)
-        assert self._copy["step"] == step, "published, and not there"
+        self._published = step
 
     def end(self) -> None:
         """Remove them."""
         self._copy.close()
+        if self._segment is not None:
+            self._segment.close()
         self._arrays.unlink()
         self._arrays.close()
 
@@ -74,6 +89,8 @@ class Training:
         self.name, self.required, self._parameters = name, required, parameters
         self.happened = Counter[str]()
         self.group = shmacc.ray.AccumulatorGroup(members, name, timing=timing)
+        if parameters is not None:
+            parameters.follow(name)
         folder.mkdir()
         others = len(members) - len(MEMBERS)
         self.books = Books(nodes, name, folder, self.group.global_step, others=others)
