@@ -54,7 +54,7 @@ from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._keeper import KeeperActor, Rows
-from shmacc.ray._link import OPEN, PATIENCE, Link, Wait, end_parts, warn_of_left
+from shmacc.ray._link import ANSWER, OPEN, PATIENCE, Link, Wait, end_parts, warn_of_left
 from shmacc.ray._parts import LOST, NAMESPACE, check_connected, find_actor, living_nodes
 
 _logger = logging.getLogger("shmacc")
@@ -231,11 +231,10 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
 
     def _give_up(self, nodes: set[str], wait: Wait) -> set[str]:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
-        given_up = set()
+        given_up, until = set(), max(wait.until, time.monotonic() + ANSWER)
         for link in OPEN.copy():
-            lost = nodes & link.call("lost", until=wait.until)
-            if lost:
-                link.call("gate", lost, until=wait.until, closed=True)
+            if lost := nodes & link.call("lost", until=until):
+                link.call("gate", lost, until=until, closed=True)
             for node in lost:
                 self._gated[node] = link
                 self._keepers.pop(node, None)

@@ -144,6 +144,11 @@ def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
         with pytest.raises(DeadlineExceededError, match=f"on node {training.nodes.id(2)}"):
             training.arrays.publish({"copy 0": [1]}, timeout=1.5)
         assert time.monotonic() - began < 10
+        with (  # the same in a block, where the owner is asked who is lost
+            pytest.raises(DeadlineExceededError, match=f"keeper .* on node {training.nodes.id(2)}"),
+            training.group.round(3, timeout=60),
+        ):
+            training.arrays.publish({"copy 0": [1]}, timeout=1.5)
     finally:
         os.kill(pid, signal.SIGCONT)
     for _ in range(3):
