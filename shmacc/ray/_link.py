@@ -39,7 +39,7 @@ ANSWER = 1.0
 LOOK = 10.0
 """Seconds that a part has to say what its group was made with."""
 
-_HEAD = 3.0  # seconds that Ray's head has for an answer after a timeout
+_HEAD = 3.0  # seconds that Ray's head, or an owner that starts, has at least for an answer
 _AGAIN = 0.1  # until a call that failed is tried again
 _END = 15.0  # seconds that parts have to remove their names
 
@@ -77,6 +77,7 @@ class Link:
     Args:
         config: What the group is to be made with, if there is none of this name.
         step: Of the owner, if there is none; None: the group is there, and the owner has died.
+        until: The time (monotonic) by which the owner must answer; None: `PATIENCE` from now.
 
     Attributes:
         config: What the group was made with.
@@ -84,9 +85,9 @@ class Link:
         closed: Whether the chief has let go of the group.
     """
 
-    def __init__(self, config: Config, step: int | None) -> None:
+    def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
         self.config: Config
-        self._owner, self.config, self._node = _make_owner(config, step)
+        self._owner, self.config, self._node = _make_owner(config, step, until)
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
         self._hosts: dict[str, Any] = {}
@@ -136,6 +137,10 @@ class Link:
                 if isinstance(error, ray.exceptions.ActorDiedError):
                     self._make_another(error, end)
 
+    def tell(self, method: str, *args: Any, **options: Any) -> None:
+        """Call the owner, and wait for no answer."""
+        getattr(self._owner, method).remote(*args, **options)
+
     def wait(self, method: str, *args: Any, wait: "Wait", **options: Any) -> Any:
         """Call the owner, which is to answer within `wait.parked` seconds, its last argument.
 
@@ -155,7 +160,7 @@ class Link:
             raise FailedPreconditionError(
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
-        self._owner, _, self._node = _make_owner(self.config, None)
+        self._owner, _, self._node = _make_owner(self.config, None, until)
 
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
@@ -227,13 +232,14 @@ def find_config(name: str, until: float | None = None) -> Config | None:
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
-    end = time.monotonic() + PATIENCE if until is None else until + _HEAD
+    end = time.monotonic() + PATIENCE if until is None else until
     parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
     silent = []
     for part in parts:
-        if (actor := _find_until(part, end)) is not None:
+        if (actor := _find_until(part, end + _HEAD)) is not None:
+            left = max(ANSWER, min(LOOK, end - time.monotonic()))
             try:
-                config: Config = ray.get(actor.config.remote(), timeout=LOOK)
+                config: Config = ray.get(actor.config.remote(), timeout=left)
             except ray.exceptions.GetTimeoutError:
                 silent.append(part)
             except LOST:
@@ -249,17 +255,17 @@ def find_config(name: str, until: float | None = None) -> Config | None:
 
 
 def _find_until(part: str, until: float) -> Any | None:
-    return find_actor(part, min(PATIENCE, max(0.0, until - time.monotonic())))
+    return find_actor(part, min(PATIENCE, max(ANSWER, until - time.monotonic())))
 
 
-def _make_owner(config: Config, step: int | None) -> tuple[Any, Config, str]:
+def _make_owner(config: Config, step: int | None, until: float | None) -> tuple[Any, Config, str]:
     """Make the owner on this process's node, or find it; return it, its config and its node.
 
     Raises:
         DeadlineExceededError: It does not answer.
         FailedPreconditionError: Ray does not start it.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + PATIENCE if until is None else until
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     while True:
         owner = (
@@ -276,7 +282,7 @@ def _make_owner(config: Config, step: int | None) -> tuple[Any, Config, str]:
             .remote(config, step)
         )
         try:
-            left = max(0.0, end - time.monotonic())
+            left = None if math.isinf(end) else max(_HEAD, end - time.monotonic())
             known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)
         except ray.exceptions.GetTimeoutError:
             raise DeadlineExceededError(

@@ -87,7 +87,7 @@ def find(name: str, seconds: float | None) -> Link:
         if time.monotonic() >= until:
             raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
         time.sleep(_LOOK)
-    return Link(config, None)
+    return Link(config, None, until)
 
 
 def _check_agreement(existing: Config, asked: Mapping[str, TensorSpec]) -> None:

@@ -109,7 +109,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners}
         self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
-        self._given: dict[Any, str] = {}  # calls of the thread that give a node everything
+        self._given: dict[str, Any] = {}  # the last call of nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gated: dict[str, Link] = {}  # whose owner has closed its gate, by node
         self._links: weakref.WeakSet[Link] = (
@@ -180,7 +180,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         pieces = self._pieces(dict.fromkeys(self._arrays) if changed is None else changed)
         with self._lock:
             # New nodes last: so a chief that another one has replaced fails before it writes there.
-            new, rows = self._new(), ray.put(pieces)
+            new, rows = self._new() - self._gated.keys(), ray.put(pieces)
             self._send_to(
                 {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
             )
@@ -190,11 +190,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self._links.add(link)
 
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
-        """Wait until each node has answered, is dead, or is lost to an open round.
-
-        Raises:
-            As `publish`.
-        """
+        """Wait until each node has answered, is dead, or is lost to an open round."""
         waiting = {call: node for node, call in calls.items()}
         while waiting:
             left = wait.left()
@@ -205,8 +201,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                     time.sleep(_AGAIN)
                     waiting[self._give(node)] = node
             if not ended:
-                lost = self._give_up(set(waiting.values()), wait)
-                waiting = {call: node for call, node in waiting.items() if node not in lost}
+                self._give_up(waiting, wait)
             if waiting and wait.left() == 0:
                 raise DeadlineExceededError(
                     f"The keeper of {self._name!r} on node {', '.join(sorted(waiting.values()))} "
@@ -225,23 +220,21 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise error.cause from None
         if not obeys:
             raise self._replaced()
+        self._given.pop(node, None)
         if (link := self._gated.pop(node, None)) is not None:
             link.call("gate", {node}, closed=False)
         return True
 
-    def _give_up(self, nodes: set[str], wait: Wait) -> set[str]:
+    def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
-        given_up, until = set(), max(wait.until, time.monotonic() + ANSWER)
+        until = max(wait.until, time.monotonic() + ANSWER)
         for link in OPEN.copy():
-            if lost := nodes & link.call("lost", until=until):
+            if lost := link.call("lost", until=until).intersection(waiting.values()):
                 link.call("gate", lost, until=until, closed=True)
-            for node in lost:
-                self._gated[node] = link
+            for call in [call for call, node in waiting.items() if node in lost]:
+                node = waiting.pop(call)
+                self._gated[node], self._given[node] = link, call
                 self._keepers.pop(node, None)
-            given_up |= lost
-        # What was given before may be written yet, and is older than what is published now.
-        self._given = {call: node for call, node in self._given.items() if node not in given_up}
-        return given_up
 
     def _new(self) -> set[str]:
         """Forget keepers of nodes that are dead; return living nodes without one."""
@@ -271,12 +264,19 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         return keeper.obey.remote(self._chief, everything)
 
     def _feed(self) -> None:
-        """Give nodes that have joined, or are back, everything."""
+        """Give nodes that have joined, or answer again, everything.
+
+        Nothing is published meanwhile: so what opens a gate is the newest.
+        """
         with self._lock:
             for node in self._new() - self._refused:
-                self._given[self._give(node)] = node
-            for call in ray.wait(list(self._given), num_returns=len(self._given), timeout=0)[0]:
-                node = self._given.pop(call)
+                last = self._given.get(node)
+                if last is not None and not ray.wait([last], timeout=0)[0]:
+                    continue
+                self._given[node] = call = self._give(node)
+                if not ray.wait([call], timeout=_LOOK)[0]:
+                    del self._keepers[node]
+                    continue
                 try:
                     self._has_answered(node, call)
                 except Exception:

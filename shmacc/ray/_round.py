@@ -88,7 +88,8 @@ class Round(Generic[_Result]):
         try:
             return self._enter()
         except BaseException:
-            self._give_up()
+            self._rest()
+            self._link.tell("leave", self._ticket, consume=False)
             raise
 
     def _enter(self) -> _Result:
