@@ -1,12 +1,17 @@
-"""The actor that writes the published arrays of its node."""
+"""The actor that writes the published arrays of its node, and what it is sent."""
 
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc.errors import InvalidArgumentError
+from shmacc.ray._parts import NAMESPACE, find_actor
 
 Arrays = dict[str, npt.NDArray[Any]]
 Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
@@ -47,3 +52,43 @@ class KeeperActor:
         if self._arrays is not None:
             self._arrays.unlink()
             self._arrays.close()
+
+
+def find_keeper(shared_name: str, node: str) -> Any | None:
+    """Return the keeper of a node; None: there is none now."""
+    return find_actor(_name(shared_name, node))
+
+
+def make_keeper(shared_name: str, node: str, options: Mapping[str, Any]) -> Any:
+    """Make the keeper of a node, or find it."""
+    made = ray.remote(KeeperActor).options(
+        name=_name(shared_name, node),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    return made.remote(shared_name, options)
+
+
+def rows_of(arrays: SharedArrays, changed: Mapping[str, npt.ArrayLike | None]) -> Rows:
+    """Return the contents of these rows, each once.
+
+    Raises:
+        InvalidArgumentError: No array of this name.
+        IndexError: No such row.
+    """
+    found: dict[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = {}
+    for name, rows in changed.items():
+        if name not in arrays:
+            raise InvalidArgumentError(f"There is no array {name!r} in {arrays.shared_name!r}")
+        if rows is None:
+            found[name] = None, arrays[name]
+        elif len(numbers := np.unique(np.asarray(rows, np.int64))):
+            found[name] = numbers, arrays[name][numbers]
+    return found
+
+
+def _name(shared_name: str, node: str) -> str:
+    return f"{shared_name}/keeper {node}"

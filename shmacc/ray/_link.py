@@ -165,9 +165,15 @@ class Link:
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
 
-        The owner ends last: until then no other chief makes one.
+        The owner ends last: until then no other chief makes one. A group that another chief has
+        made in place of this one stays.
         """
         config = self.config
+        with contextlib.suppress(DeadlineExceededError):  # it may be this one, and stopped
+            found = find_config(config.name, time.monotonic() + ANSWER)
+            if found is not None and found.number != config.number:
+                _logger.warning("The group %r is another chief's now, and stays", config.name)
+                return []
         ray.wait([self._owner.stop.remote()], timeout=ANSWER)
         until = time.monotonic() + PATIENCE
         actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts))

@@ -47,15 +47,23 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._keeper import KeeperActor, Rows
-from shmacc.ray._link import ANSWER, OPEN, PATIENCE, Link, Wait, end_parts, warn_of_left
-from shmacc.ray._parts import LOST, NAMESPACE, check_connected, find_actor, living_nodes
+from shmacc.ray._keeper import find_keeper, make_keeper, rows_of
+from shmacc.ray._link import (
+    ANSWER,
+    OPEN,
+    PATIENCE,
+    Link,
+    Wait,
+    end_parts,
+    wait_for_all,
+    warn_of_left,
+)
+from shmacc.ray._parts import LOST, check_connected, living_nodes
 
 _logger = logging.getLogger("shmacc")
 
@@ -177,7 +185,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         if self._closed:
             raise FailedPreconditionError("The published arrays are closed")
         wait = Wait(arguments.timeout(timeout))
-        pieces = self._pieces(dict.fromkeys(self._arrays) if changed is None else changed)
+        pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with self._lock:
             # New nodes last: so a chief that another one has replaced fails before it writes there.
             new, rows = self._new() - self._gated.keys(), ray.put(pieces)
@@ -249,17 +257,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         Raises:
             FailedPreconditionError: This node has a keeper, so another chief is on another one.
         """
-        if find_actor(self._actor(self._here)) is not None:
+        if find_keeper(self._name, self._here) is not None:
             raise self._replaced()
-        made = ray.remote(KeeperActor).options(
-            name=self._actor(node),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        self._keepers[node] = keeper = made.remote(self._name, self._options)
+        self._keepers[node] = keeper = make_keeper(self._name, node, self._options)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
         return keeper.obey.remote(self._chief, everything)
 
@@ -286,23 +286,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _replaced(self) -> FailedPreconditionError:
         return FailedPreconditionError(f"Another chief publishes {self._name!r} now")
 
-    def _pieces(self, changed: Mapping[str, npt.ArrayLike | None]) -> Rows:
-        pieces: dict[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = {}
-        for name, rows in changed.items():
-            if name not in self._arrays:
-                raise InvalidArgumentError(f"There is no array {name!r} in {self._name!r}")
-            if rows is None:
-                pieces[name] = None, self._arrays[name]
-            elif len(numbers := np.unique(np.asarray(rows, np.int64))):
-                pieces[name] = numbers, self._arrays[name][numbers]
-        return pieces
-
-    def _actor(self, node: str) -> str:
-        return f"{self._name}/keeper {node}"
-
     def _end_keeper_here(self) -> None:
         end = time.monotonic() + _REMOVED
-        while (keeper := find_actor(self._actor(self._here))) is not None:
+        while (keeper := find_keeper(self._name, self._here)) is not None:
             with contextlib.suppress(*LOST):
                 ray.kill(keeper)
             if time.monotonic() > end:
@@ -324,14 +310,28 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def unlink(self) -> None:
         """Remove the arrays' names on all nodes; attached processes go on using them.
 
-        A node that cannot be reached keeps its names: a warning (logger ``shmacc``) says so.
+        Those that another chief publishes now are its own: nothing is removed. A warning (logger
+        ``shmacc``) says so, or that a node which cannot be reached keeps its names.
         """
         self._stop.set()
-        self._arrays.unlink()
         with self._lock:
             self._new()  # forgets those that are dead
             keepers, self._keepers = self._keepers, {}
+        if self._is_replaced(keepers):
+            _logger.warning("%s: it is not removed", self._replaced())
+            return
+        self._arrays.unlink()
         warn_of_left(self._name, end_parts(keepers))
+
+    def _is_replaced(self, keepers: Mapping[str, Any]) -> bool:
+        if find_keeper(self._name, self._here) is not None:
+            return True
+        calls = [keeper.write.remote(self._chief, {}) for keeper in keepers.values()]
+        answers = []
+        for call in wait_for_all(calls, time.monotonic() + ANSWER):
+            with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
+                answers.append(ray.get(call))
+        return not all(answers)
 
 
 def _feed(published: "weakref.ref[PublishedArrays]", stop: threading.Event) -> None:

@@ -182,6 +182,21 @@ def test_a_group_is_found_by_its_name_and_pickled_as_it(
         shmacc.ray.AccumulatorGroup.attach("never", timeout=0.1)
 
 
+def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    members = {"m": shmacc.TensorSpec((), "float64")}
+    first = shmacc.ray.AccumulatorGroup(members, "replaced", unlink_on_close=True)
+    with shmacc.ray.AccumulatorGroup(
+        members, "replaced", if_exists="replace", unlink_on_close=True
+    ) as second:
+        first.close()
+        assert "is another chief's now" in caplog.text
+        assert second.running
+        with shmacc.attach("replaced", timeout=60) as local:
+            assert local.running
+
+
 def test_stats_are_those_of_each_segment(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:

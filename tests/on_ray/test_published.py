@@ -173,7 +173,9 @@ def test_a_frozen_node_delays_a_publish_by_its_lease_and_sees_no_step_before_its
         training.round()
 
 
-def test_another_chief_goes_on_and_the_first_one_is_refused(training: Training) -> None:
+def test_another_chief_goes_on_and_the_first_one_is_refused(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(3):
         training.round()
     values = {name: array.copy() for name, array in training.arrays.items()}
@@ -183,6 +185,13 @@ def test_another_chief_goes_on_and_the_first_one_is_refused(training: Training) 
         other.publish()
         with pytest.raises(FailedPreconditionError, match="Another chief"):
             training.arrays.publish({"copy 0": [1]})
+        training.arrays.unlink()  # as at the end of a block with unlink_on_close
+        assert "not removed" in caplog.text
+        for node in range(3):
+            with training.nodes.on(node):
+                shmacc.SharedArrays.attach("values.arrays").close()
+        training.arrays.close()
+        training.arrays = other
 
 
 _CHIEF = """
