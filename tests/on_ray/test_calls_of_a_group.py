@@ -183,18 +183,19 @@ def test_a_group_is_found_by_its_name_and_pickled_as_it(
 
 
 def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
-    caplog: pytest.LogCaptureFixture,
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     members = {"m": shmacc.TensorSpec((), "float64")}
-    first = shmacc.ray.AccumulatorGroup(members, "replaced", unlink_on_close=True)
-    with shmacc.ray.AccumulatorGroup(
-        members, "replaced", if_exists="replace", unlink_on_close=True
-    ) as second:
-        first.close()
-        assert "is another chief's now" in caplog.text
-        assert second.running
-        with shmacc.attach("replaced", timeout=60) as local:
-            assert local.running
+    with nodes.on(0):
+        first = shmacc.ray.AccumulatorGroup(members, "replaced", unlink_on_close=True)
+        with shmacc.ray.AccumulatorGroup(
+            members, "replaced", if_exists="replace", unlink_on_close=True
+        ) as second:
+            first.close()
+            assert "is another chief's now" in caplog.text
+            assert second.running
+            with shmacc.attach("replaced", timeout=60) as local:
+                assert local.running
 
 
 def test_stats_are_those_of_each_segment(
