@@ -89,6 +89,7 @@ class Hosts:
     def __init__(self, term: int) -> None:
         self._term = term
         self._hosts: dict[str, Host] = {}
+        self._gates: dict[str, set[str]] = {}  # what has closed them, by host
         self._counted: tuple[Fence, int, int] | None = None
 
     def __iter__(self) -> Iterator[Host]:
@@ -112,6 +113,20 @@ class Hosts:
         """Return the host of that name."""
         return self._hosts.get(name)
 
+    def is_gated(self, name: str) -> bool:
+        """Whether something has closed the gate of that host, be it known or not."""
+        return bool(self._gates.get(name))
+
+    def gate(self, name: str, by: str, *, closed: bool) -> None:
+        """Close a host's gate, or open it if nothing else has closed it."""
+        closers = self._gates.setdefault(name, set())
+        if closed:
+            closers.add(by)
+        else:
+            closers.discard(by)
+        if name in self._hosts:
+            self._hosts[name].gated = bool(closers)
+
     def places(self, shards: int) -> tuple[str, ...]:
         """Return a host for each shard: of those that take part, about as many for each."""
         names = sorted(host.name for host in self if host.takes_part)
@@ -119,14 +134,16 @@ class Hosts:
 
     def enrol(self, name: str, now: float) -> int:
         """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
-        host = self._hosts.setdefault(name, Host(name, 0, now))
+        host = self._hosts.setdefault(name, Host(name, 0, now, gated=self.is_gated(name)))
         self._start(host, max(host.incarnation, self._term << NUMBER_BITS) + 1)
         host.heard = now
         return host.incarnation
 
     def heard(self, report: Report, now: float) -> Host | None:
         """Keep a report; None if it is of an earlier incarnation, or an earlier report."""
-        host = self._hosts.setdefault(report.host, Host(report.host, report.incarnation, now))
+        gated = self.is_gated(report.host)
+        new = Host(report.host, report.incarnation, now, gated=gated)
+        host = self._hosts.setdefault(report.host, new)
         if report.incarnation < host.incarnation:
             return None
         if report.incarnation > host.incarnation:  # enrolled with this owner's predecessor

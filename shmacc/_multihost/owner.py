@@ -78,13 +78,20 @@ class OwnerCore(Rounds):
             pace=self.pace,
         )
 
-    def gate(self, name: str, now: float, *, closed: bool) -> None:
+    def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
         """Tell a host nothing, or tell it again: what goes with a step has not, or has, reached it.
 
         A grant that waits for it goes on without it; its gradients are of a fence that is over.
+
+        Args:
+            name: The host, be it known or not.
+            by: What goes with the step: there may be several, and each opens what it has closed.
+            now: The time.
+            closed: Whether the host is to be told nothing.
         """
-        if (host := self._hosts.find(name)) is not None and host.gated != closed:
-            host.gated = closed
+        before = self._hosts.is_gated(name)
+        self._hosts.gate(name, by, closed=closed)
+        if self._hosts.is_gated(name) != before:
             self._changed()
             self._settle(now)
 

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -91,6 +91,7 @@ class Link:
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
         self._hosts: dict[str, Any] = {}
+        self._gates: dict[str, set[str]] = {}  # closed by this process: hosts, by what closed them
 
     def host(self, name: str) -> Any | None:
         """Return the actor of a host; None: there is none now, and the owner makes another."""
@@ -137,6 +138,19 @@ class Link:
                 if isinstance(error, ray.exceptions.ActorDiedError):
                     self._make_another(error, end)
 
+    def gate(self, hosts: Collection[str], by: str, until: float, *, closed: bool) -> None:
+        """Close or open hosts' gates; an owner that comes after this one knows the closed ones.
+
+        Raises:
+            As `call`.
+        """
+        mine = self._gates.setdefault(by, set())
+        if closed:
+            mine.update(hosts)
+        self.call("gate", hosts, by, until=until, closed=closed)
+        if not closed:
+            mine.difference_update(hosts)
+
     def tell(self, method: str, *args: Any, **options: Any) -> None:
         """Call the owner, and wait for no answer."""
         getattr(self._owner, method).remote(*args, **options)
@@ -161,6 +175,8 @@ class Link:
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
         self._owner, _, self._node = _make_owner(self.config, None, until)
+        for by, hosts in self._gates.items():  # before it is told a step, and hands that on
+            self.tell("gate", frozenset(hosts), by, closed=True)
 
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.

@@ -140,10 +140,10 @@ class OwnerActor:
         self._core.tick(time.monotonic())
         return self._core.lost
 
-    async def gate(self, hosts: Collection[str], *, closed: bool) -> None:
+    async def gate(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
         """See `OwnerCore.gate`."""
         for host in hosts:
-            self._core.gate(host, time.monotonic(), closed=closed)
+            self._core.gate(host, by, time.monotonic(), closed=closed)
         self._wake()
 
     async def set_global_step(self, step: int, request: str) -> int:

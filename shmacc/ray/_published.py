@@ -194,7 +194,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             )
             self._send_to({node: self._give(node) for node in new}, wait)
             for link in OPEN.copy() - set(self._links):
-                link.call("gate", frozenset(self._keepers), until=wait.until, closed=False)
+                link.gate(frozenset(self._keepers), self._name, wait.until, closed=False)
                 self._links.add(link)
 
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
@@ -230,7 +230,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise self._replaced()
         self._given.pop(node, None)
         if (link := self._gated.pop(node, None)) is not None:
-            link.call("gate", {node}, closed=False)
+            link.gate({node}, self._name, time.monotonic() + PATIENCE, closed=False)
         return True
 
     def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
@@ -238,7 +238,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         until = max(wait.until, time.monotonic() + ANSWER)
         for link in OPEN.copy():
             if lost := link.call("lost", until=until).intersection(waiting.values()):
-                link.call("gate", lost, until=until, closed=True)
+                link.gate(lost, self._name, until, closed=True)
             for call in [call for call, node in waiting.items() if node in lost]:
                 node = waiting.pop(call)
                 self._gated[node], self._given[node] = link, call
@@ -303,7 +303,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self.unlink()
             for node, link in self._gated.items():  # they must hear of the end
                 with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
-                    link.call("gate", {node}, closed=False)
+                    link.gate({node}, self._name, time.monotonic() + ANSWER, closed=False)
             self._closed = True
             self._arrays.close()
 

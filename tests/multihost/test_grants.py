@@ -173,7 +173,7 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     """What goes with the step has not reached it: its workers must not see the step before."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
-    table.owner.gate("b", table.now, closed=True)
+    table.owner.gate("b", "arrays", table.now, closed=True)
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
     assert [segment.step for _, segment in table.hosts.values()] == [1, 0]
@@ -186,7 +186,11 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     assert isinstance(opened, Opened)
     assert (opened.places, opened.contributors.tolist()) == (("a",), [1])
     assert table.owner.leave("u", table.now, consume=True)
-    table.owner.gate("b", table.now, closed=False)
+    table.owner.gate("b", "others", table.now, closed=True)
+    table.owner.gate("b", "arrays", table.now, closed=False)
+    table.settle()
+    assert table.hosts["b"][1].step == 0, "there are others that it must have"
+    table.owner.gate("b", "others", table.now, closed=False)
     table.settle()
     assert [segment.step for _, segment in table.hosts.values()] == [2, 2]
     assert table.apply("b", 9)

@@ -123,6 +123,19 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
 
 
+def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
+    """Its predecessor has closed one; the chief says so before it sets the step."""
+    table = with_a_gradient_each("a", "b")
+    table.owner = OwnerCore(2, None, TIMING)
+    table.owner.gate("b", "arrays", table.now, closed=True)
+    table.owner.set_global_step(5, "set", table.now)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [5, 0]
+    table.owner.gate("b", "arrays", table.now, closed=False)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [5, 5]
+
+
 def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
     """Hosts follow the latest term that they know; an owner's is the time on its node."""
     table = Table("a", "b", term=9)
