@@ -134,16 +134,14 @@ class Hosts:
 
     def enrol(self, name: str, now: float) -> int:
         """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
-        host = self._hosts.setdefault(name, Host(name, 0, now, gated=self.is_gated(name)))
+        host = self._known(name, 0, now)
         self._start(host, max(host.incarnation, self._term << NUMBER_BITS) + 1)
         host.heard = now
         return host.incarnation
 
     def heard(self, report: Report, now: float) -> Host | None:
         """Keep a report; None if it is of an earlier incarnation, or an earlier report."""
-        gated = self.is_gated(report.host)
-        new = Host(report.host, report.incarnation, now, gated=gated)
-        host = self._hosts.setdefault(report.host, new)
+        host = self._known(report.host, report.incarnation, now)
         if report.incarnation < host.incarnation:
             return None
         if report.incarnation > host.incarnation:  # enrolled with this owner's predecessor
@@ -186,6 +184,11 @@ class Hosts:
             key = keys.get(host.name)
             is_its = key is not None and key.incarnation == host.incarnation
             host.consumed = key.grant if key is not None and is_its else None
+
+    def _known(self, name: str, incarnation: int, now: float) -> Host:
+        if name not in self._hosts:
+            self._hosts[name] = Host(name, incarnation, now, gated=self.is_gated(name))
+        return self._hosts[name]
 
     @staticmethod
     def _start(host: Host, incarnation: int) -> None:
