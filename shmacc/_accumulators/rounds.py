@@ -53,13 +53,9 @@ def look(
     finish: Callable[[TakenRound], _Result],
     *,
     partial: bool,
-    shards: int = 1,
 ) -> _Result:
-    """Return what a take of all that is there would give; consumes nothing.
-
-    Rows are handed out shard by shard: with one shard, as takes do, in ascending order.
-    """
-    taken = TakenRound(not partial, seal=False, shards=shards)
+    """Return what a take of all that is there would give; consumes nothing."""
+    taken = TakenRound(not partial, seal=False)
     handle.look(taken)
     return finish(taken)
 

@@ -1,15 +1,17 @@
 """A group on one of many hosts: what the protocol needs of a group beyond its public methods."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from shmacc import _core
-from shmacc._accumulators import rounds
+from shmacc._accumulators import results, rounds
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._core import TakenRound
-from shmacc._multihost.columns import Format, Piece
+from shmacc._multihost.columns import Columns, Format, Piece, join
 from shmacc._multihost.share import Share
-from shmacc._records.taken import GroupPartial, GroupTaken
+from shmacc._records.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
 
 
 class HostGroup(AccumulatorGroup):
@@ -20,24 +22,22 @@ class HostGroup(AccumulatorGroup):
         """The extension's, of which rounds are made."""
         return self._handle
 
+    def look(self) -> GroupPartial:
+        """Return a copy of what it has; consumes nothing."""
+        return rounds.look(self._handle, self._partial, partial=True)
+
     @cached_property
-    def _form(self) -> Format:
+    def _sums(self) -> Format:
         return Format.of(
             (spec.name, spec.kind == "sparse", spec.shape or (), spec.dtype.partial)
             for spec in self._spec.members
         )
 
-    def look(self, shards: int = 1) -> GroupPartial:
-        """Return a copy of what it has, with rows shard by shard; consumes nothing."""
-        return rounds.look(self._handle, self._partial, partial=True, shards=shards)
+    @cached_property
+    def _results(self) -> Format:
+        return replace(self._sums, dtypes=tuple(spec.dtype.numpy for spec in self._spec.members))
 
-    def open_round(self, shards: int) -> tuple[int, GroupPartial]:
-        """Open a round of whatever it has, at once; return its serial and a copy, as `look`."""
-        taken = TakenRound(advance=False, seal=False, shards=shards)
-        self._handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
-        return taken.serial, self._partial(taken)
-
-    def reduce(self, pieces: Iterable[Piece], share: Share) -> GroupTaken:
+    def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
         """Return the reduction of a round's pieces; nothing is added to the group.
 
         Results are those of one host to the bit where the order of additions does not matter.
@@ -50,7 +50,33 @@ class HostGroup(AccumulatorGroup):
             OutOfRangeError: An integer result does not fit its dtype.
             InvalidArgumentError: A piece does not fit the group.
         """
-        sums = [each for piece in pieces for each in piece.gradients(self._form)]
-        taken = TakenRound(advance=True, seal=False)
-        self._handle.reduce(taken, sums, share.count, share.weight, share.step)
-        return self._taken(taken)
+        given = [
+            (rows.table, rows.numbers, rows.counts, piece.columns.values, piece.count, piece.weight)
+            for piece in pieces
+            for rows in (piece.columns.rows,)
+        ]
+        reduced = Columns.of(self._handle.reduce(given, share.count, share.weight))
+        if all(spec.dtype.sums_as_is for spec in self._spec.members):
+            return reduced
+        parts = zip(reduced.rows.table[:, 0].tolist(), self._sums.split(reduced), strict=True)
+        members = self._spec.members
+        values = [results.to_dtype(members[number].dtype, part) for number, part in parts]
+        return Columns(reduced.rows, join(values))
+
+    def taken(self, reduced: Columns, share: Share) -> GroupTaken:
+        """Return a reduction as a take would: on the same memory."""
+        rows, who, end = reduced.rows, np.empty(0, np.int64), 0
+        taken: dict[str, SparseTaken | DenseTaken] = {}
+        for (number, count, weight, length), values in zip(
+            rows.table.tolist(), self._results.split(reduced), strict=True
+        ):
+            spec = self._spec.members[number]
+            if spec.kind == "dense":
+                taken[spec.name] = DenseTaken(values, count, share.step, weight, who)
+                continue
+            own = slice(end, end := end + length)
+            first = (spec.shape or (None,))[0]
+            shape = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
+            arrays = rows.numbers[own], values, shape, rows.counts[own]
+            taken[spec.name] = SparseTaken(*arrays, count, share.step, weight, who)
+        return GroupTaken(taken, share.count, share.step, share.weight, who)

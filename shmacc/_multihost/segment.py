@@ -4,10 +4,42 @@ The seal is a round that the forwarder has open: applies of this step are refuse
 nothing is consumed, and the death of the forwarder ends it.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
+from shmacc._core import TakenRound
+from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Sealed
+from shmacc._multihost.pieces import Plan
 from shmacc._records.taken import GroupPartial
 from shmacc.errors import WorkerDiedError
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a sealed segment has.
+
+    Attributes:
+        sealed: What the owner must know of it.
+        pieces: What each shard gets; those that get nothing are left out.
+    """
+
+    sealed: Sealed
+    pieces: dict[int, Piece]
+
+    @classmethod
+    def of(cls, taken: TakenRound, names: list[str]) -> Self:
+        """Make it of a round that was divided among shards, of a group with these members."""
+        columns = [Columns.of(shard) for shard in taken.columns()]
+        pieces = {
+            shard: Piece(own, taken.count, taken.weight, taken.step)
+            for shard, own in enumerate(columns)
+            if len(own.rows.table)
+        }
+        members = {names[number]: (count, weight) for number, count, weight in taken.members()}
+        who = frozenset(taken.contributors.tolist())
+        return cls(Sealed(taken.count, taken.weight, who, members), pieces)
 
 
 class LocalSegment:
@@ -15,12 +47,13 @@ class LocalSegment:
 
     Args:
         group: The group.
-        shards: How many shards the sealed rows are for.
+        plan: Which part goes to which shard.
     """
 
-    def __init__(self, group: HostGroup, shards: int = 1) -> None:
+    def __init__(self, group: HostGroup, plan: Plan) -> None:
         self.group = group
-        self._shards = shards
+        self._ends = plan.ends
+        self._names = list(group.members)
         self._handle = group.handle
         self._round = 0
 
@@ -41,18 +74,18 @@ class LocalSegment:
         """Return a copy of what it has; neither seals nor consumes."""
         return self.group.look()
 
-    def seal(self) -> GroupPartial:
-        """Open a round, unless it is open, and return a copy of what it has; consumes nothing.
-
-        Rows come shard by shard, as `Plan.split` takes them.
-        """
+    def seal(self) -> Content:
+        """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
+        taken = TakenRound(advance=False, seal=False, ends=self._ends)
         if self._round:
-            return self.group.look(self._shards)
-        if self.group.stats().round_pid is not None:
-            # An earlier forwarder that was stopped, and is alive: a new step ends its round.
-            self._handle.set_step(self.group.global_step)
-        self._round, copy = self.group.open_round(self._shards)
-        return copy
+            self._handle.look(taken)
+        else:
+            if self.group.stats().round_pid is not None:
+                # An earlier forwarder that was stopped, and is alive: a new step ends its round.
+                self._handle.set_step(self.group.global_step)
+            self._handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
+            self._round = taken.serial
+        return Content.of(taken, self._names)
 
     def release(self) -> None:
         """Give the round up."""
@@ -77,13 +110,3 @@ class LocalSegment:
     def _forget_round(self) -> None:
         self._handle.give_up_round(self._round)
         self._round = 0
-
-
-def describe(partial: GroupPartial) -> Sealed:
-    """Return what the owner must know of a sealed segment."""
-    return Sealed(
-        partial.count,
-        partial.weight,
-        frozenset(partial.contributors.tolist()),
-        {name: (sums.count, sums.weight) for name, sums in partial.items()},
-    )

@@ -21,7 +21,7 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.segment import Content, LocalSegment
 from shmacc._records.taken import GroupPartial
 from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import LOST, Config, find
@@ -69,11 +69,6 @@ class Shared:
     woken: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def plan(self) -> Plan:
-        """Which row is at which shard."""
-        return Plan(self.config.members, self.config.shards)
-
 
 class Incarnation:
     """One incarnation of a forwarder, from when it is known to the owner until that is lost.
@@ -89,7 +84,7 @@ class Incarnation:
         self, shared: Shared, owner: Any, group: HostGroup, counters: SharedArrays
     ) -> None:
         config, self._host = shared.config, shared.host
-        self._shared, self._config, self._plan = shared, config, shared.plan
+        self._shared, self._config = shared, config
         self._group, self._counters, self._woken = group, counters, shared.woken
         self._heartbeat = config.timing.heartbeat
         self._around_at = 0.0  # when it looks around next
@@ -99,12 +94,12 @@ class Incarnation:
         self._peers: dict[str, Any] = {}  # actors of other nodes
         self._places: tuple[str, ...] = ()  # of the shards, for what is on its way
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
-        self._segment = LocalSegment(group, config.shards)
+        self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
         self._fence: Fence | None = None  # of the last order
         self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
         self._poll_from = 0.0
-        self._sealed: GroupPartial | None = None
+        self._sealed: Content | None = None
         self._shipping: Shipping | None = None
 
     def run(self) -> bool:
@@ -174,7 +169,7 @@ class Incarnation:
                 case act.Seal():
                     began = time.monotonic()
                     self._sealed = segment.seal()
-                    core.sealed(describe(self._sealed), began)
+                    core.sealed(self._sealed.sealed, began)
                     self._count("seals")
                 case act.Ship(grant):
                     if self._shipping is None or self._shipping.key.grant != grant:
@@ -210,8 +205,11 @@ class Incarnation:
         key = BatchKey(self._host, self._incarnation, grant)
         self._places = self._core.places
         first = zlib.crc32(self._host.encode()) % len(self._places)
-        pieces = self._plan.split(self._sealed, first)
-        self._shipping = Shipping(fence, key, pieces, self._stage, self._lost_shard)
+        # If each host begins with another one, they do not all send to the same shard first.
+        pieces = self._sealed.pieces
+        shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._places))
+        in_turn = [(shard, pieces[shard]) for shard in shards]
+        self._shipping = Shipping(fence, key, in_turn, self._stage, self._lost_shard)
         self._sealed = None
         self._shipped()
 
@@ -221,8 +219,7 @@ class Incarnation:
         """Send a shard a piece; None: there is no actor of its node now."""
         place = self._places[shard]
         if place == self._host:
-            # A copy: else the piece would keep all that was sealed in memory.
-            return self._wakes(self._shared.here.keep(shard, fence, key, piece.copy()))
+            return self._wakes(self._shared.here.keep(shard, fence, key, piece))
         if place not in self._peers:
             found = find(self._config, f"host {place}")
             if found is None:

@@ -19,10 +19,9 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._multihost.columns import Piece, Rows, Values
+from shmacc._multihost.columns import Bytes, Piece, Rows
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.pieces import values_of
 from shmacc._records.stats import Stats
 from shmacc.errors import ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
@@ -225,20 +224,21 @@ class HostActor:
         In a call of their own, since they are little: they are with the chief before the values
         have been copied.
         """
-        own = self._shard(shard)
-        return own.run(opened, own.plan.rows_of)
+        reduced = self._shard(shard).reduced(opened)
+        return reduced if isinstance(reduced, Missing) else reduced.rows
 
     @_of_shards
-    def values(self, shard: int, opened: Opened) -> Values | Missing:
-        """Return the values that a shard has in a round."""
-        return self._shard(shard).run(opened, values_of)
+    def values(self, shard: int, opened: Opened) -> Bytes | Missing:
+        """Return the values that a shard has in a round, as a column."""
+        reduced = self._shard(shard).reduced(opened)
+        return reduced if isinstance(reduced, Missing) else reduced.values
 
     @_of_shards
     def run(
         self, shard: int, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
         """Return what a function makes of a shard's share of a round."""
-        return self._shard(shard).run(opened, lambda taken: function(taken, *args))
+        return self._shard(shard).run(opened, function, args)
 
     def _shard(self, number: int) -> HostShard:
         with self._making:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from shmacc._multihost.columns import Piece
+from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.shard import ShardCore
 from shmacc._multihost.share import Share
-from shmacc._records.taken import GroupTaken
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
 
@@ -39,11 +38,11 @@ class HostShard:
         self._number, self._pool = number, pool
         self._lock = threading.Lock()  # of all that follows
         self._core: ShardCore[Piece] = ShardCore()
-        self.plan = Plan(config.members, config.shards)
-        self._group = HostGroup(self.plan.at_shard(number), reduction_type=config.reduction)
+        members = Plan(config.members, config.shards).at_shard(number)
+        self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
         self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
-        self._reduced: tuple[Share, GroupTaken] | None = None
+        self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
         """Keep a piece."""
@@ -58,17 +57,30 @@ class HostShard:
             if self._reduced is not None and self._reduced[0].fence < before:
                 self._reduced = None
 
-    def run(self, opened: Opened, function: Callable[[GroupTaken], Any]) -> Any | Missing:
-        """Return what a function makes of this shard's share of a round."""
+    def reduced(self, opened: Opened) -> Columns | Missing:
+        """Return the reduction of this shard's share of a round."""
         with self._lock:
-            share = Share.of(opened, self._number)
-            pieces = self._core.pieces(opened.fence, share.keys)
-            if pieces is not None:
-                is_all = share.keys and share == self._all_of(share.keys, pieces)
-                self._hosts = tuple(key.host for key in share.keys) if is_all else ()
-            elif self._reduced is None or self._reduced[0] != share:
-                return Missing()
-            return function(self._reduce(share, pieces or []))
+            return self._share(opened)
+
+    def run(
+        self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Any | Missing:
+        """Return what a function makes of that, which it gets as a `GroupTaken`."""
+        with self._lock:
+            found = self._share(opened)
+            if isinstance(found, Missing):
+                return found
+            return function(self._group.taken(found, Share.of(opened, self._number)), *args)
+
+    def _share(self, opened: Opened) -> Columns | Missing:
+        share = Share.of(opened, self._number)
+        pieces = self._core.pieces(opened.fence, share.keys)
+        if pieces is not None:
+            is_all = share.keys and share == self._all_of(share.keys, pieces)
+            self._hosts = tuple(key.host for key in share.keys) if is_all else ()
+        elif self._reduced is None or self._reduced[0] != share:
+            return Missing()
+        return self._reduce(share, pieces or [])
 
     def _reduce_ahead(self) -> None:
         """Reduce what the next round will probably be."""
@@ -86,7 +98,7 @@ class HostShard:
         count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
         return Share(self._core.fence, keys, count, weight, pieces[0].step)
 
-    def _reduce(self, share: Share, pieces: list[Piece]) -> GroupTaken:
+    def _reduce(self, share: Share, pieces: list[Piece]) -> Columns:
         if self._reduced is None or self._reduced[0] != share:
             self._reduced = None  # two at a time might not fit
             self._reduced = share, self._group.reduce(pieces, share)

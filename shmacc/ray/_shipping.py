@@ -48,7 +48,7 @@ class Shipping:
         self._again: list[tuple[float, int]] = []
         for shard, piece in pieces:
             self.gradients = piece.count
-            self.bytes += piece.nbytes
+            self.bytes += piece.columns.nbytes
             self._pieces[shard] = piece
             self._send(shard)
         self.shards = frozenset(self._pieces)

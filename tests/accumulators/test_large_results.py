@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shmacc
 from shmacc import _core
+from shmacc._multihost.columns import Columns, Piece, Rows, join
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Fence
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
 from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from shmacc._multihost.columns import Piece
 
 LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches
 
@@ -71,22 +67,15 @@ def test_a_take_of_a_large_array(name: str, more: int) -> None:
         assert np.array_equal(accumulator.take_grad(3), value)
 
 
-def pieces_of(*arrays: Any) -> list[shmacc.GroupPartial]:
-    parts: Any = [
-        shmacc.SparsePartial(
-            array[0], array[1], np.array([-1, 64]), np.ones(len(array[0]), np.int64), 1, 0, 1
-        )
-        if isinstance(array, tuple)
-        else shmacc.DensePartial(array, 1, 0, 1)
-        for array in arrays
-    ]
-    return [shmacc.GroupPartial({"m": part}, 1, 0, 1) for part in parts]
-
-
-def shipped(members: Mapping[str, shmacc.TensorSpec], *gradients: Any) -> list[Piece]:
-    """The same, as hosts send them to the one shard."""
-    plan = Plan(members, 1)
-    return [piece for each in pieces_of(*gradients) for _, piece in plan.split(each)]
+def shipped(*gradients: Any) -> list[Piece]:
+    """Gradients of a group of one member, each of another host, as they come to the one shard."""
+    pieces = []
+    for given in gradients:
+        numbers, values = given if isinstance(given, tuple) else (np.empty(0, np.int64), given)
+        length = len(numbers) if isinstance(given, tuple) else values.size
+        rows = Rows(np.array([[0, 1, 1, length]]), numbers, np.ones(len(numbers), np.int64))
+        pieces.append(Piece(Columns(rows, join([values])), 1, 1, 0))
+    return pieces
 
 
 def share_of(count: int) -> Share:
@@ -103,8 +92,8 @@ def test_rows_of_several_hosts_are_added_up() -> None:
         counts[own] += 1
     members = {"m": shmacc.IndexedSlicesSpec((None, 64), "float32", reduction_type="SUM")}
     with HostGroup(members) as group:
-        pieces = shipped(group.members, *zip(rows, values, strict=True))
-        taken = group.reduce(pieces, share_of(3))["m"]
+        pieces = shipped(*zip(rows, values, strict=True))
+        taken = group.taken(group.reduce(pieces, share_of(3)), share_of(3))["m"]
     assert np.array_equal(taken.indices, np.arange(count))
     assert np.array_equal(taken.row_counts, counts)
     assert np.array_equal(taken.values, expected)
@@ -114,11 +103,11 @@ def test_arrays_of_several_hosts_are_added_up() -> None:
     size = LARGE // 8 + 5
     arrays = [np.arange(size) % (7 * host + 11) for host in range(3)]
     with HostGroup({"m": shmacc.TensorSpec((size,), "int64")}) as group:
-        taken = group.reduce(shipped(group.members, *arrays), share_of(3))["m"]
+        taken = group.taken(group.reduce(shipped(*arrays), share_of(3)), share_of(3))["m"]
         assert np.array_equal(taken.value, sum(arrays) // 3)
         arrays[1][-2] = 2**63 - 1
         with pytest.raises(OutOfRangeError):
-            group.reduce(shipped(group.members, *arrays), share_of(3))
+            group.reduce(shipped(*arrays), share_of(3))
 
 
 def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
@@ -134,45 +123,86 @@ def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
             assert sums.num_accumulated() == 2
 
 
-def test_rows_of_a_sealed_segment_are_in_order_of_shard() -> None:
-    indices, values = table("float32", 64)
-    members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), 64), "float32")}
-    with HostGroup(members) as group:
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("width", [64, 100])
+def test_a_sealed_segment_has_each_row_in_one_piece_in_ascending_order(
+    width: int, lanes: int
+) -> None:
+    indices, values = table("float32", width)
+    members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), width), "float32")}
+    with HostGroup(members, lanes=lanes) as group:
         assert group.apply({"m": (indices, values)}, 0)
-        sealed = LocalSegment(group, 5).seal()["m"]
-    where = np.argsort(sealed.indices)
+        pieces = LocalSegment(group, Plan(group.members, 5)).seal().pieces
+    columns = [piece.columns for piece in pieces.values()]
+    assert sorted(pieces) == list(range(5))
+    for own in columns:
+        assert (np.diff(own.rows.numbers) > 0).all()
+        assert len(own.rows.numbers) > len(indices) // 6
+    where = np.argsort(rows := np.concatenate([own.rows.numbers for own in columns]))
+    got = np.concatenate([own.values.view(np.float32).reshape(-1, width) for own in columns])
     order = np.argsort(indices)
-    assert np.array_equal(sealed.indices[where], indices[order])
-    assert np.array_equal(sealed.values[where], values[order])
-    ends = _core.ends_of_shards(sealed.indices, 5)
-    for begin, end in zip([0, *ends], ends, strict=False):
-        assert (np.diff(sealed.indices[begin:end]) > 0).all()
+    assert np.array_equal(rows[where], indices[order])
+    assert np.array_equal(got[where], values[order])
 
 
 @pytest.mark.parametrize("row_bytes", [4, 12, 64, 256])
 @pytest.mark.parametrize("size", [1 << 12, LARGE])
-def test_rows_are_put_into_their_places(row_bytes: int, size: int) -> None:
+def test_values_are_put_into_their_places(row_bytes: int, size: int) -> None:
+    """Of a member with rows, a dense one's run, and another one with rows."""
     count = size // row_bytes
-    whole = _core.memory(count * row_bytes).reshape(count, row_bytes)
-    places = np.random.default_rng(1).permutation(count)
-    rows = np.random.default_rng(2).integers(0, 256, (count, row_bytes), dtype=np.uint8)
-    half = count // 2
-    _core.put_rows(whole, places[:half], rows[:half])
-    _core.put_rows(whole, places[half:], rows[half:])
-    assert np.array_equal(whole[places], rows)
+    random = np.random.default_rng(1)
+    wholes = [_core.memory(n * row_bytes).reshape(n, row_bytes) for n in (count, count, 7)]
+    for whole in wholes:
+        whole[:] = 0
+    places = random.permutation(count)[: count // 2], random.permutation(7)[:3]
+    shapes = (count // 2, row_bytes), (count // 3, row_bytes), (3, row_bytes)
+    parts = [random.integers(1, 256, shape, dtype=np.uint8) for shape in shapes]
+    lengths = np.array([len(part) for part in parts])
+    firsts = np.array([-1, 5, -1])
+    _core.put_values(wholes, firsts, lengths, np.concatenate(places), join(parts))
+    assert np.array_equal(wholes[0][places[0]], parts[0])
+    assert np.array_equal(wholes[1][5 : 5 + count // 3], parts[1])
+    assert np.array_equal(wholes[2][places[1]], parts[2])
+    untouched = np.ones(7, bool)
+    untouched[places[1]] = False
+    assert not wholes[1][:5].any()
+    assert not wholes[2][untouched].any()
 
 
-def test_rows_without_a_position_are_refused_and_nothing_is_written() -> None:
-    whole = np.zeros((4, 3), np.uint8)
-    rows = np.ones((2, 3), np.uint8)
-    for positions in [0, 4], [0, -1], [0, 2**40]:
-        with pytest.raises(InvalidArgumentError, match="position"):
-            _core.put_rows(whole, np.array(positions), rows)
-    with pytest.raises(InvalidArgumentError, match="as many as their positions"):
-        _core.put_rows(whole, np.array([0, 1, 2]), rows)
-    with pytest.raises((BufferError, ValueError)):
-        _core.put_rows(bytes(12), np.array([0, 1]), rows)
+@pytest.mark.parametrize(
+    ("first", "length", "positions", "size"),
+    [
+        (-1, 2, [0, 4], 6),
+        (-1, 2, [0, -1], 6),
+        (-1, 2, [0, 2**40], 6),
+        (-1, 2, [0], 6),
+        (-1, 2, [0, 1, 2], 6),
+        (-1, 5, [0, 1, 2, 3, 0], 15),
+        (-1, 2, [0, 1], 5),
+        (-1, 2, [0, 1], 7),
+        (-1, -1, [0, 1], 6),
+        (3, 2, [], 6),
+        (5, 0, [], 0),
+        (2**62, 2, [], 6),
+        (1, 2**62, [], 6),
+        (1, 2, [0], 6),
+    ],
+)
+def test_values_without_a_place_are_refused_and_nothing_is_written(
+    first: int, length: int, positions: list[int], size: int
+) -> None:
+    whole, values = np.zeros((4, 3), np.uint8), np.ones(size, np.uint8)
+    place = np.array(positions, np.int64)
+    given = [whole], np.array([first]), np.array([length]), place, values
+    with pytest.raises(InvalidArgumentError):
+        _core.put_values(*given)
     assert not whole.any()
+
+
+def test_values_are_put_into_arrays_that_may_be_written() -> None:
+    one = np.array([1])
+    with pytest.raises((BufferError, ValueError)):
+        _core.put_values([bytes(12)], one, one, np.empty(0, np.int64), np.ones(3, np.uint8))
 
 
 @pytest.mark.parametrize("highest", [2**11, 2**32, 2**63 - 1])

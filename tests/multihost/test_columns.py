@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import shmacc
-from shmacc._multihost.columns import Piece, Rows, Values
+from shmacc import _core
+from shmacc._multihost.columns import Columns, Piece, Rows, join
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Fence
 from shmacc._multihost.pieces import Plan
@@ -27,36 +27,13 @@ def buffers_of(sent: object) -> list[pickle.PickleBuffer]:
     return found
 
 
-def test_values_are_the_same_after_they_were_sent() -> None:
-    arrays: list[Any] = [
-        np.arange(7, dtype=np.int64),
-        np.empty((0, 3), np.float32),
-        np.arange(9, dtype=np.float16).reshape(3, 3),
-        np.ones(1 << 20, np.float32),
-        np.array(3.0),
-    ]
-    sent = Values.of(arrays)
-    again: Values = pickle.loads(pickle.dumps(sent))
-    parts = again.split([array.nbytes for array in arrays])
-    for ours, theirs in zip(parts, arrays, strict=True):
-        assert np.array_equal(ours.view(theirs.dtype).reshape(theirs.shape), theirs)
-    large = sent.split([array.nbytes for array in arrays])
-    shared = [np.shares_memory(*pair) for pair in zip(large, arrays, strict=True)]
-    assert shared == [False, False, False, True, False], "a large one is not copied for it"
-    assert Values.of([]).split([]) == []
-    for sizes in ([56], [56, 0, 18, 1 << 22, 16], [48, 0, 18, 1 << 22, 8]):
-        with pytest.raises(InvalidArgumentError, match="more or fewer values"):
-            sent.split(sizes)
-
-
-def test_a_piece_of_many_members_is_few_buffers_and_of_large_ones_their_own() -> None:
+def test_a_piece_of_many_members_is_four_buffers() -> None:
     specs: dict[str, shmacc.TensorSpec] = {
         f"rows {i}": shmacc.IndexedSlicesSpec((None, 4), "float32") for i in range(250)
     }
     specs |= {f"dense {i}": shmacc.TensorSpec((5,), "float64") for i in range(250)}
     specs["large"] = shmacc.TensorSpec((1 << 18,), "float64")
     with HostGroup(specs) as group, HostGroup(Plan(group.members, 1).at_shard(0)) as shard:
-        plan = Plan(group.members, 1)
         gradient = {
             name: ([i, i + 9], np.full((2, 4), i))
             if isinstance(spec, shmacc.IndexedSlicesSpec)
@@ -64,16 +41,13 @@ def test_a_piece_of_many_members_is_few_buffers_and_of_large_ones_their_own() ->
             for i, (name, spec) in enumerate(specs.items())
         }
         assert group.apply(gradient, 0, weight=3)
-        sealed = LocalSegment(group, 1).seal()
-        [(_, piece)] = plan.split(sealed)
-        assert len(buffers_of(sealed)) >= 1001
-        assert len(buffers_of(piece)) == 5
-        own = piece.copy()
-        assert np.array_equal(own.values.large[500], piece.values.large[500])
-        assert not np.shares_memory(own.values.large[500], piece.values.large[500])
+        [piece] = LocalSegment(group, Plan(group.members, 1)).seal().pieces.values()
+        assert len(buffers_of(group.look())) >= 1001
+        assert len(buffers_of(piece)) == 4
         again: Piece = pickle.loads(pickle.dumps(piece))
-        taken = shard.reduce([again], Share(Fence(1, 0), (), 1, 3, 0))
-        assert list(taken) == list(sealed)
+        share = Share(Fence(1, 0), (), 1, 3, 0)
+        taken = shard.taken(shard.reduce([again], share), share)
+        assert list(taken) == list(specs)
         for name, part in group.snapshot().items():
             for field in type(part).__slots__:
                 ours = np.asarray(getattr(taken[name], field)).reshape(-1)
@@ -82,15 +56,32 @@ def test_a_piece_of_many_members_is_few_buffers_and_of_large_ones_their_own() ->
                     assert np.array_equal(ours, theirs), (name, field)
 
 
+@pytest.mark.parametrize("ends", [[[2, 3]], [[5, 4]], [[-1, 4]], [[2, 4], [0, 0]], [[]], [2, 4]])
+def test_a_division_that_is_not_of_all_that_there_is_is_refused(ends: list[list[int]]) -> None:
+    def look() -> None:
+        taken = _core.TakenRound(advance=False, seal=False, ends=np.array(ends, np.int64))
+        group.handle.look(taken)
+
+    with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
+        assert group.apply({"m": np.ones(4)}, 0)
+        with pytest.raises(InvalidArgumentError):
+            look()
+        assert group.num_accumulated() == 1
+
+
 def piece_of(
     rows: list[int], values: list[int], counts: list[int], count: int = 2, member: int = 0
 ) -> Piece:
     """A piece as a shard may get it, of a member "m" with rows of one number."""
     numbers, column = np.array(rows, np.int64), np.array(counts, np.int64)
-    table = [(member, count, count, len(rows))]
-    return Piece(
-        Rows.of(table, [numbers], [column]), Values.of([np.array(values)]), count, count, 0
-    )
+    table = np.array([(member, count, count, len(rows))])
+    return Piece(Columns(Rows(table, numbers, column), join([np.array(values)])), count, count, 0)
+
+
+def with_table(table: object) -> Piece:
+    """A good piece, but for its table."""
+    rows = replace(GOOD.columns.rows, table=np.array(table))
+    return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 
 
 def share_of(pieces: int) -> Share:
@@ -103,7 +94,8 @@ MEMBERS = {
     "dense": shmacc.TensorSpec((3,), "int64"),
 }
 GOOD = piece_of([1, 5], [10, 20], [1, 2])
-LINE = GOOD.rows.table
+LINE = GOOD.columns.rows.table[0].tolist()
+NONE = np.empty(0, np.int64)
 
 
 @pytest.mark.parametrize(
@@ -119,38 +111,27 @@ LINE = GOOD.rows.table
         (piece_of([1, 5], [1, 1], [1, 3]), InvalidArgumentError, "'m'.*counts be from 1 to 2"),
         (piece_of([1, 5], [1], [1, 1]), InvalidArgumentError, "fewer values"),
         (piece_of([1, 5], [1, 1, 1], [1, 1]), InvalidArgumentError, "more or fewer values"),
-        (piece_of([1, 5], [1, 1], [1]), InvalidArgumentError, "do not fit"),
+        (piece_of([1, 5], [1, 1], [1]), InvalidArgumentError, "as many counts as rows"),
         (piece_of([], [], []), InvalidArgumentError, "members' lengths"),
         (piece_of([1], [1], [1], 3), InvalidArgumentError, "more gradients than the round has"),
         (piece_of([1], [1], [1], 0), InvalidArgumentError, "counts from 1"),
         (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "more gradients"),
         (piece_of([1], [2**31 - 10], [1]), OutOfRangeError, "does not fit"),
         (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
+        (with_table([LINE, LINE]), InvalidArgumentError, "ascending numbers"),
+        (with_table(LINE), InvalidArgumentError, "one dimension, .*and its table two"),
+        (with_table([[0, 2, 2]]), InvalidArgumentError, "of four numbers each"),
         (
-            replace(GOOD, rows=replace(GOOD.rows, table=np.vstack([LINE, LINE]))),
-            InvalidArgumentError,
-            "ascending numbers",
-        ),
-        (
-            replace(GOOD, rows=replace(GOOD.rows, table=LINE.reshape(-1))),
-            InvalidArgumentError,
-            "one dimension, and its table two",
-        ),
-        (
-            Piece(Rows.of([(1, 1, 1, 2)], [], []), Values.of([np.array([1, 2])]), 2, 2, 0),
+            Piece(Columns(Rows(np.array([[1, 1, 1, 2]]), NONE, NONE), join([NONE])), 2, 2, 0),
             InvalidArgumentError,
             "members' lengths",
         ),
-        (
-            replace(GOOD, rows=replace(GOOD.rows, table=np.array([[0, 2, 2, 2**62]]))),
-            InvalidArgumentError,
-            "do not fit",
-        ),
-        (
-            replace(GOOD, rows=replace(GOOD.rows, table=np.array([[0, 2, 2, 1]]))),
-            InvalidArgumentError,
-            "do not fit",
-        ),
+        (with_table([[0, 2, 2, 2**62]]), InvalidArgumentError, "fewer values"),
+        (with_table([[0, 2, 2, 2**61]]), InvalidArgumentError, "fewer values"),
+        (with_table([[0, 2, 2, 1]]), InvalidArgumentError, "do not fit"),
+        (with_table([[0, 2, 2, 3]]), InvalidArgumentError, "fewer values"),
+        (with_table([[0, 2, 1, 2]]), InvalidArgumentError, "weights from these"),
+        (with_table(np.empty((0, 4), np.int64)), InvalidArgumentError, "do not fit"),
     ],
 )
 def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
@@ -160,7 +141,9 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
         for pieces in ([GOOD, piece], [piece, GOOD]):
             with pytest.raises(kind, match=said):
                 group.reduce(pieces, share_of(2))
-        taken = group.reduce([GOOD, piece_of([5, 8], [1, -1], [1, 1]), GOOD], share_of(3))
+        share = share_of(3)
+        reduced = group.reduce([GOOD, piece_of([5, 8], [1, -1], [1, 1]), GOOD], share)
+        taken = group.taken(reduced, share)
         assert taken["m"].indices.tolist() == [1, 5, 8]
         assert taken["m"].values.tolist() == [20, 41, -1]
         assert taken["m"].row_counts.tolist() == [2, 5, 1]

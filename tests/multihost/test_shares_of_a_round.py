@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,13 +19,13 @@ from shmacc._multihost.messages import (
     Opened,
     Sealed,
 )
-from shmacc._multihost.pieces import Joining, Plan, values_of
-from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.pieces import Joining, Plan
+from shmacc._multihost.segment import Content, LocalSegment
 from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from shmacc._multihost.columns import Piece
+    from shmacc._multihost.columns import Columns, Piece
 
 pytestmark = pytest.mark.threads
 
@@ -49,18 +49,17 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
     gradient = values if kind == "dense" else {"a": ([3], [1]), "b": ([], [])}
     with HostGroup(specs) as group:
         assert group.apply(gradient, 0)
-        sealed = LocalSegment(group, 2).seal()
+        content = LocalSegment(group, plan).seal()
         expected = group.snapshot()
-    pieces = dict(plan.split(sealed))
-    member = Member(BatchKey("h", 1, 1), Batch(1, describe(sealed), frozenset(pieces)))
-    opened = Opened(Fence(1, 0), 0, (member,))
+    batch = Batch(1, content.sealed, frozenset(content.pieces))
+    opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
     parts = {}
-    for shard, piece in pieces.items():
+    for shard, piece in content.pieces.items():
         with HostGroup(plan.at_shard(shard)) as group:
             parts[shard] = group.reduce([piece], Share.of(opened, shard))
-    joining = Joining(plan, opened, {shard: plan.rows_of(part) for shard, part in parts.items()})
+    joining = Joining(plan, opened, {shard: part.rows for shard, part in parts.items()})
     for shard, part in parts.items():
-        joining.add(shard, values_of(part))
+        joining.add(shard, part.values)
     taken = joining.taken()
     for name, theirs in expected.items():
         for field in type(theirs).__slots__:
@@ -95,15 +94,14 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
                 gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)
             for group in flat, hosts[i % 3]:
                 assert group.apply(gradient, step, contributor=i, weight=i % 2 + 1)
-        segments = [LocalSegment(host, shards) for host in hosts]
+        segments = [LocalSegment(host, plan) for host in hosts]
         staged: list[dict[BatchKey, Piece]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
-            partial = segment.seal()
-            pieces = dict(plan.split(partial, first=number))
+            content = segment.seal()
             key = BatchKey(f"host{number}", 1, 1)
-            members.append(Member(key, Batch(1, describe(partial), frozenset(pieces))))
-            for shard, piece in pieces.items():
+            members.append(Member(key, Batch(1, content.sealed, frozenset(content.pieces))))
+            for shard, piece in content.pieces.items():
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
         parts = [
@@ -133,11 +131,11 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
     with HostGroup(specs) as group:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
-        partial = LocalSegment(group, 8).seal()
-        pieces = dict(Plan(group.members, 8).split(partial))
+        pieces = LocalSegment(group, Plan(group.members, 8)).seal().pieces
+        sums = group.look()
     shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
     assert set(pieces) == set(range(8))
-    assert shipped <= 1.05 * len(pickle.dumps(partial))
+    assert shipped <= 1.05 * len(pickle.dumps(sums))
 
 
 def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
@@ -175,34 +173,44 @@ def plan_of(plan: Plan, row: int) -> dict[int, Piece]:
     """The pieces of a gradient that has 6.0 in one row."""
     with HostGroup(plan.members) as group:
         assert group.apply({"m": ([row], [6.0])}, 0)
-        return dict(plan.split(LocalSegment(group, plan.shards).seal()))
+        return LocalSegment(group, plan).seal().pieces
 
 
-def join(plan: Plan, parts: list[shmacc.GroupTaken], opened: Opened) -> shmacc.GroupTaken:
+def join(plan: Plan, parts: list[Columns], opened: Opened) -> shmacc.GroupTaken:
     """Put a round together, the last shard's values first."""
-    rows = {shard: plan.rows_of(part) for shard, part in enumerate(parts)}
-    joining = Joining(plan, opened, rows)
+    joining = Joining(plan, opened, {shard: part.rows for shard, part in enumerate(parts)})
     for shard in reversed(range(len(parts))):
-        joining.add(shard, values_of(parts[shard]))
+        joining.add(shard, parts[shard].values)
     return joining.taken()
+
+
+def local(group: HostGroup) -> LocalSegment:
+    """A segment whose sums are all for one shard."""
+    return LocalSegment(group, Plan(group.members, 1))
+
+
+def value_of(content: Content, dtype: type[np.generic] = np.float64) -> Any:
+    """The sum of a group that has one number."""
+    [value] = content.pieces[0].columns.values.view(dtype)
+    return value
 
 
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
     with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
-        segment = LocalSegment(group)
-        assert segment.seal().count == 0
+        segment = local(group)
+        assert segment.seal().sealed.count == 0
         assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
         segment.release()
         assert group.apply({"m": 1.0}, 0, contributor=1)
         first, again = segment.seal(), segment.seal()
-        assert first["m"].value == again["m"].value == 1.0
-        assert describe(first) == describe(again) == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert value_of(first) == value_of(again) == 1.0
+        assert first.sealed == again.sealed == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
         segment.reset(5)
         assert (group.global_step, group.num_accumulated()) == (5, 0)
         assert group.apply({"m": 7.0}, 5, contributor=1)
         sealed = segment.seal()
-        assert sealed["m"].value == 7.0
-        assert describe(sealed) == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert value_of(sealed) == 7.0
+        assert sealed.sealed == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
         segment.set_step(2)
         assert group.apply({"m": 1.0}, 2)
         assert group.num_accumulated() == 2
@@ -214,9 +222,9 @@ def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
         HostGroup.attach("shared") as other,
     ):
         assert group.apply({"m": 1.0}, 0)
-        stopped, new = LocalSegment(other), LocalSegment(group)
+        stopped, new = local(other), local(group)
         stopped.seal()
-        assert new.seal().count == 1
+        assert new.seal().sealed.count == 1
         stopped.release()  # it wakes up: its round is no more
         assert not group.apply({"m": 1.0}, 0)
         group.unlink()
@@ -234,14 +242,15 @@ def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
         for thread in threads:
             thread.start()
-        segment, taken = LocalSegment(group), 0
+        segment, taken = local(group), 0
         while any(thread.is_alive() for thread in threads) or group.num_accumulated():
-            partial = segment.seal()
-            if partial.count % 2:
+            content = segment.seal()
+            count = content.sealed.count
+            if count % 2:
                 segment.release()
             else:
-                taken += partial.count
-                assert partial.count == (partial["m"].value if partial.count else 0)
+                taken += count
+                assert count == (value_of(content, np.int64) if count else 0)
                 segment.consume()
             if not any(thread.is_alive() for thread in threads) and group.num_accumulated() % 2:
                 assert group.apply({"m": 1}, shmacc.NEVER_STALE)

@@ -23,7 +23,7 @@ from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.segment import LocalSegment
 from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -325,17 +325,16 @@ class _Shard:
         with HostGroup(self.plan.members) as group:
             rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
             assert group.apply({"m": rows}, 0, weight=weight)
-            sealed = LocalSegment(group, 1).seal()
-        pieces = dict(self.plan.split(sealed)) if row is not None else {}
-        if row is not None:
-            ray.get(self.actor.stage.remote(0, fence, key, pieces[0]))
-        return Member(key, Batch(grant, describe(sealed), frozenset(pieces)))
+            content = LocalSegment(group, self.plan).seal()
+        for shard, piece in content.pieces.items():
+            ray.get(self.actor.stage.remote(shard, fence, key, piece))
+        return Member(key, Batch(grant, content.sealed, frozenset(content.pieces)))
 
     def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
         opened = Opened(Fence(1, number), 0, members)
         rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
-        values = ray.get(self.actor.values.remote(0, opened)).column.view("float64").tolist()
+        values = ray.get(self.actor.values.remote(0, opened)).view("float64").tolist()
         ray.get(self.actor.forget.remote(Fence(1, number + 1)))
         return rows, values
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "operations/buffer.hpp"
-#include "operations/merge.hpp"
 #include "operations/table.hpp"
 
 namespace shmacc {
@@ -60,11 +59,6 @@ class SparseMemberGradient : public MemberGradient {
     }
     void add(Member& member, Undo& undo) override { Rows<T>(member).add(*gradient_, found_, undo); }
 
-    // Of a partial, whose rows have their own counts.
-    RowSource<T> source() const { return {keys_, counts_, 1, values_, rows_}; }
-    uint64_t width() const { return width_; }
-    bool ascending() const { return ascending_ && counts_ != nullptr; }
-
   private:
     const int64_t* keys_;
     const T* values_;
@@ -92,9 +86,6 @@ class DenseMemberGradient : public MemberGradient {
     void add(Member& member, Undo&) override {
         Buffer<T>(member).add(values_, member.state.count == count());
     }
-
-    const T* values() const { return values_; }
-    uint64_t size() const { return size_; }
 
   private:
     const T* values_;

@@ -5,6 +5,7 @@
 #include "protocol/lane.hpp"
 #include "rows/reduction.hpp"
 #include "rows/row_order.hpp"
+#include "rows/row_targets.hpp"
 
 namespace shmacc {
 
@@ -22,8 +23,7 @@ struct RowSource {
 template <class T>
 class Merge {
   public:
-    Merge(std::vector<RowSource<T>> sources, uint64_t width, uint32_t shards)
-        : sources_(std::move(sources)), width_(width), shards_(shards) {
+    Merge(std::vector<RowSource<T>> sources, uint64_t width) : sources_(std::move(sources)), width_(width) {
         for (const RowSource<T>& source : sources_) {
             starts_.push_back(total_);
             total_ += source.count;
@@ -42,16 +42,11 @@ class Merge {
     // How many different rows there are.
     uint64_t rows() const { return keys_.size(); }
 
-    // All rows, shard by shard and ascending in each, reduced. False: a result does not fit.
-    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
-        bool fits = true;
-        const bool streamed = is_streamed(values, rows() * width_ * sizeof(T), width_ * sizeof(T));
-        with_width(width_, [&](auto width) {
-            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce)
-                            : read_rows<width.value, false>(keys, values, contributions, reduce);
+    // All rows, ascending, reduced. False: a result does not fit.
+    bool read(RowTargets<T>& to, const Reduce& reduce) {
+        return to.fill(width_, rows(), [&](auto width, auto streamed, auto& targets) {
+            return read_rows<width.value, streamed.value>(targets, reduce);
         });
-        if (streamed) end_of_stream();
-        return fits;
     }
 
   private:
@@ -71,10 +66,9 @@ class Merge {
     }
 
     // kWidth: the row's width, or 0 for any.
-    template <uint64_t kWidth, bool kStreamed>
-    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
+    template <uint64_t kWidth, bool kStreamed, class Targets>
+    bool read_rows(Targets& targets, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : width_;
-        PositionsByShard positions(keys_.data(), keys_.size(), shards_);
         std::vector<T> sum(repeats_.empty() ? 0 : width);
         bool fits = true;
         uint64_t row = 0;
@@ -84,7 +78,6 @@ class Merge {
                 __builtin_prefetch(&source.contributions[at * source.stride]);
                 prefetch_row(source.rows + at * width, width);
             }
-            const uint64_t position = positions.position(row, keys_[row]);
             const auto [source, at] = find(order_.empty() ? i : order_[i]);
             const T* sums = source.rows + at * width;
             int64_t count = contributions_of(source, at);
@@ -98,9 +91,8 @@ class Merge {
                        fits;
                 sums = sum.data();
             }
-            fits = reduce_row<kWidth, kStreamed>(values + position * width, sums, width, count, reduce) && fits;
-            keys[position] = keys_[row];
-            contributions[position] = count;
+            T* const to = targets.add(row, keys_[row], count);
+            fits = reduce_row<kWidth, kStreamed>(to, sums, width, count, reduce) && fits;
         }
         return fits;
     }
@@ -116,7 +108,6 @@ class Merge {
 
     const std::vector<RowSource<T>> sources_;
     const uint64_t width_;
-    const uint32_t shards_;
     std::vector<uint64_t> starts_;  // of each source, among all rows
     std::vector<uint32_t> source_of_;  // of each row
     uint64_t total_ = 0;
@@ -124,5 +115,30 @@ class Merge {
     std::vector<uint32_t> order_;  // empty: the rows are ascending as they are
     std::vector<uint8_t> repeats_;  // whether a row in that order is the one before it; empty: none is
 };
+
+// The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
+template <class T>
+bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
+    constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
+    const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
+    if (arrays.size() == 1 && !streamed) return reduce_into(out, arrays[0], size, reduce.divisor, reduce);
+    T sum[kPiece];
+    bool fits = true;
+    for (uint64_t at = 0; at < size; at += kPiece) {
+        const uint64_t count = std::min(kPiece, size - at);
+        const T* sums = arrays[0] + at;
+        for (size_t i = 1; i < arrays.size(); ++i) {
+            fits = (i == 1 ? add_into(sum, sums, arrays[1] + at, count) : add_many(sum, arrays[i] + at, count)) &&
+                   fits;
+            sums = sum;
+        }
+        fits = (streamed && count == kPiece
+                    ? reduce_row<kPiece, true>(out + at, sums, count, reduce.divisor, reduce)
+                    : reduce_into(out + at, sums, count, reduce.divisor, reduce)) &&
+               fits;
+    }
+    if (streamed) end_of_stream();
+    return fits;
+}
 
 }  // namespace shmacc

@@ -1,13 +1,14 @@
-// What a take hands out, reduced into the caller's memory: a round before it is consumed, or partials in no segment.
-//
-// What several lanes, or several partials, have of a member is added up in their order.
+// What a take hands out, reduced into the caller's memory: a round before it is consumed. What several lanes have of a
+// member is added up in their order.
 #pragma once
 
 #include <optional>
 
-#include "operations/member_gradient.hpp"
+#include "operations/buffer.hpp"
 #include "operations/merge.hpp"
 #include "operations/operation.hpp"
+#include "operations/table.hpp"
+#include "rows/columns.hpp"
 #include "rows/output.hpp"
 
 namespace shmacc {
@@ -32,6 +33,7 @@ struct Taken {
     int64_t weight;
     int64_t step;
     std::vector<TakenMember> members;
+    std::vector<Columns> shards;  // if it was asked to divide: what members have is here
     uint64_t contributor_count;
     Output contributors;
 };
@@ -41,7 +43,7 @@ struct TakeRequest {
     int64_t at_least;  // is enough at the deadline
     int64_t deadline;
     bool partial;  // sums, which are not divided
-    uint32_t shards;  // rows are handed out shard by shard
+    const Division* division;  // null: what members have is not divided among shards
     bool advance_step;
     bool seal;
     bool hold;  // opens the round instead of consuming it
@@ -53,7 +55,7 @@ struct TakeRequest {
 template <class T>
 class Tables {
   public:
-    Tables(std::vector<Member>& in_lanes, uint32_t shards) : in_lanes_(in_lanes), shards_(shards) {
+    explicit Tables(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
         std::vector<RowSource<T>> sources;
         for (Member& member : in_lanes) {
             // The sizes are proved before anything is allocated that the segment only claims to hold.
@@ -64,94 +66,49 @@ class Tables {
                 sources.push_back(
                     {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
         }
-        if (in_lanes.size() > 1) merge_.emplace(std::move(sources), in_lanes[0].state.row_elements, shards);
+        if (in_lanes.size() > 1) merge_.emplace(std::move(sources), in_lanes[0].state.row_elements);
     }
     uint64_t rows() const { return merge_ ? merge_->rows() : in_lanes_[0].state.rows; }
 
-    // All rows, shard by shard and ascending in each, reduced. values may be null: row numbers alone. False: a
-    // result does not fit.
-    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce) {
-        if (merge_) return merge_->read(keys, values, contributions, reduce);
-        return Rows<T>(in_lanes_[0]).read(keys, values, contributions, reduce, shards_);
+    // All rows, ascending, reduced. False: a result does not fit.
+    bool read(RowTargets<T>& to, const Reduce& reduce) {
+        return merge_ ? merge_->read(to, reduce) : Rows<T>(in_lanes_[0]).read(to, reduce);
     }
 
   private:
     std::vector<Member>& in_lanes_;
-    const uint32_t shards_;
     std::optional<Merge<T>> merge_;
 };
-
-// The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
-template <class T>
-bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
-    constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
-    const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
-    if (arrays.size() == 1 && !streamed) return reduce_into(out, arrays[0], size, reduce.divisor, reduce);
-    T sum[kPiece];
-    bool fits = true;
-    for (uint64_t at = 0; at < size; at += kPiece) {
-        const uint64_t count = std::min(kPiece, size - at);
-        const T* sums = arrays[0] + at;
-        for (size_t i = 1; i < arrays.size(); ++i) {
-            fits = (i == 1 ? add_into(sum, sums, arrays[1] + at, count) : add_many(sum, arrays[i] + at, count)) &&
-                   fits;
-            sums = sum;
-        }
-        fits = (streamed && count == kPiece
-                    ? reduce_row<kPiece, true>(out + at, sums, count, reduce.divisor, reduce)
-                    : reduce_into(out + at, sums, count, reduce.divisor, reduce)) &&
-               fits;
-    }
-    if (streamed) end_of_stream();
-    return fits;
-}
-
-// Adds to what was taken the rows of `source`, a Tables or a Merge, reduced. False: a result does not fit.
-template <class T, class Source>
-bool take_rows(Taken& taken, MemberInRound member, Source& source, uint64_t row_bytes, const Reduce& reduce) {
-    const uint64_t rows = source.rows();
-    TakenMember& out = taken.members.emplace_back(
-        TakenMember{std::move(member), rows, Output(rows * sizeof(int64_t)), Output(rows * row_bytes),
-                    Output(rows * sizeof(int64_t))});
-    return source.read(static_cast<int64_t*>(out.indices.get()), static_cast<T*>(out.values.get()),
-                       static_cast<int64_t*>(out.contributions.get()), reduce);
-}
-// The same of a dense member: the sum of these arrays.
-template <class T>
-bool take_arrays(Taken& taken, MemberInRound member, const std::vector<const T*>& arrays, uint64_t size,
-                 const Reduce& reduce) {
-    TakenMember& out = taken.members.emplace_back(
-        TakenMember{std::move(member), 0, Output(0), Output(size * sizeof(T)), Output(0)});
-    return reduce_arrays(static_cast<T*>(out.values.get()), arrays, size, reduce);
-}
 
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
 class RoundCopy {
   public:
     // heads: the round is another take's, so this one gets nothing.
     RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
-        : taken{0, 0, 0, 0, session.state.step, {}, 0, Output(0)}, nothing_(heads),
+        : taken{0, 0, 0, 0, session.state.step, {}, {}, 0, Output(0)}, nothing_(heads),
           round_(session.state.round), applied_(session.applied()) {
         if (heads || session.count() == 0) return;
         taken.count = session.count();
         taken.weight = session.weight();
         const auto members = static_cast<uint32_t>(specs.size()) - 1;
+        std::optional<ColumnsWriter> columns;
+        if (request.division) columns.emplace(room_of(session, specs, *request.division));
         for (uint32_t number = 0; number < members; ++number) {
             std::vector<Member> in_lanes = session.in_lanes(number);
             if (in_lanes.empty()) continue;
             const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
-                return read<decltype(zero)>(in_lanes, specs[number], request);
+                return read<decltype(zero)>(in_lanes, specs[number], request, columns);
             });
             if (!fits) does_not_fit(specs, number);
         }
+        if (columns) taken.shards = columns->written();
         std::vector<Member> in_lanes = session.in_lanes(members);
         if (in_lanes.empty()) return;
-        Tables<float> set(in_lanes, 1);
+        Tables<float> set(in_lanes);
         taken.contributor_count = set.rows();
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
-        set.read(static_cast<int64_t*>(taken.contributors.get()), static_cast<float*>(none.get()),
-                 static_cast<int64_t*>(ones.get()), not_reduced());
+        read_rows(set, taken.contributors, none, ones, 0, not_reduced());
     }
 
     // Every change of a round increments one of these, or is a new step (set_step).
@@ -165,6 +122,8 @@ class RoundCopy {
         uint64_t bytes = taken.contributors.bytes();
         for (const TakenMember& member : taken.members)
             bytes += member.indices.bytes() + member.values.bytes() + member.contributions.bytes();
+        for (const Columns& shard : taken.shards)
+            bytes += shard.numbers.bytes() + shard.values.bytes() + shard.counts.bytes();
         return bytes;
     }
 
@@ -172,7 +131,8 @@ class RoundCopy {
 
   private:
     template <class T>
-    bool read(std::vector<Member>& in_lanes, const MemberSpec& spec, const TakeRequest& request) {
+    bool read(std::vector<Member>& in_lanes, const MemberSpec& spec, const TakeRequest& request,
+              std::optional<ColumnsWriter>& columns) {
         Member& first = in_lanes[0];
         MemberInRound sum{first.number(), 0, 0, {}};
         for (const Member& member : in_lanes) {
@@ -184,13 +144,81 @@ class RoundCopy {
         if (sum.weight <= 0 || taken.weight < sum.weight) data_loss("its weights disagree");
         sum.dims = round_dims(first);
         const Reduce reduce = request.partial ? not_reduced() : reduce_by(spec, sum.weight, taken.weight);
+        const uint64_t width = first.state.row_elements;
+        const MemberLine line{sum.number, sum.count, sum.weight, 0};
+        TakenMember& out = taken.members.emplace_back(
+            TakenMember{std::move(sum), 0, Output(0), Output(0), Output(0)});
         if (spec.kind == kSparse) {
-            Tables<T> tables(in_lanes, request.shards);
-            return take_rows<T>(taken, std::move(sum), tables, first.row_bytes(), reduce);
+            Tables<T> tables(in_lanes);
+            if (columns)
+                return columns->write_rows<T>(line, width,
+                                              [&](RowTargets<T>& to) { return tables.read(to, reduce); });
+            out.rows = tables.rows();
+            out.indices = Output(out.rows * sizeof(int64_t));
+            out.contributions = Output(out.rows * sizeof(int64_t));
+            out.values = Output(out.rows * first.row_bytes());
+            return read_rows(tables, out.indices, out.values, out.contributions, width, reduce);
         }
         std::vector<const T*> arrays;  // proved before anything is allocated
         for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
-        return take_arrays<T>(taken, std::move(sum), arrays, first.state.row_elements, reduce);
+        if (columns) return divide(*columns, line, arrays, *request.division, spec.components, width, reduce);
+        out.values = Output(width * sizeof(T));
+        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, width, reduce);
+    }
+    template <class T>
+    static bool read_rows(Tables<T>& tables, Output& rows, Output& values, Output& counts, uint64_t width,
+                          const Reduce& reduce) {
+        const uint64_t row_bytes = width * sizeof(T);
+        RowTargets<T> to({{static_cast<int64_t*>(rows.get()), static_cast<int64_t*>(counts.get()),
+                           static_cast<T*>(values.get()), tables.rows()}},
+                         is_streamed(values.get(), tables.rows() * row_bytes, row_bytes));
+        return tables.read(to, reduce);
+    }
+    // A dense member, each shard's run into its columns.
+    template <class T>
+    static bool divide(ColumnsWriter& columns, MemberLine line, std::vector<const T*> arrays,
+                       const Division& division, uint32_t components, uint64_t numbers, const Reduce& reduce) {
+        bool fits = true;
+        const auto member = static_cast<uint32_t>(line.number);
+        for (uint32_t shard = 0; shard < division.shards; ++shard) {
+            const auto [begin, end] = division.run(member, shard, numbers / components);
+            line.length = static_cast<int64_t>(end - begin);
+            T* const out = columns.elements<T>(shard, line, components);
+            const uint64_t count = (end - begin) * components;
+            fits = reduce_arrays(out, arrays, count, reduce) && fits;
+            for (const T*& array : arrays) array += count;
+        }
+        return fits;
+    }
+    // What each shard's columns must have room for: rows that several lanes have count several times.
+    static std::vector<ColumnsRoom> room_of(RoundSession& session, const MemberSpecs& specs,
+                                            const Division& division) {
+        std::vector<ColumnsRoom> rooms(division.shards);
+        for (uint32_t number = 0; number + 1 < specs.size(); ++number) {
+            std::vector<uint64_t> rows(division.shards);
+            std::vector<Member> in_lanes = session.in_lanes(number);
+            if (in_lanes.empty()) continue;
+            const uint64_t row_bytes = in_lanes[0].row_bytes();
+            if (specs[number].kind == kSparse) {
+                for (Member& member : in_lanes) {
+                    const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
+                    for (uint64_t i = 0; i < member.state.rows; ++i)
+                        ++rows[shard_of(slots[i].row, division.shards)];
+                }
+                for (uint32_t shard = 0; shard < division.shards; ++shard) {
+                    rooms[shard].rows += rows[shard];
+                    rooms[shard].add_part(rows[shard] * row_bytes);
+                }
+            } else {
+                const uint64_t elements = in_lanes[0].state.row_elements / specs[number].components;
+                const uint64_t element_bytes = elements ? row_bytes / elements : 0;
+                for (uint32_t shard = 0; shard < division.shards; ++shard) {
+                    const auto [begin, end] = division.run(number, shard, elements);
+                    rooms[shard].add_part((end - begin) * element_bytes);
+                }
+            }
+        }
+        return rooms;
     }
 
     [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
@@ -202,72 +230,6 @@ class RoundCopy {
 
     bool nothing_;
     uint64_t round_, applied_;
-};
-
-// Partials that are in no segment, reduced as a round of theirs would be: what a shard does with the pieces that hosts
-// have sent (shmacc.ray). They are read where they are, and written once.
-class ReducedPartials {
-  public:
-    // count, weight: of the whole round, also of gradients that have nothing here.
-    ReducedPartials(const MemberSpecs& specs, int64_t count, int64_t weight, int64_t step)
-        : specs_(specs), taken_{0, 0, count, weight, step, {}, 0, Output(0)} {}
-
-    // What the partials have, in their order; each gradient belongs to some member.
-    Taken of(const std::vector<MemberGradient*>& gradients) {
-        for (uint32_t number = 0; number + 1 < specs_.size(); ++number) {
-            std::vector<MemberGradient*> own;
-            for (MemberGradient* gradient : gradients)
-                if (gradient->member() == number) own.push_back(gradient);
-            if (own.empty()) continue;
-            try {
-                if (!with_sum_type(specs_[number].sum, [&](auto zero) { return add<decltype(zero)>(own); }))
-                    throw Error(Failure::kOutOfRange, "A result does not fit the accumulator's dtype");
-            } catch (const Error& error) {
-                throw specs_[number].name.empty() ? error : error.of_member(specs_[number].name);
-            }
-        }
-        return std::move(taken_);
-    }
-
-  private:
-    // Of one member. False: a result does not fit.
-    template <class T>
-    bool add(const std::vector<MemberGradient*>& own) {
-        const MemberGradient& first = *own[0];
-        const MemberSpec& spec = specs_[first.member()];
-        MemberInRound sum{first.member(), 0, 0, first.dims()};
-        for (const MemberGradient* gradient : own) {
-            if (gradient->dims() != first.dims())
-                throw Error(Failure::kInvalidArgument, "Partials of different shapes");
-            if (__builtin_add_overflow(sum.count, gradient->count(), &sum.count) ||
-                __builtin_add_overflow(sum.weight, gradient->weight(), &sum.weight) ||
-                sum.count > taken_.count || sum.weight > taken_.weight)
-                throw Error(Failure::kInvalidArgument, "Partials of more gradients than the round has");
-        }
-        const Reduce reduce = reduce_by(spec, sum.weight, taken_.weight);
-        if (spec.kind == kSparse) {
-            std::vector<RowSource<T>> sources;
-            for (const MemberGradient* gradient : own) sources.push_back(rows_of<T>(*gradient));
-            const uint64_t width = static_cast<const SparseMemberGradient<T>&>(first).width();
-            Merge<T> merge(std::move(sources), width, 1);
-            return take_rows<T>(taken_, std::move(sum), merge, width * sizeof(T), reduce);
-        }
-        std::vector<const T*> arrays;
-        for (const MemberGradient* gradient : own)
-            arrays.push_back(static_cast<const DenseMemberGradient<T>*>(gradient)->values());
-        const uint64_t size = static_cast<const DenseMemberGradient<T>&>(first).size();
-        return take_arrays<T>(taken_, std::move(sum), arrays, size, reduce);
-    }
-    template <class T>
-    static RowSource<T> rows_of(const MemberGradient& gradient) {
-        const auto& rows = static_cast<const SparseMemberGradient<T>&>(gradient);
-        if (!rows.ascending())
-            throw Error(Failure::kInvalidArgument, "The rows of a partial must ascend, and be counted");
-        return rows.source();
-    }
-
-    const MemberSpecs& specs_;
-    Taken taken_;
 };
 
 }  // namespace shmacc

@@ -7,6 +7,8 @@
 #include "rows/gradient.hpp"
 #include "rows/index.hpp"
 #include "rows/kernels.hpp"
+#include "rows/reduction.hpp"
+#include "rows/row_targets.hpp"
 
 namespace shmacc {
 
@@ -42,17 +44,11 @@ class Rows {
         return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
     }
 
-    // All rows, shard by shard and ascending in each, reduced. False: a result does not fit the dtype.
-    bool read(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
-        bool fits = true;
-        const uint64_t row_bytes = state_.row_elements * sizeof(T);
-        const bool streamed = is_streamed(values, state_.rows * row_bytes, row_bytes);
-        with_width(state_.row_elements, [&](auto width) {
-            fits = streamed ? read_rows<width.value, true>(keys, values, contributions, reduce, shards)
-                            : read_rows<width.value, false>(keys, values, contributions, reduce, shards);
+    // All rows, ascending, reduced. False: a result does not fit the dtype.
+    bool read(RowTargets<T>& to, const Reduce& reduce) {
+        return to.fill(state_.row_elements, state_.rows, [&](auto width, auto streamed, auto& targets) {
+            return read_rows<width.value, streamed.value>(targets, reduce);
         });
-        if (streamed) end_of_stream();
-        return fits;
     }
 
   private:
@@ -71,12 +67,13 @@ class Rows {
         uint32_t count_;
     };
 
-    template <uint64_t kWidth, bool kStreamed>
-    bool read_rows(int64_t* keys, T* values, int64_t* contributions, const Reduce& reduce, uint32_t shards) {
+    template <uint64_t kWidth, bool kStreamed, class Targets>
+    bool read_rows(Targets& targets, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
         const Slot* table = this->table(count);
         const T* sums = member_.array<T>(kRows0, count * width);
+        int64_t* const keys = targets.scratch(count);
         for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) {
@@ -84,7 +81,6 @@ class Rows {
             if (!distinct.positions.empty()) data_loss("a row is in its table twice");
             order = std::move(distinct.order);
         }
-        PositionsByShard positions(keys, count, shards);
         bool fits = true;
         for (uint32_t i = 0; i < count; ++i) {
             if (!order.empty() && i + kAhead < count) {
@@ -92,13 +88,10 @@ class Rows {
                 prefetch_row(sums + order[i + kAhead] * width, width);
             }
             const uint32_t slot = order.empty() ? i : order[i];
-            const uint64_t at = positions.position(i, table[slot].row);
-            keys[at] = table[slot].row;
-            contributions[at] = table[slot].contributions;
-            if (contributions[at] <= 0) data_loss("a row has no contributions");
-            fits = reduce_row<kWidth, kStreamed>(values + at * width, sums + slot * width, width,
-                                                 contributions[at], reduce) &&
-                   fits;
+            const int64_t contributions = table[slot].contributions;
+            if (contributions <= 0) data_loss("a row has no contributions");
+            T* const to = targets.add(i, table[slot].row, contributions);
+            fits = reduce_row<kWidth, kStreamed>(to, sums + slot * width, width, contributions, reduce) && fits;
         }
         return fits;
     }

@@ -112,11 +112,11 @@ class Take : public Operation {
     }
 
     // What a take would give now, of all that is there; consumes nothing and waits for nobody but the lock.
-    RoundCopy look(bool partial, uint32_t shards) {
+    RoundCopy look(bool partial, const Division* division) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         return RoundCopy(session, *segment_.specs(),
-                         {0, 0, kForever, partial, shards, false, false, false, OnDeath::kWait, {}}, false);
+                         {0, 0, kForever, partial, division, false, false, false, OnDeath::kWait, {}}, false);
     }
 
     // Throws as a take with OnDeath::kRaise that has to wait would throw now.

@@ -217,17 +217,21 @@ class Handle {
         const OpenSegment::Use segment = attached();
         need_numpy();
         run<Take>([&](Take& act) {
-            taken.to_fill(segment->specs()) = std::move(act.look(!taken.advances(), taken.shards()).taken);
+            taken.to_fill(segment->specs()) = std::move(
+                act.look(!taken.advances(), taken.division(*segment->specs())).taken);
         });
     }
-    // What a take would give of a round of these members of partials, which are in no segment.
-    void reduce(TakenRound& taken, const nb::list& members, int64_t count, int64_t weight, int64_t step) {
+    // What the pieces of a round, (table, numbers, counts, values, count, weight) of each, add up to.
+    nb::tuple reduce(const nb::list& pieces, int64_t count, int64_t weight) {
         const OpenSegment::Use segment = attached();
         need_numpy();
-        const Arrivals arrivals(*segment->specs(), members);
-        const WithoutGil released;
-        ReducedPartials reduced(*segment->specs(), count, weight, step);
-        taken.to_fill(segment->specs()) = reduced.of(arrivals.gradients());
+        const IncomingPieces incoming(pieces);
+        Columns reduced;
+        {
+            const WithoutGil released;
+            reduced = ReducedPieces(*segment->specs(), count, weight).of(incoming.pieces());
+        }
+        return arrays_of(reduced);
     }
     // For a caller that waits for gradients without a take.
     void check_departures() {
@@ -422,7 +426,7 @@ class Handle {
                                   at_least,
                                   deadline_after(timeout),
                                   !taken.advances(),
-                                  taken.shards(),
+                                  taken.division(*segment.specs()),
                                   taken.advances(),
                                   taken.seals(),
                                   hold,

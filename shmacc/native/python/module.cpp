@@ -1,12 +1,9 @@
 // The extension module: shmacc._core.
-#include <deque>
-
 #include "python/arrays.hpp"
 #include "python/blocks.hpp"
 #include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
-#include "rows/columns.hpp"
 
 namespace shmacc {
 namespace {
@@ -157,51 +154,6 @@ void export_layout(nb::module_& m) {
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
 }
 
-int64_t wrong_member_of(nb::handle rows, nb::handle counts, nb::handle lengths, nb::handle limits,
-                        nb::handle weights) {
-    ArrayBuffer<int64_t> row(rows, 1), count(counts, 1), length(lengths, 1), limit(limits, 1),
-        weight(weights, 1);
-    const Column column{row.data(), row.size(), length.data(), length.size()};
-    if (count.size() != row.size() || limit.size() != length.size() || weight.size() != length.size() ||
-        !column.fits())
-        throw Error(Failure::kInvalidArgument, "The columns of a piece do not fit each other");
-    WithoutGil released;
-    return wrong_member(column, count.data(), limit.data(), weight.data());
-}
-
-// The rows of all columns, their counts, and for each column the positions of its rows.
-nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, const nb::list& lengths) {
-    need_numpy();
-    std::deque<ArrayBuffer<int64_t>> buffers;
-    std::vector<Column> columns;
-    std::vector<const int64_t*> column_counts;
-    uint64_t total = 0;
-    for (size_t i = 0; i < nb::len(rows); ++i) {
-        const auto& row = buffers.emplace_back(rows[i], 1);
-        const auto& count = buffers.emplace_back(counts[i], 1);
-        const auto& length = buffers.emplace_back(lengths[i], 1);
-        columns.push_back({row.data(), row.size(), length.data(), length.size()});
-        column_counts.push_back(count.data());
-        if (count.size() != row.size() || length.size() != columns[0].members || !columns.back().fits())
-            throw Error(Failure::kInvalidArgument, "The columns of a shard do not fit each other");
-        total += row.size();
-    }
-    Output merged(total * sizeof(int64_t)), merged_counts(total * sizeof(int64_t));
-    std::vector<Output> positions;
-    std::vector<int64_t*> position;
-    for (const Column& column : columns)
-        position.push_back(static_cast<int64_t*>(positions.emplace_back(column.count * sizeof(int64_t)).get()));
-    {
-        WithoutGil released;
-        merge_columns(columns, column_counts, static_cast<int64_t*>(merged.get()),
-                      static_cast<int64_t*>(merged_counts.get()), position);
-    }
-    nb::list made;
-    for (size_t i = 0; i < columns.size(); ++i)
-        made.append(array_of<int64_t>(positions[i], columns[i].count));
-    return nb::make_tuple(array_of<int64_t>(merged, total), array_of<int64_t>(merged_counts, total), made);
-}
-
 // In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
 // Python code.
 constexpr const char* kErrorNames[] = {
@@ -278,7 +230,12 @@ NB_MODULE(_core, m) {
     });
 
     nb::class_<TakenRound>(m, "TakenRound")
-        .def(nb::init<bool, bool, uint32_t>(), nb::arg("advance"), nb::arg("seal"), nb::arg("shards") = 1)
+        .def(
+            "__init__",
+            [](TakenRound* self, bool advance, bool seal, nb::handle ends) {
+                new (self) TakenRound(advance, seal, division_of(ends));
+            },
+            nb::arg("advance"), nb::arg("seal"), nb::arg("ends").none() = nb::none())
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
         .def_prop_ro("weight", &TakenRound::weight)
@@ -288,7 +245,8 @@ NB_MODULE(_core, m) {
         .def("indices", &TakenRound::indices, nb::arg("i"))
         .def("values", &TakenRound::values, nb::arg("i"))
         .def("shape", &TakenRound::shape, nb::arg("i"))
-        .def("row_counts", &TakenRound::row_counts, nb::arg("i"));
+        .def("row_counts", &TakenRound::row_counts, nb::arg("i"))
+        .def("columns", &TakenRound::columns);
 
     nb::class_<Caller>(m, "Caller").def(nb::init<>());
 
@@ -316,8 +274,7 @@ NB_MODULE(_core, m) {
              nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"), nb::arg("timeout").none(),
              nb::arg("raise_departures"))
         .def("look", &Handle::look, nb::arg("taken"))
-        .def("reduce", &Handle::reduce, nb::arg("taken"), nb::arg("members"), nb::arg("count"),
-             nb::arg("weight"), nb::arg("step"))
+        .def("reduce", &Handle::reduce, nb::arg("pieces"), nb::arg("count"), nb::arg("weight"))
         .def("check_departures", &Handle::check_departures)
         .def("keep", &Handle::keep, nb::arg("taken"))
         .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),
@@ -428,29 +385,9 @@ NB_MODULE(_core, m) {
             return array_of<uint8_t>(memory, bytes);
         },
         nb::arg("bytes"));
-    m.def(
-        "ends_of_shards",
-        [](nb::handle indices, uint32_t shards) {
-            ArrayBuffer<int64_t> rows(indices, 1);
-            return ends_of_shards(rows.data(), rows.size(), shards);
-        },
-        nb::arg("indices"), nb::arg("shards"));
-    m.def("wrong_member", &wrong_member_of, nb::arg("rows"), nb::arg("counts"), nb::arg("lengths"),
-          nb::arg("limits"), nb::arg("weights"));
     m.def("merge_columns", &merge_columns_of, nb::arg("rows"), nb::arg("counts"), nb::arg("lengths"));
-    m.def(
-        "put_rows",
-        [](nb::handle all, nb::handle positions, nb::handle rows) {
-            ArrayBuffer<uint8_t> target(all, 1, PyBUF_WRITABLE), source(rows, 1);
-            ArrayBuffer<int64_t> where(positions, 1);
-            const uint64_t row_bytes = product(target.dims(1));
-            const uint64_t size = row_bytes ? target.size() / row_bytes : 0;
-            if (source.size() != where.size() * row_bytes)
-                throw Error(Failure::kInvalidArgument, "The rows are not as many as their positions");
-            WithoutGil released;
-            put_rows(target.writable(), size, row_bytes, where.data(), source.data(), where.size());
-        },
-        nb::arg("all"), nb::arg("positions"), nb::arg("rows"));
+    m.def("put_values", &put_values_of, nb::arg("wholes"), nb::arg("firsts"), nb::arg("lengths"),
+          nb::arg("positions"), nb::arg("values"));
     watch_forks();
     export_layout(m);
 }

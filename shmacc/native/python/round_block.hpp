@@ -130,7 +130,7 @@ class RoundBlock {
     void start() {
         give_up();
         consumed_ = false;
-        taken_ = nb::cast(new TakenRound(true, false, 1), nb::rv_policy::take_ownership);
+        taken_ = nb::cast(new TakenRound(true, false), nb::rv_policy::take_ownership);
     }
     void give_up() {
         if (serial() != 0) handle().give_up_round(serial());

@@ -12,20 +12,24 @@
 #pragma once
 
 #include "operations/round_copy.hpp"
-#include "python/python.hpp"
+#include "python/columns.hpp"
 
 namespace shmacc {
 
 class TakenRound {
   public:
-    TakenRound(bool advance, bool seal, uint32_t shards) : advance_(advance), seal_(seal), shards_(shards) {
-        if (shards == 0) throw Error(Failure::kInvalidArgument, "A round is for one shard or more");
-    }
+    TakenRound(bool advance, bool seal, std::optional<Division> division = std::nullopt)
+        : advance_(advance), seal_(seal), division_(std::move(division)) {}
 
     bool advances() const { return advance_; }
     bool seals() const { return seal_; }
-    // Its rows are in order of shard; of one: ascending.
-    uint32_t shards() const { return shards_; }
+    // null: it is not divided among shards.
+    const Division* division(const MemberSpecs& specs) const {
+        if (!division_) return nullptr;
+        if (division_->ends.size() != (specs.size() - 1) * division_->shards)
+            throw Error(Failure::kInvalidArgument, "The division is that of other members");
+        return &*division_;
+    }
 
     // For the take's commit.
     std::optional<Taken>& to_fill(const std::shared_ptr<const MemberSpecs>& specs) {
@@ -87,6 +91,15 @@ class TakenRound {
         });
     }
 
+    // Of a divided round: each shard's columns, once.
+    nb::list columns() {
+        nb::list made;
+        taken();
+        for (Columns& shard : taken_->shards) made.append(arrays_of(shard));
+        taken_->shards.clear();
+        return made;
+    }
+
   private:
     friend class KeptRounds;
 
@@ -109,7 +122,7 @@ class TakenRound {
     }
 
     const bool advance_, seal_;
-    const uint32_t shards_;
+    const std::optional<Division> division_;
     const Origin origin_;  // a forked child has a copy of what its parent has
     std::shared_ptr<const MemberSpecs> specs_;
     std::optional<Taken> taken_;

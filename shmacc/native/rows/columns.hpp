@@ -1,16 +1,128 @@
-// Rows of many members in one column, one member's after the other, as hosts and shards send them to each other. What
-// comes in is checked here: a wrong column is an error, and never a wrong place in memory.
+// What a round has of many members in a few columns, one member's part after the other: as hosts and shards send it to
+// each other. An array costs a message more than the bytes of a small one.
+//
+// A column of row numbers and one of their counts have the rows of all sparse members; one of bytes has the values of all
+// members, each member's from a multiple of kPartAlignment; and a table says which members there are.
 #pragma once
 
-#include <numeric>
 #include <queue>
+#include <utility>
 
-#include "rows/row_order.hpp"
+#include "rows/output.hpp"
+#include "rows/row_targets.hpp"
 
 namespace shmacc {
 
-// A column: numbers of rows, and how many of them each member has.
-struct Column {
+constexpr uint64_t kPartAlignment = 64;
+
+inline uint64_t part_up(uint64_t bytes) {
+    return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
+
+// A member that is there, in the table, in ascending order of number.
+struct MemberLine {
+    int64_t number;
+    int64_t count;  // of its gradients
+    int64_t weight;  // of these
+    int64_t length;  // rows, or elements of a dense one
+};
+
+struct Columns {
+    std::vector<MemberLine> table;
+    uint64_t rows = 0, bytes = 0;  // that there are; the memory may be larger
+    Output numbers{0}, counts{0}, values{0};
+};
+
+// How members are divided among shards: rows by `shard_of`, a dense member into a run of elements for each.
+struct Division {
+    uint32_t shards;
+    std::vector<int64_t> ends;  // of dense member m's run for shard s: ends[m * shards + s]
+
+    // Where a run begins and ends, of a member with so many elements.
+    std::pair<uint64_t, uint64_t> run(uint32_t member, uint32_t shard, uint64_t elements) const {
+        const int64_t* const own = ends.data() + uint64_t{member} * shards;
+        const int64_t begin = shard ? own[shard - 1] : 0, end = own[shard];
+        if (begin < 0 || begin > end || static_cast<uint64_t>(end) > elements ||
+            (shard + 1 == shards && static_cast<uint64_t>(end) != elements))
+            throw Error(Failure::kInvalidArgument, "The runs of a dense member are not the whole of it");
+        return {static_cast<uint64_t>(begin), static_cast<uint64_t>(end)};
+    }
+};
+
+// What columns must have room for.
+struct ColumnsRoom {
+    uint64_t rows = 0, bytes = 0;
+    void add_part(uint64_t of_bytes) { bytes = part_up(bytes) + of_bytes; }
+};
+
+// Writes columns, those of one shard or of several, member after member. They have room for more rows than there may
+// turn out to be (some are equal): memory that is not touched costs nothing.
+class ColumnsWriter {
+  public:
+    explicit ColumnsWriter(const std::vector<ColumnsRoom>& rooms) : rooms_(rooms), columns_(rooms.size()) {
+        for (size_t shard = 0; shard < rooms.size(); ++shard) {
+            Columns& own = columns_[shard];
+            own.numbers = Output(rooms[shard].rows * sizeof(int64_t));
+            own.counts = Output(rooms[shard].rows * sizeof(int64_t));
+            own.values = Output(rooms[shard].bytes);
+            bytes_ += rooms[shard].bytes;
+        }
+    }
+
+    // Has `read` put the rows of a sparse member into RowTargets. line: without the length. False: as `read`.
+    template <class T, class Read>
+    bool write_rows(MemberLine line, uint64_t width, Read read) {
+        std::vector<RowTarget<T>> targets;
+        bool streamed = true;
+        for (size_t shard = 0; shard < columns_.size(); ++shard) {
+            Columns& own = columns_[shard];
+            const uint64_t begin = part_up(own.bytes), room = rooms_[shard].bytes;
+            const uint64_t rows = rooms_[shard].rows - own.rows;
+            const uint64_t fit = begin >= room ? 0 : width ? (room - begin) / (width * sizeof(T)) : rows;
+            T* const values = reinterpret_cast<T*>(bytes_of(own) + begin);
+            targets.push_back({rows_of(own.numbers) + own.rows, rows_of(own.counts) + own.rows, values,
+                               width ? std::min(rows, fit) : rows});
+            streamed = streamed && is_streamed(values, bytes_, width * sizeof(T));
+        }
+        const std::vector<RowTarget<T>> before = targets;
+        RowTargets<T> to(std::move(targets), streamed);
+        const bool fits = read(to);
+        for (uint32_t shard = 0; shard < columns_.size(); ++shard) {
+            const uint64_t written = before[shard].room - to.room(shard);
+            line.length = static_cast<int64_t>(written);
+            columns_[shard].rows += written;
+            add(columns_[shard], line, written * width * sizeof(T));
+        }
+        return fits;
+    }
+    // Memory for a run of a dense member's elements, as many as line.length.
+    template <class T>
+    T* elements(uint32_t shard, const MemberLine& line, uint32_t components) {
+        Columns& own = columns_[shard];
+        const uint64_t begin = part_up(own.bytes);
+        add(own, line, static_cast<uint64_t>(line.length) * components * sizeof(T));
+        return reinterpret_cast<T*>(bytes_of(own) + begin);
+    }
+    std::vector<Columns> written() { return std::move(columns_); }
+
+  private:
+    static int64_t* rows_of(const Output& column) { return static_cast<int64_t*>(column.get()); }
+    static unsigned char* bytes_of(const Columns& columns) {
+        return static_cast<unsigned char*>(columns.values.get());
+    }
+    static void add(Columns& to, const MemberLine& line, uint64_t bytes) {
+        if (line.length == 0) return;
+        to.table.push_back(line);
+        to.bytes = part_up(to.bytes) + bytes;
+    }
+
+    const std::vector<ColumnsRoom> rooms_;
+    std::vector<Columns> columns_;
+    uint64_t bytes_ = 0;
+};
+
+// A column of row numbers, and how many of them each member has.
+struct RowColumn {
     const int64_t* rows;
     uint64_t count;
     const int64_t* lengths;
@@ -27,25 +139,9 @@ struct Column {
     }
 };
 
-// The first member whose rows do not ascend from 0 to below its limit, or have counts other than 1 to its weight; -1:
-// there is none. counts: one for each row. limits, weights: one for each member.
-inline int64_t wrong_member(const Column& column, const int64_t* counts, const int64_t* limits,
-                            const int64_t* weights) {
-    const int64_t* row = column.rows;
-    for (uint64_t member = 0; member < column.members; ++member) {
-        int64_t last = -1;
-        for (const int64_t* const end = row + column.lengths[member]; row < end; ++row, ++counts) {
-            if (*row <= last || *row >= limits[member] || *counts < 1 || *counts > weights[member])
-                return static_cast<int64_t>(member);
-            last = *row;
-        }
-    }
-    return -1;
-}
-
 // Merges columns of which each member's rows ascend: `rows` and `counts` get all rows of a member in ascending order,
 // positions[i] where among its member's rows each row of the i-th column is.
-inline void merge_columns(const std::vector<Column>& columns, const std::vector<const int64_t*>& counts,
+inline void merge_columns(const std::vector<RowColumn>& columns, const std::vector<const int64_t*>& counts,
                           int64_t* rows, int64_t* merged_counts, const std::vector<int64_t*>& positions) {
     struct Next {
         int64_t row;
@@ -71,6 +167,57 @@ inline void merge_columns(const std::vector<Column>& columns, const std::vector<
             if (at[i] < end[i]) next.push({columns[i].rows[at[i]], i});
         }
     }
+}
+
+// Where a member's part of a column of values belongs: an array of so many rows, or elements.
+struct Whole {
+    unsigned char* memory;
+    uint64_t size;
+    uint64_t row_bytes;
+    uint64_t length;  // of the part
+    int64_t first;  // the part's place, if it is a run; -1: each row has its own
+};
+
+// Puts a shard's values into the arrays that they are of. positions: of the rows that have their own.
+inline void put_values(const std::vector<Whole>& wholes, const int64_t* positions, uint64_t count,
+                       const unsigned char* values, uint64_t bytes) {
+    uint64_t all = 0, at = 0, end = 0;
+    for (const Whole& whole : wholes) {
+        all += whole.size * whole.row_bytes;
+        const bool is_run = whole.first >= 0;
+        const uint64_t first = is_run ? static_cast<uint64_t>(whole.first) : 0;
+        if (first > whole.size || whole.length > whole.size - first || (!is_run && whole.length > count - at))
+            throw Error(Failure::kInvalidArgument,
+                        "There are more rows than positions, or than the table has");
+        for (const uint64_t until = at + (is_run ? 0 : whole.length); at < until; ++at)
+            if (static_cast<uint64_t>(positions[at]) >= whole.size)
+                throw Error(Failure::kInvalidArgument, "A row's position is not in the table");
+        end = part_up(end) + whole.length * whole.row_bytes;
+    }
+    if (at != count || end != bytes)
+        throw Error(Failure::kInvalidArgument,
+                    "There are fewer or more rows, or values, than there should be");
+    const unsigned char* from = values;
+    for (const Whole& whole : wholes) {
+        from = values + part_up(static_cast<uint64_t>(from - values));
+        const uint64_t part = whole.length * whole.row_bytes;
+        if (whole.first >= 0) {
+            if (part)
+                std::memcpy(whole.memory + static_cast<uint64_t>(whole.first) * whole.row_bytes, from, part);
+        } else {
+            const bool streamed = is_streamed(whole.memory, all, whole.row_bytes);
+            for (uint64_t i = 0; i < whole.length; ++i) {
+                unsigned char* const to = whole.memory + static_cast<uint64_t>(*positions++) * whole.row_bytes;
+                const unsigned char* const row = from + i * whole.row_bytes;
+                if (streamed)
+                    stream(to, row, whole.row_bytes);
+                else if (whole.row_bytes)
+                    std::memcpy(to, row, whole.row_bytes);
+            }
+        }
+        from += part;
+    }
+    end_of_stream();
 }
 
 }  // namespace shmacc

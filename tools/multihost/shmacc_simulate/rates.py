@@ -12,14 +12,15 @@ import numpy as np
 import shmacc
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
-from shmacc._multihost.pieces import Joining, Plan, values_of
-from shmacc._multihost.segment import LocalSegment, describe
+from shmacc._multihost.pieces import Joining, Plan
+from shmacc._multihost.segment import LocalSegment
 from shmacc._multihost.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmacc import GroupTaken
+    from shmacc._multihost.columns import Columns
 
 _TABLE, _ROWS, _WIDTH, _GRADIENTS, _SHARDS, _REPEATS = 1_000_000, 50_000, 64, 4, 2, 7
 
@@ -43,31 +44,31 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
     plan = Plan(members, _SHARDS)
     watch = _Watch()
     with HostGroup(members) as group, HostGroup(plan.at_shard(0)) as shard:
-        segment = LocalSegment(group, _SHARDS)
+        segment = LocalSegment(group, plan)
         for _ in range(_REPEATS):
             for gradient in gradients:
                 group.apply({"table": gradient}, group.global_step)
-            sums = watch.time("seal", segment.seal)
-            watch.bytes("seal", _size(sums["table"]))
-            pieces = dict(plan.split(sums))
+            content = watch.time("seal", segment.seal)
+            pieces = content.pieces
+            watch.bytes("seal", sum(piece.columns.nbytes for piece in pieces.values()))
             # Two hosts with the same rows: of what comes in, half goes out.
-            batch = Batch(1, describe(sums), frozenset(pieces))
+            batch = Batch(1, content.sealed, frozenset(pieces))
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
-            opened = Opened(Fence(1, 0), sums.step, hosts)
+            opened = Opened(Fence(1, 0), pieces[0].step, hosts)
             share = Share.of(opened, 0)
-            taken = watch.time("reduce", partial(shard.reduce, [pieces[0]] * 2, share))
-            watch.bytes("reduce", 2 * pieces[0].nbytes)
-            watch.time("join", partial(_join, plan, opened, taken))
-            watch.bytes("join", _SHARDS * _size(taken["table"]))
+            reduced = watch.time("reduce", partial(shard.reduce, [pieces[0]] * 2, share))
+            watch.bytes("reduce", 2 * pieces[0].columns.nbytes)
+            watch.time("join", partial(_join, plan, opened, reduced))
+            watch.bytes("join", _SHARDS * reduced.nbytes)
             segment.consume()
     return watch.rates()
 
 
-def _join(plan: Plan, opened: Opened, taken: GroupTaken) -> GroupTaken:
-    """Put a round together of as many shards that all have taken the same."""
-    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), plan.rows_of(taken)))
+def _join(plan: Plan, opened: Opened, reduced: Columns) -> GroupTaken:
+    """Put a round together of as many shards that all have the same."""
+    joining = Joining(plan, opened, dict.fromkeys(range(_SHARDS), reduced.rows))
     for shard in range(_SHARDS):
-        joining.add(shard, values_of(taken))
+        joining.add(shard, reduced.values)
     return joining.taken()
 
 
@@ -90,10 +91,3 @@ class _Watch:
             name: self._bytes[name] / statistics.median(seconds)
             for name, seconds in self._seconds.items()
         }
-
-
-def _size(sums: Any) -> int:
-    arrays = (
-        (sums.indices, sums.values, sums.row_counts) if hasattr(sums, "indices") else (sums.value,)
-    )
-    return sum(array.nbytes for array in arrays)

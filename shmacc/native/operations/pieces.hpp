@@ -1,0 +1,190 @@
+// Pieces of hosts' rounds, reduced as one round of theirs would be: what a shard does (shmacc.ray).
+//
+// They come from other processes, and are checked before anything is read: a wrong piece is an error, and never a wrong
+// place in memory. They are read where they are, and what they add up to is written once.
+#pragma once
+
+#include "operations/merge.hpp"
+#include "protocol/round.hpp"
+#include "rows/columns.hpp"
+
+namespace shmacc {
+
+struct Piece {
+    const MemberLine* table;
+    uint64_t lines;
+    const int64_t* numbers;
+    const int64_t* counts;
+    uint64_t rows;
+    const unsigned char* values;
+    uint64_t bytes;
+    int64_t count;  // of the host's gradients
+    int64_t weight;  // of these
+};
+
+// A piece, member after member. It must outlive this.
+class PieceReader {
+  public:
+    PieceReader(const MemberSpecs& specs, const Piece& piece) : specs_(specs), piece_(piece) {
+        check_table();
+        uint64_t row = 0, byte = 0;
+        for (uint64_t i = 0; i < piece.lines; ++i) {
+            const MemberLine& line = piece.table[i];
+            const MemberSpec& spec = specs[static_cast<size_t>(line.number)];
+            const auto length = static_cast<uint64_t>(line.length);
+            const uint64_t width = row_bytes(spec);
+            byte = part_up(byte);
+            if (byte > piece.bytes || (width && length > (piece.bytes - byte) / width)) wrong_values();
+            byte += length * width;
+            if (spec.kind != kSparse) continue;
+            if (length > piece.rows - row) wrong_rows();
+            check_rows(line, spec, row);
+            row += length;
+        }
+        if (row != piece.rows) wrong_rows();
+        if (byte != piece.bytes) wrong_values();
+    }
+
+    // The line of a member, which must be asked for in ascending order; null: it is not here.
+    const MemberLine* find(uint32_t number) const {
+        const bool is_here = line_ < piece_.lines && piece_.table[line_].number == number;
+        return is_here ? &piece_.table[line_] : nullptr;
+    }
+    // The part of the member that was found, once.
+    template <class T>
+    RowSource<T> next() {
+        const MemberLine& line = piece_.table[line_++];
+        const MemberSpec& spec = specs_[static_cast<size_t>(line.number)];
+        const auto length = static_cast<uint64_t>(line.length);
+        byte_ = part_up(byte_);
+        const auto* const values = reinterpret_cast<const T*>(piece_.values + byte_);
+        byte_ += length * row_bytes(spec);
+        if (spec.kind != kSparse) return {nullptr, nullptr, 1, values, length};
+        const uint64_t row = row_;
+        row_ += length;
+        return {piece_.numbers + row, piece_.counts + row, 1, values, length};
+    }
+
+    // Of a row of a sparse member, or an element of a dense one.
+    static uint64_t row_bytes(const MemberSpec& spec) {
+        const uint64_t numbers = spec.kind == kSparse ? product(dims_of(spec)) : 1;
+        return numbers * spec.components * spec.number_bytes();
+    }
+    static const Dims& dims_of(const MemberSpec& spec) {
+        if (!spec.round)
+            throw Error(Failure::kInvalidArgument, "Its shape is not declared").of_member(spec.name);
+        return *spec.round;
+    }
+
+  private:
+    void check_table() const {
+        int64_t last = -1;
+        for (uint64_t i = 0; i < piece_.lines; ++i) {
+            const MemberLine& line = piece_.table[i];
+            bool fits = line.number > last && static_cast<uint64_t>(line.number) + 1 < specs_.size() &&
+                        line.count >= 1 && line.count <= piece_.count && line.weight >= line.count &&
+                        line.weight <= piece_.weight && line.length >= 1;
+            if (fits) {
+                const MemberSpec& spec = specs_[static_cast<size_t>(line.number)];
+                fits = spec.kind == kSparse || static_cast<uint64_t>(line.length) == product(dims_of(spec));
+            }
+            if (!fits)
+                throw Error(
+                    Failure::kInvalidArgument,
+                    "A piece's table must have ascending numbers of the group's members, counts from 1 to " +
+                        std::to_string(piece_.count) + ", weights from these to " +
+                        std::to_string(piece_.weight) + ", and members' lengths");
+            last = line.number;
+        }
+    }
+    void check_rows(const MemberLine& line, const MemberSpec& spec, uint64_t begin) const {
+        const int64_t limit = spec.declared_rows() < 0 ? INT64_MAX : spec.declared_rows();
+        int64_t last = -1;
+        for (uint64_t i = begin; i < begin + static_cast<uint64_t>(line.length); ++i) {
+            const int64_t row = piece_.numbers[i], count = piece_.counts[i];
+            if (row <= last || row >= limit || count < 1 || count > line.weight)
+                throw Error(Failure::kInvalidArgument,
+                            "The numbers of a piece's rows must ascend from 0 to below " +
+                                std::to_string(limit) + ", and their counts be from 1 to " +
+                                std::to_string(line.weight))
+                    .of_member(spec.name);
+            last = row;
+        }
+    }
+    [[noreturn]] static void wrong_rows() {
+        throw Error(Failure::kInvalidArgument, "A piece's rows do not fit its table");
+    }
+    [[noreturn]] static void wrong_values() {
+        throw Error(Failure::kInvalidArgument, "A piece has more or fewer values than its rows need");
+    }
+
+    const MemberSpecs& specs_;
+    const Piece piece_;
+    uint64_t line_ = 0, row_ = 0, byte_ = 0;
+};
+
+class ReducedPieces {
+  public:
+    // count, weight: of the whole round, also of gradients that have nothing here.
+    ReducedPieces(const MemberSpecs& specs, int64_t count, int64_t weight)
+        : specs_(specs), count_(count), weight_(weight) {}
+
+    // What the pieces have, added up in their order.
+    Columns of(const std::vector<Piece>& pieces) {
+        ColumnsRoom room;
+        for (const Piece& piece : pieces) {
+            readers_.emplace_back(specs_, piece);
+            room.rows += piece.rows;
+            room.bytes = part_up(room.bytes) + piece.bytes + piece.lines * kPartAlignment;
+        }
+        ColumnsWriter writer({room});
+        for (uint32_t number = 0; number + 1 < specs_.size(); ++number) {
+            MemberLine sum{number, 0, 0, 0};
+            std::vector<PieceReader*> own;
+            for (PieceReader& reader : readers_)
+                if (const MemberLine* const line = reader.find(number)) {
+                    add(sum, *line);
+                    own.push_back(&reader);
+                }
+            if (own.empty()) continue;
+            const MemberSpec& spec = specs_[number];
+            if (!with_sum_type(spec.sum, [&](auto zero) { return reduce<decltype(zero)>(writer, sum, own); }))
+                throw Error(Failure::kOutOfRange, "A result does not fit the accumulator's dtype")
+                    .of_member(spec.name);
+        }
+        return std::move(writer.written()[0]);
+    }
+
+  private:
+    void add(MemberLine& sum, const MemberLine& line) const {
+        if (__builtin_add_overflow(sum.count, line.count, &sum.count) ||
+            __builtin_add_overflow(sum.weight, line.weight, &sum.weight) || sum.count > count_ ||
+            sum.weight > weight_)
+            throw Error(Failure::kInvalidArgument, "Pieces of more gradients than the round has")
+                .of_member(specs_[static_cast<size_t>(line.number)].name);
+        sum.length = line.length;  // a dense one's
+    }
+    // Of one member. False: a result does not fit.
+    template <class T>
+    bool reduce(ColumnsWriter& writer, const MemberLine& sum, const std::vector<PieceReader*>& own) const {
+        const MemberSpec& spec = specs_[static_cast<size_t>(sum.number)];
+        const Reduce reduce = reduce_by(spec, sum.weight, weight_);
+        std::vector<RowSource<T>> sources;
+        for (PieceReader* const reader : own) sources.push_back(reader->next<T>());
+        if (spec.kind == kSparse) {
+            const uint64_t width = PieceReader::row_bytes(spec) / sizeof(T);
+            Merge<T> merge(std::move(sources), width);
+            return writer.write_rows<T>(sum, width, [&](RowTargets<T>& to) { return merge.read(to, reduce); });
+        }
+        std::vector<const T*> arrays;
+        for (const RowSource<T>& source : sources) arrays.push_back(source.rows);
+        T* const out = writer.elements<T>(0, sum, spec.components);
+        return reduce_arrays(out, arrays, static_cast<uint64_t>(sum.length) * spec.components, reduce);
+    }
+
+    const MemberSpecs& specs_;
+    const int64_t count_, weight_;
+    std::vector<PieceReader> readers_;
+};
+
+}  // namespace shmacc
