@@ -25,7 +25,6 @@ from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._records.stats import Stats
 from shmacc.errors import ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
-from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
 from shmacc.ray._shard import HostShard
 
@@ -150,7 +149,7 @@ class HostActor:
         self._group = HostGroup(
             config.members, config.name, reduction_type=config.reduction, **options
         )
-        self._group.handle.keep_free(ObjectStore().room())  # the owner may be long in coming
+        self._group.handle.keep_free(self._shared.store.room())  # the owner may be long in coming
         self._counters = SharedArrays(
             dict.fromkeys(_COUNTERS, np.int64(0)),
             counters_of(config.name),
