@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 
@@ -66,6 +66,13 @@ def nodes_alive() -> set[str]:
         with contextlib.suppress(DeadlineExceededError):
             answer_of_head("nodes", ask, _BUSY)
     return _alive[1]
+
+
+def kill(actor: Any) -> None:
+    """Kill an actor; while Ray's head is away, that is done when it is back."""
+    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  it has no other name for all actors
+    with contextlib.suppress(DeadlineExceededError):
+        answer_of_head(name, lambda: ray.kill(actor), _BUSY)
 
 
 def _head() -> str:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc.errors import InvalidArgumentError
-from shmacc.ray._parts import NAMESPACE, find_actor
+from shmacc.ray._head import LONG
+from shmacc.ray._parts import find_actor, make_actor
 
 Arrays = dict[str, npt.NDArray[Any]]
 Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
@@ -54,22 +54,23 @@ class KeeperActor:
             self._arrays.close()
 
 
-def find_keeper(shared_name: str, node: str) -> Any | None:
-    """Return the keeper of a node; None: there is none now."""
-    return find_actor(_name(shared_name, node))
+def find_keeper(shared_name: str, node: str, seconds: float = LONG) -> Any | None:
+    """Return the keeper of a node; None: there is none now.
+
+    Raises:
+        DeadlineExceededError: Ray's head has not answered for so many seconds.
+    """
+    return find_actor(_name(shared_name, node), seconds)
 
 
-def make_keeper(shared_name: str, node: str, options: Mapping[str, Any]) -> Any:
-    """Make the keeper of a node, or find it."""
-    made = ray.remote(KeeperActor).options(
-        name=_name(shared_name, node),
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    )
-    return made.remote(shared_name, options)
+def make_keeper(shared_name: str, node: str, options: Mapping[str, Any], seconds: float) -> Any:
+    """Make the keeper of a node, or find it.
+
+    Raises:
+        DeadlineExceededError: Ray's head has not answered for so many seconds.
+    """
+    kind, name = ray.remote(KeeperActor), _name(shared_name, node)
+    return make_actor(kind, name, node, shared_name, options, seconds=seconds)
 
 
 def rows_of(arrays: SharedArrays, changed: Mapping[str, npt.ArrayLike | None]) -> Rows:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.messages import (
     Answer,
@@ -20,8 +19,10 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
+from shmacc.errors import DeadlineExceededError
+from shmacc.ray._head import kill
 from shmacc.ray._host import CONCURRENCY, HostActor
-from shmacc.ray._parts import LOST, NAMESPACE, Config, HostState, living_nodes
+from shmacc.ray._parts import LOST, Config, HostState, living_nodes, make_actor
 
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another host actor is made, where one has ended
@@ -215,14 +216,14 @@ class OwnerActor:
             try:
                 self._actors[node] = actor = await self._made(node)
                 await actor.serve.remote()
-                ray.kill(actor)  # it knows of a later one
+                await asyncio.to_thread(kill, actor)  # it knows of a later one
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
                 _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
-                ray.kill(actor)
+                await asyncio.to_thread(kill, actor)
             # Its process has died, or it got no place since some node was not known; ValueError:
-            # one of this name ended just now.
-            except (*LOST, ValueError):
+            # one of this name ended just now; or Ray's head is away.
+            except (*LOST, ValueError, DeadlineExceededError):
                 pass
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
@@ -236,16 +237,9 @@ class OwnerActor:
 
     def _make(self, node: str) -> Any:
         """Make the actor of a node, or find the one that an earlier owner has made."""
-        made = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).options(
-            name=self._config.actor(f"host {node}"),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_concurrency=4,  # one of them serves
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        return made.remote(self._config, node)
+        kind = ray.remote(concurrency_groups=CONCURRENCY)(HostActor)
+        given = self._config.actor(f"host {node}"), node, self._config, node
+        return make_actor(kind, *given, max_concurrency=4)  # one of them serves
 
     # Calls that wait
 

@@ -97,6 +97,34 @@ def find_actor(name: str, seconds: float = LONG) -> Any | None:
     return answer_of_head(f"actor {name}", ask, seconds)
 
 
+def make_actor(
+    kind: Any, name: str, node: str, *args: Any, seconds: float = LONG, **options: Any
+) -> Any:
+    """Make an actor on a node, or find the one of that name, which need not be on this node.
+
+    Args:
+        kind: Its class, as Ray has it.
+        name: Its name.
+        node: The node.
+        *args: Of its constructor.
+        seconds: How long Ray's head may take.
+        **options: More of Ray's options.
+
+    Raises:
+        DeadlineExceededError: It has not answered. The actor may come all the same.
+    """
+    made = kind.options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        **options,
+    )
+    return answer_of_head(f"new actor {name}", lambda: made.remote(*args), seconds)
+
+
 def check_connected(seconds: float = LONG) -> None:
     """Refuse a process that is not connected to Ray, or whose names are not those of its node.
 

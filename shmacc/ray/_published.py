@@ -52,6 +52,7 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from shmacc.ray._head import kill
 from shmacc.ray._keeper import find_keeper, make_keeper, rows_of
 from shmacc.ray._link import (
     ANSWER,
@@ -120,9 +121,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._given: dict[str, Any] = {}  # the last call of nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gated: dict[str, Link] = {}  # whose owner has closed its gate, by node
-        self._links: weakref.WeakSet[Link] = (
-            weakref.WeakSet()
-        )  # whose gates an earlier chief closed
+        self._links = weakref.WeakSet[Link]()  # whose gates an earlier chief closed
         self._lock = threading.Lock()  # of these, and of the order of calls to keepers
         self._stop = threading.Event()
         self._end_keeper_here()  # of a time when the chief was elsewhere
@@ -192,7 +191,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._send_to(
                 {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
             )
-            self._send_to({node: self._give(node) for node in new}, wait)
+            self._send_to({node: self._give(node, wait.until) for node in new}, wait)
             for link in OPEN.copy() - set(self._links):
                 link.gate(frozenset(self._keepers), self._name, wait.until, closed=False)
                 self._links.add(link)
@@ -207,7 +206,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 node = waiting.pop(call)
                 if not self._has_answered(node, call) and node in self._new():
                     time.sleep(_AGAIN)
-                    waiting[self._give(node)] = node
+                    waiting[self._give(node, wait.until)] = node
             if not ended:
                 self._give_up(waiting, wait)
             if waiting and wait.left() == 0:
@@ -251,15 +250,17 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             del self._keepers[node]
         return alive - self._keepers.keys()
 
-    def _give(self, node: str) -> Any:
+    def _give(self, node: str, until: float) -> Any:
         """Have a new keeper write everything; return the call.
 
         Raises:
             FailedPreconditionError: This node has a keeper, so another chief is on another one.
+            DeadlineExceededError: Ray's head has not answered by then.
         """
-        if find_keeper(self._name, self._here) is not None:
+        seconds = min(PATIENCE, max(ANSWER, until - time.monotonic()))
+        if find_keeper(self._name, self._here, seconds) is not None:
             raise self._replaced()
-        self._keepers[node] = keeper = make_keeper(self._name, node, self._options)
+        self._keepers[node] = keeper = make_keeper(self._name, node, self._options, seconds)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
         return keeper.obey.remote(self._chief, everything)
 
@@ -273,7 +274,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 last = self._given.get(node)
                 if last is not None and not ray.wait([last], timeout=0)[0]:
                     continue
-                self._given[node] = call = self._give(node)
+                self._given[node] = call = self._give(node, time.monotonic())
                 if not ray.wait([call], timeout=_LOOK)[0]:
                     del self._keepers[node]
                     continue
@@ -290,7 +291,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         end = time.monotonic() + _REMOVED
         while (keeper := find_keeper(self._name, self._here)) is not None:
             with contextlib.suppress(*LOST):
-                ray.kill(keeper)
+                kill(keeper)
             if time.monotonic() > end:
                 raise self._replaced()
             time.sleep(_POLL)
