@@ -210,6 +210,14 @@ def finished(link: Link) -> FinishedError:
     return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
 
 
+def not_ready(link: Link) -> FailedPreconditionError:
+    """Return the error of those who want a step of an owner that knows none yet."""
+    return FailedPreconditionError(
+        f"The owner of {link.config.name!r} was started again and does not know the step: "
+        "call set_global_step with that of your parameters"
+    )
+
+
 def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
     """End actors by node; return the nodes that have not said so: their names may be left."""
     left = set(actors)
