@@ -174,9 +174,11 @@ class Link:
             raise FailedPreconditionError(
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
-        self._owner, _, self._node = _make_owner(self.config, None, until)
-        for by, hosts in self._gates.items():  # before it is told a step, and hands that on
-            self.tell("gate", frozenset(hosts), by, closed=True)
+        owner, _, node = _make_owner(self.config, None, until)
+        # Before any thread of this process can tell it a step, which it hands on.
+        for by, hosts in list(self._gates.items()):
+            owner.gate.remote(frozenset(hosts), by, closed=True)
+        self._owner, self._node = owner, node
 
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
@@ -263,25 +265,30 @@ def find_config(name: str, until: float | None = None) -> Config | None:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
     end = time.monotonic() + PATIENCE if until is None else until
-    parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
-    silent = []
-    for part in parts:
-        if (actor := _find_until(part, end + _HEAD)) is not None:
-            left = max(ANSWER, min(LOOK, end - time.monotonic()))
-            try:
-                config: Config = ray.get(actor.config.remote(), timeout=left)
-            except ray.exceptions.GetTimeoutError:
-                silent.append(part)
-            except LOST:
-                continue
-            else:
+    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
+    silent: list[str] = []
+    for parts in [f"{name}/owner"], hosts:  # all hosts at once: some may be stopped
+        actors = {part: _find_until(part, end + _HEAD) for part in parts}
+        calls = {actor.config.remote(): part for part, actor in actors.items() if actor is not None}
+        until = time.monotonic() + max(ANSWER, min(LOOK, end - time.monotonic()))
+        while ended := _wait_for_one(list(calls), until):
+            del calls[ended]
+            with contextlib.suppress(*LOST):
+                config: Config = ray.get(ended)
                 return config
+        silent += calls.values()
     if silent:
         raise DeadlineExceededError(
             f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
             "their nodes are cut off"
         )
     return None
+
+
+def _wait_for_one(calls: list[Any], until: float) -> Any | None:
+    """Return a call that has ended; None: there is none, or it is time (monotonic)."""
+    left = max(0.0, until - time.monotonic())
+    return next(iter(ray.wait(calls, timeout=left)[0]), None) if calls else None
 
 
 def _find_until(part: str, until: float) -> Any | None:
