@@ -158,6 +158,14 @@ class OwnerCore(Rounds):
         late = () if self._grant is None else self._grant.waits_for(self._hosts)
         return Waiting(self.accumulated, self.step, living, tuple(sorted(h.name for h in late)))
 
+    def step_past(self, after: int) -> int | NotReady | Finished | None:
+        """Return the step if it is past `after`, or why there will be none; None: not yet."""
+        if self.is_ready and self.step > after:
+            return self.step
+        if self.finished:
+            return Finished()
+        return None if self.is_ready else NotReady()
+
     def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
         """End a chief's wait or block; return whether its round was consumed.
 

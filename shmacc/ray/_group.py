@@ -7,16 +7,16 @@ from typing import Any, Self
 
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
-from shmacc._multihost.messages import Finished, Timing
+from shmacc._multihost.messages import Finished, NotReady, Timing
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, finished, warn_of_left
+from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, finished, not_ready, warn_of_left
 from shmacc.ray._making import find, make, new_config
-from shmacc.ray._parts import HostState, ShardedTaken, check_connected
+from shmacc.ray._parts import HostState, ShardedTaken, State, check_connected
 from shmacc.ray._round import Round
 
 _logger = logging.getLogger("shmacc")
@@ -158,8 +158,13 @@ class AccumulatorGroup:
 
     @property
     def global_step(self) -> int:
-        """The owner's step; hosts follow it within milliseconds."""
-        return self._state()[0]
+        """The owner's step; hosts follow it within milliseconds.
+
+        Raises:
+            FailedPreconditionError: The owner was started again and knows no step until
+                `set_global_step`.
+        """
+        return self._step_of(self._state())
 
     def num_accumulated(self) -> int:
         """How many gradients of living hosts wait to be taken, as far as hosts have reported."""
@@ -173,9 +178,14 @@ class AccumulatorGroup:
         """Return what the owner has done: rounds, void steps, lost hosts, and so on."""
         return self._state()[3]
 
-    def _state(self) -> tuple[int, int, dict[str, HostState], dict[str, int]]:
-        state: tuple[int, int, dict[str, HostState], dict[str, int]] = self._link.call("state")
+    def _state(self) -> State:
+        state: State = self._link.call("state")
         return state
+
+    def _step_of(self, state: State) -> int:
+        if (step := state[0]) is None:
+            raise not_ready(self._link)
+        return step
 
     def take(
         self,
@@ -238,7 +248,10 @@ class AccumulatorGroup:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
 
     def advance_step(self, step: int) -> int:
-        """Move on to a later ``step`` and drop the gradients of older ones; return how many."""
+        """Move on to a later ``step`` and drop the gradients of older ones; return how many.
+
+        An owner that was started again takes any step, and knows it from then on.
+        """
         dropped: int = self._link.call("advance_step", arguments.int64(step, "step"))
         return dropped
 
@@ -248,6 +261,8 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
             FinishedError: The group is finished; but a step that is past `after` is returned.
+            FailedPreconditionError: The owner was started again and knows no step until
+                `set_global_step`.
             InvalidArgumentError: A bad argument.
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
@@ -258,8 +273,11 @@ class AccumulatorGroup:
                     return step
                 case Finished():
                     raise finished(self._link)
+                case NotReady():
+                    raise not_ready(self._link)
             if wait.is_over():
-                step, accumulated, *_ = self._state()
+                state = self._state()
+                step, accumulated = self._step_of(state), state[1]
                 raise DeadlineExceededError(
                     f"The global step is {step}, not past {past}, after {seconds:g} seconds"
                 ).with_fields(step=step, accumulated=accumulated)
@@ -272,14 +290,16 @@ class AccumulatorGroup:
 
         Raises:
             DeadlineExceededError: The timeout passed, in this wait.
+            FailedPreconditionError: As of `wait_step`. Once the step is set, call it again.
             InvalidArgumentError: A bad argument.
         """
         arguments.timeout(timeout)
         return self._steps(timeout)
 
     def _steps(self, timeout: float | None) -> Iterator[int]:
-        step = self.global_step
-        while self.running:
+        step: int | None = None
+        while self.running:  # first: an owner that was started again may know the end and no step
+            step = self.global_step if step is None else step
             yield step
             try:
                 step = self.wait_step(step, timeout=timeout)
@@ -313,6 +333,8 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
+            FailedPreconditionError: The owner was started again and knows no step until
+                `set_global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).taken()

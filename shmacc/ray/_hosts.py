@@ -13,7 +13,7 @@ from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._link import Link, Wait, wait_for_all
+from shmacc.ray._link import Link, Wait, not_ready, wait_for_all
 from shmacc.ray._parts import LOST
 
 
@@ -23,16 +23,22 @@ class HostsParts:
 
     Attributes:
         link: The chief's.
-        step: The step.
+        step: The step; None: the owner was started again and knows none yet.
         parts: Of each host that had gradients.
     """
 
     link: Link
-    step: int
+    step: int | None
     parts: list[GroupPartial]
 
     def taken(self) -> GroupTaken:
-        """Return what a take would make of them: a private group adds them up and divides."""
+        """Return what a take would make of them: a private group adds them up and divides.
+
+        Raises:
+            FailedPreconditionError: The owner knows no step.
+        """
+        if self.step is None:
+            raise not_ready(self.link)
         config = self.link.config
         with LocalGroup(config.members, reduction_type=config.reduction) as group:
             group.advance_step(self.step)

@@ -18,12 +18,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
+from shmacc.ray._head import kill
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, NAMESPACE, Config, find, find_actor, living_nodes
+from shmacc.ray._parts import LOST, Config, find, find_actor, living_nodes, make_actor
 
 _logger = logging.getLogger("shmacc")
 
@@ -174,9 +174,11 @@ class Link:
             raise FailedPreconditionError(
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
-        self._owner, _, self._node = _make_owner(self.config, None, until)
-        for by, hosts in self._gates.items():  # before it is told a step, and hands that on
-            self.tell("gate", frozenset(hosts), by, closed=True)
+        owner, _, node = _make_owner(self.config, None, until)
+        # Before any thread of this process can tell it a step, which it hands on.
+        for by, hosts in list(self._gates.items()):
+            owner.gate.remote(frozenset(hosts), by, closed=True)
+        self._owner, self._node = owner, node
 
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
@@ -197,7 +199,7 @@ class Link:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
                 actors[node] = _find_until(config.actor(f"host {node}"), until)
         left = end_parts(actors)
-        ray.kill(self._owner)
+        kill(self._owner)
         return left
 
 
@@ -210,6 +212,14 @@ def finished(link: Link) -> FinishedError:
     return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
 
 
+def not_ready(link: Link) -> FailedPreconditionError:
+    """Return the error of those who want a step of an owner that knows none yet."""
+    return FailedPreconditionError(
+        f"The owner of {link.config.name!r} was started again and does not know the step: "
+        "call set_global_step with that of your parameters"
+    )
+
+
 def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
     """End actors by node; return the nodes that have not said so: their names may be left."""
     left = set(actors)
@@ -220,7 +230,7 @@ def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
             left.discard(calls[call])
     for actor in actors.values():
         if actor is not None:
-            ray.kill(actor, no_restart=True)
+            kill(actor)
     return sorted(left)
 
 
@@ -255,25 +265,30 @@ def find_config(name: str, until: float | None = None) -> Config | None:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
     end = time.monotonic() + PATIENCE if until is None else until
-    parts = [f"{name}/owner", *(f"{name}/host {node}" for node in sorted(living_nodes(None)))]
-    silent = []
-    for part in parts:
-        if (actor := _find_until(part, end + _HEAD)) is not None:
-            left = max(ANSWER, min(LOOK, end - time.monotonic()))
-            try:
-                config: Config = ray.get(actor.config.remote(), timeout=left)
-            except ray.exceptions.GetTimeoutError:
-                silent.append(part)
-            except LOST:
-                continue
-            else:
+    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
+    silent: list[str] = []
+    for parts in [f"{name}/owner"], hosts:  # all hosts at once: some may be stopped
+        actors = {part: _find_until(part, end + _HEAD) for part in parts}
+        calls = {actor.config.remote(): part for part, actor in actors.items() if actor is not None}
+        until = time.monotonic() + max(ANSWER, min(LOOK, end - time.monotonic()))
+        while ended := _wait_for_one(list(calls), until):
+            del calls[ended]
+            with contextlib.suppress(*LOST):
+                config: Config = ray.get(ended)
                 return config
+        silent += calls.values()
     if silent:
         raise DeadlineExceededError(
             f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
             "their nodes are cut off"
         )
     return None
+
+
+def _wait_for_one(calls: list[Any], until: float) -> Any | None:
+    """Return a call that has ended; None: there is none, or it is time (monotonic)."""
+    left = max(0.0, until - time.monotonic())
+    return next(iter(ray.wait(calls, timeout=left)[0]), None) if calls else None
 
 
 def _find_until(part: str, until: float) -> Any | None:
@@ -288,21 +303,11 @@ def _make_owner(config: Config, step: int | None, until: float | None) -> tuple[
         FailedPreconditionError: Ray does not start it.
     """
     end = time.monotonic() + PATIENCE if until is None else until
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = ray.get_runtime_context().get_node_id()
     while True:
-        owner = (
-            ray.remote(OwnerActor)
-            .options(
-                name=config.actor("owner"),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_concurrency=10_000,
-                num_cpus=0,
-                scheduling_strategy=here,
-            )
-            .remote(config, step)
-        )
+        seconds = min(PATIENCE, max(_HEAD, end - time.monotonic()))
+        given = ray.remote(OwnerActor), config.actor("owner"), here, config, step
+        owner = make_actor(*given, seconds=seconds, max_concurrency=10_000)
         try:
             left = None if math.isinf(end) else max(_HEAD, end - time.monotonic())
             known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)

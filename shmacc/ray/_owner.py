@@ -14,6 +14,7 @@ from shmacc._multihost.messages import (
     Answer,
     Fence,
     Finished,
+    NotReady,
     Order,
     Report,
     Waiting,
@@ -22,7 +23,7 @@ from shmacc._multihost.owner import OwnerCore
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._head import kill
 from shmacc.ray._host import CONCURRENCY, HostActor
-from shmacc.ray._parts import LOST, Config, HostState, living_nodes, make_actor
+from shmacc.ray._parts import LOST, Config, HostState, State, living_nodes, make_actor
 
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another host actor is made, where one has ended
@@ -119,16 +120,11 @@ class OwnerActor:
         self._core.cancel(time.monotonic())
         self._wake()
 
-    async def wait_step(self, after: int, wait: float) -> int | Finished | None:
-        """Return the step if it is past `after`, or is so within `wait` seconds; else None."""
+    async def wait_step(self, after: int, wait: float) -> int | NotReady | Finished | None:
+        """See `OwnerCore.step_past`; None after `wait` seconds."""
         self._start()
-        await self._park(wait, lambda: not (self._is_past(after) or self._core.finished))
-        if self._is_past(after):
-            return self._core.step
-        return Finished() if self._core.finished else None
-
-    def _is_past(self, after: int) -> bool:
-        return self._core.is_ready and self._core.step > after
+        await self._park(wait, lambda: self._core.step_past(after) is None)
+        return self._core.step_past(after)
 
     async def actors(self) -> tuple[Fence, dict[str, Any]]:
         """Return the fence, and the actors of the hosts that are alive."""
@@ -161,14 +157,15 @@ class OwnerActor:
         self._wake()
         return dropped
 
-    async def state(self) -> tuple[int, int, dict[str, HostState], dict[str, int]]:
-        """Return the step, how many gradients there are, the hosts, and the counters."""
+    async def state(self) -> State:
+        """Return what there is to know."""
         self._start()
         self._core.tick(time.monotonic())
         hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
         for node, problem in self._problems.items():
             hosts[node] = HostState(alive=False, accumulated=0, problem=problem)
-        return self._core.step, self._core.accumulated, hosts, asdict(self._core.counters)
+        step = self._core.step if self._core.is_ready else None
+        return step, self._core.accumulated, hosts, asdict(self._core.counters)
 
     async def stop(self) -> None:
         """Start nothing again: the group is about to be removed."""

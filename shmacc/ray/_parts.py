@@ -176,6 +176,10 @@ class HostState:
     problem: str | None = None
 
 
+State = tuple[int | None, int, dict[str, HostState], dict[str, int]]
+"""The owner's step, if it knows one; how many gradients there are, the hosts, the counters."""
+
+
 @dataclass(frozen=True)
 class Missing:
     """A shard's answer: it does not have all pieces of a round."""

@@ -33,7 +33,7 @@ from shmacc.errors import (
     ShmaccError,
     WorkerDiedError,
 )
-from shmacc.ray._link import ANSWER, OPEN, Link, Wait, finished
+from shmacc.ray._link import ANSWER, OPEN, Link, Wait, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 
 _LOOK = 0.5  # seconds without an answer of a shard until the owner is asked whether it is lost
@@ -269,10 +269,7 @@ def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link)
                 "again in the next step: processes on both apply as this contributor. End one"
             )
         case NotReady():
-            return FailedPreconditionError(
-                f"The owner of {link.config.name!r} was started again and does not know the step: "
-                "call set_global_step with that of your parameters"
-            )
+            return not_ready(link)
         case Finished():
             return finished(link)
         case Ended():

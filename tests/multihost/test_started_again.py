@@ -8,6 +8,7 @@ from helpers.multihost_world import TIMING, Segment
 
 from shmacc._multihost.messages import (
     Fence,
+    Finished,
     NotReady,
     Opened,
     Report,
@@ -121,6 +122,22 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     table.settle()
     opened = table.opened(1)
     assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
+
+
+def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is_set() -> None:
+    """But the end of the run it says at once: no step comes after it."""
+    owner = OwnerCore(2, None, TIMING)
+    assert owner.step_past(-1) == NotReady()
+    owner.set_global_step(3, "set", 0.0)
+    assert (owner.step_past(2), owner.step_past(3)) == (3, None)
+    owner.finish(0.0)
+    assert (owner.step_past(2), owner.step_past(3)) == (3, Finished())
+    owner = OwnerCore(3, None, TIMING)
+    owner.finish(0.0)
+    assert owner.step_past(-1) == Finished()
+    owner = OwnerCore(4, None, TIMING)
+    owner.advance_step(7, 0.0)
+    assert owner.step_past(6) == 7
 
 
 def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:

@@ -28,7 +28,7 @@ from shmacc.errors import (
 from shmacc.ray._parts import NAMESPACE, living_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from on_ray.nodes import Nodes
@@ -272,6 +272,42 @@ def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group.set_global_step(step + 2)
     rounds(group, books, 3)
     assert group.global_step == step + 5
+
+
+def test_an_owner_that_died_gives_no_step_until_it_is_set(
+    group: shmacc.ray.AccumulatorGroup, books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it dies while somebody waits; what gives no step works."""
+    step = group.global_step
+    rounds(group, books, 2)
+    calls: list[Callable[[], object]] = [
+        lambda: group.wait_step(step + 2, timeout=60),  # the owner dies in its midst
+        lambda: group.wait_step(0),
+        lambda: group.global_step,
+        lambda: next(group.steps(timeout=60)),
+        group.snapshot,
+        lambda: group.take(RANKS, timeout=60),
+    ]
+    owner = ray.get(actor("owner").pid.remote())
+    death = threading.Timer(0.5, os.kill, (owner, signal.SIGKILL))
+    death.start()
+    said = set()
+    for call in calls:
+        with pytest.raises(FailedPreconditionError, match="does not know the step") as caught:
+            call()
+        said.add(str(caught.value))
+    assert len(said) == 1
+    death.join()
+    assert group.num_accumulated() == 0, "which step they are of is not known"
+    assert group.contributors().tolist() == []
+    wait_for(lambda: sum(host.alive for host in group.hosts().values()) == 3)
+    assert group.counters()["rounds"] == 0
+    assert group.running
+    group.set_global_step(step + 2)
+    assert group.global_step == step + 2
+    assert "global_step" not in caplog.text
+    rounds(group, books, 1)
+    assert group.wait_step(step + 2, timeout=60) == step + 3
 
 
 _CHIEF = """

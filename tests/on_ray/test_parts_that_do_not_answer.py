@@ -138,6 +138,23 @@ def test_stopped_shards_end_no_take_later_than_its_timeout(
     assert (taken.step, taken.count) == (step, 1)
 
 
+def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
+) -> None:
+    """What its group was made with any host says."""
+    step = group.global_step
+    owner: Any = ray.get_actor("stopped/owner", namespace=NAMESPACE)
+    pid = ray.get(owner.pid.remote())
+    with contextlib.ExitStack() as all_but_one:
+        for node in sorted(nodes.id(number) for number in range(3))[:-1]:
+            all_but_one.enter_context(stopped(f"stopped/host {node}"))
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        group.set_global_step(step)
+        assert time.monotonic() - began < SLACK
+    assert group.global_step == step
+
+
 def test_a_segment_left_on_one_node_is_the_constructors_error_and_it_undoes_itself(
     nodes: Nodes,
 ) -> None:

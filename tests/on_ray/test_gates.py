@@ -1,0 +1,116 @@
+"""Gates: a node that a publish went on without sees no step before its arrays, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import ray
+from on_ray.books import wait_for
+
+import shmacc
+import shmacc.ray
+from shmacc.ray._parts import NAMESPACE, living_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from on_ray.nodes import Nodes
+
+_WORKER = """
+import sys
+import shmacc
+arrays = shmacc.SharedArrays.attach("gated.arrays", timeout=60)
+group = shmacc.attach("gated", timeout=60)
+step = group.global_step
+while True:
+    if (seen := int(arrays["step"])) < step:
+        sys.exit(f"at step {step} it saw the arrays of step {seen}")
+    group.apply({"seen": seen}, step, contributor=int(sys.argv[1]))
+    step = group.wait_step(step, timeout=600)
+"""
+
+
+class Training:
+    """A chief that publishes the step in each block; a worker on each node, which ends if it lags.
+
+    Attributes:
+        step: That of the last array which was published.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes, self.step = nodes, 0
+        self.arrays = shmacc.ray.PublishedArrays({"step": np.int64(0)}, "gated.arrays")
+        members = {"seen": shmacc.TensorSpec((), "int64", reduction_type="SUM")}
+        self.group = shmacc.ray.AccumulatorGroup(members, "gated", shards=1)
+        self.workers = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", _WORKER, str(node)], env=nodes.environment(node)
+            )
+            for node in range(3)
+        ]
+
+    def rounds(self, number: int, required: int) -> None:
+        for _ in range(number):
+            with self.group.round(required, timeout=60) as taken:
+                assert taken.step == self.step
+                self.step += 1
+                self.arrays["step"][...] = self.step
+                self.arrays.publish({"step": None})
+
+    def pid(self, part: str) -> int:
+        actor: Any = ray.get_actor(part, namespace=NAMESPACE)
+        pid: int = ray.get(actor.pid.remote())
+        return pid
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        self.group.unlink()
+        self.arrays.unlink()
+        self.arrays.close()
+
+
+@pytest.fixture
+def training(nodes: Nodes) -> Iterator[Training]:
+    made = Training(nodes)
+    try:
+        yield made
+        assert [worker.poll() for worker in made.workers] == [None] * 3
+    finally:
+        made.end()
+
+
+@pytest.mark.parametrize("keeper_is_last", [False, True])
+def test_a_gate_stays_closed_though_the_owner_that_closed_it_dies(
+    training: Training, *, keeper_is_last: bool
+) -> None:
+    """The next one is told of it before it knows a step that it could hand on."""
+    training.rounds(3, 3)
+    gone = training.nodes.id(2)
+    keeper = training.pid(f"gated.arrays/keeper {gone}")
+    with training.nodes.frozen(2):
+        training.rounds(1, 2)
+        assert gone in living_nodes(None), "Ray has not seen it yet"
+        assert not training.group.hosts()[gone].alive
+        os.kill(training.pid("gated/owner"), signal.SIGKILL)
+        training.group.set_global_step(training.step)
+        training.rounds(5, 2)
+    if keeper_is_last:
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            wait_for(lambda: gone in training.group.hosts())  # it has found the new owner
+            training.rounds(5, 2)
+            time.sleep(0.5)
+            with training.nodes.on(2), shmacc.AccumulatorGroup.attach("gated") as segment:
+                assert segment.global_step == 3, "as before it was frozen"
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+    training.rounds(5, 3)  # with its worker, which has checked each step
