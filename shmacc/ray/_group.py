@@ -7,17 +7,18 @@ from typing import Any, Self
 
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
-from shmacc._multihost.messages import Finished, NotReady, Timing
+from shmacc._multihost.messages import Timing
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import DeadlineExceededError, FinishedError
+from shmacc.errors import FinishedError
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, finished, not_ready, warn_of_left
+from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, warn_of_left
 from shmacc.ray._making import find, make, new_config
-from shmacc.ray._parts import HostState, ShardedTaken, State, check_connected
+from shmacc.ray._parts import HostState, ShardedTaken, check_connected
 from shmacc.ray._round import Round
+from shmacc.ray._steps import state_of, step_of, wait_step
 
 _logger = logging.getLogger("shmacc")
 
@@ -164,28 +165,19 @@ class AccumulatorGroup:
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`.
         """
-        return self._step_of(self._state())
+        return step_of(self._link)
 
     def num_accumulated(self) -> int:
         """How many gradients of living hosts wait to be taken, as far as hosts have reported."""
-        return self._state()[1]
+        return state_of(self._link)[1]
 
     def hosts(self) -> dict[str, HostState]:
         """Return the hosts that have ever reported, by the id of their node."""
-        return self._state()[2]
+        return state_of(self._link)[2]
 
     def counters(self) -> dict[str, int]:
         """Return what the owner has done: rounds, void steps, lost hosts, and so on."""
-        return self._state()[3]
-
-    def _state(self) -> State:
-        state: State = self._link.call("state")
-        return state
-
-    def _step_of(self, state: State) -> int:
-        if (step := state[0]) is None:
-            raise not_ready(self._link)
-        return step
+        return state_of(self._link)[3]
 
     def take(
         self,
@@ -266,21 +258,7 @@ class AccumulatorGroup:
             InvalidArgumentError: A bad argument.
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        wait = Wait(seconds)
-        while True:
-            match self._link.wait("wait_step", past, wait=wait):
-                case int(step):
-                    return step
-                case Finished():
-                    raise finished(self._link)
-                case NotReady():
-                    raise not_ready(self._link)
-            if wait.is_over():
-                state = self._state()
-                step, accumulated = self._step_of(state), state[1]
-                raise DeadlineExceededError(
-                    f"The global step is {step}, not past {past}, after {seconds:g} seconds"
-                ).with_fields(step=step, accumulated=accumulated)
+        return wait_step(self._link, past, seconds)
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
         """Return the step at once, then the newest whenever it has moved on, until finished.

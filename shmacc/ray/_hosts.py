@@ -15,6 +15,7 @@ from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._link import Link, Wait, not_ready, wait_for_all
 from shmacc.ray._parts import LOST
+from shmacc.ray._steps import state_of
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def parts_of_hosts(link: Link, wait: Wait) -> HostsParts:
         DeadlineExceededError: The owner or a host has not answered in time.
     """
     while True:
-        step = link.call("state", until=wait.until)[0]
+        step = state_of(link, wait.until)[0]
         fence, copies = _ask(link, wait, "copy")
         found = list(copies.values())
         fences = [at for at, _ in found if at is not None]
         is_newest = max([fence, *fences]) == fence
-        if is_newest and link.call("state", until=wait.until)[0] == step:
+        if is_newest and state_of(link, wait.until)[0] == step:
             parts = [part for at, part in found if at == fence and part.count]
             return HostsParts(link, step, parts)
 

@@ -19,6 +19,7 @@ from shmacc.errors import (
 )
 from shmacc.ray._link import Link, find_config, warn_of_left
 from shmacc.ray._parts import Config, living_nodes
+from shmacc.ray._steps import state_of
 
 _START = 120.0  # seconds that nodes have to make their segments
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
@@ -107,7 +108,7 @@ def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
     """
     name, end = link.config.name, time.monotonic() + _START
     while True:
-        hosts = link.call("state")[2]
+        hosts = state_of(link)[2]
         missing = sorted(nodes - {node for node, host in hosts.items() if host.alive})
         if not missing:
             return
