@@ -13,6 +13,7 @@ one. A part may be stopped or swapped out and not dead, and Ray never tells.
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -71,6 +72,35 @@ class Wait:
         return time.monotonic() >= self._end
 
 
+class _Gates:
+    """Which hosts' gates this process has closed, by what closed them; of all handles of a group.
+
+    An owner that takes the place of another one must know them before it hands on a step, and any
+    handle may be the one that sets it.
+    """
+
+    def __init__(self) -> None:
+        self._closed: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
+        """Note them, before the owner is told."""
+        with self._lock:
+            noted = self._closed.setdefault(by, set())
+            (noted.update if closed else noted.difference_update)(hosts)
+
+    def tell(self, owner: Any) -> None:
+        """Tell the owner of the closed ones; what it is told later, in its order, comes later."""
+        with self._lock:
+            for by, hosts in self._closed.items():
+                if hosts:
+                    owner.gate.remote(frozenset(hosts), by, closed=True)
+
+
+_gates: dict[int, _Gates] = {}
+"""Of the groups, by their numbers."""
+
+
 class Link:
     """A chief's way to the owner.
 
@@ -87,11 +117,13 @@ class Link:
 
     def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
         self.config: Config
-        self._owner, self.config, self._node = _make_owner(config, step, until)
+        owner, self.config, self._node = _make_owner(config, step, until)
+        self._gates = _gates.setdefault(self.config.number, _Gates())
+        self._gates.tell(owner)  # it may have died, and be another one now
+        self._owner = owner
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
         self._hosts: dict[str, Any] = {}
-        self._gates: dict[str, set[str]] = {}  # closed by this process: hosts, by what closed them
 
     def host(self, name: str) -> Any | None:
         """Return the actor of a host; None: there is none now, and the owner makes another."""
@@ -144,12 +176,8 @@ class Link:
         Raises:
             As `call`.
         """
-        mine = self._gates.setdefault(by, set())
-        if closed:
-            mine.update(hosts)
+        self._gates.note(hosts, by, closed=closed)
         self.call("gate", hosts, by, until=until, closed=closed)
-        if not closed:
-            mine.difference_update(hosts)
 
     def tell(self, method: str, *args: Any, **options: Any) -> None:
         """Call the owner, and wait for no answer."""
@@ -175,9 +203,7 @@ class Link:
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
         owner, _, node = _make_owner(self.config, None, until)
-        # Before any thread of this process can tell it a step, which it hands on.
-        for by, hosts in list(self._gates.items()):
-            owner.gate.remote(frozenset(hosts), by, closed=True)
+        self._gates.tell(owner)  # before any thread can tell it a step
         self._owner, self._node = owner, node
 
     def end(self) -> list[str]:

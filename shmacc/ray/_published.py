@@ -23,6 +23,7 @@ What dies, or does not answer, and what that costs
             long before Ray sees that its node is dead. It may be alive. So before `publish` goes on
             without it, the owner closes its gate: its segment learns of no step until a keeper
             there has everything again, and so no worker there sees a step before the parameters.
+            If that owner dies, the chief's process tells the next one: set the step there.
             Outside of a block, `publish` waits for as long as Ray takes the node for alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
             round: a thread of the chief's process looks for such nodes (`_feed`). Rounds may wait

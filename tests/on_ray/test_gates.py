@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,6 +65,22 @@ class Training:
                 self.arrays["step"][...] = self.step
                 self.arrays.publish({"step": None})
 
+    def kill_owner(self) -> None:
+        os.kill(self.pid("gated/owner"), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def stays_at(self, step: int, keeper: int) -> Iterator[None]:
+        """Have the last node's keeper be the last to go on; it must have learnt of no step."""
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            wait_for(lambda: self.nodes.id(2) in self.group.hosts())  # it has found the owner
+            yield
+            time.sleep(0.5)
+            with self.nodes.on(2), shmacc.AccumulatorGroup.attach("gated") as segment:
+                assert segment.global_step == step, "as before it was frozen"
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+
     def pid(self, part: str) -> int:
         actor: Any = ray.get_actor(part, namespace=NAMESPACE)
         pid: int = ray.get(actor.pid.remote())
@@ -100,17 +117,30 @@ def test_a_gate_stays_closed_though_the_owner_that_closed_it_dies(
         training.rounds(1, 2)
         assert gone in living_nodes(None), "Ray has not seen it yet"
         assert not training.group.hosts()[gone].alive
-        os.kill(training.pid("gated/owner"), signal.SIGKILL)
+        training.kill_owner()
         training.group.set_global_step(training.step)
         training.rounds(5, 2)
     if keeper_is_last:
-        os.kill(keeper, signal.SIGSTOP)
-        try:
-            wait_for(lambda: gone in training.group.hosts())  # it has found the new owner
+        with training.stays_at(3, keeper):
             training.rounds(5, 2)
-            time.sleep(0.5)
-            with training.nodes.on(2), shmacc.AccumulatorGroup.attach("gated") as segment:
-                assert segment.global_step == 3, "as before it was frozen"
-        finally:
-            os.kill(keeper, signal.SIGCONT)
     training.rounds(5, 3)  # with its worker, which has checked each step
+
+
+@pytest.mark.parametrize("attached_before", [False, True])
+def test_the_next_owner_hears_of_a_gate_from_any_handle_of_the_process(
+    training: Training, *, attached_before: bool
+) -> None:
+    training.rounds(3, 3)
+    keeper = training.pid(f"gated.arrays/keeper {training.nodes.id(2)}")
+    other = training.group
+    if attached_before:
+        other = shmacc.ray.AccumulatorGroup.attach("gated")
+    with training.nodes.frozen(2):
+        training.rounds(1, 2)
+        training.kill_owner()
+        if not attached_before:
+            other = shmacc.ray.AccumulatorGroup.attach("gated")
+        other.set_global_step(training.step)
+    with training.stays_at(3, keeper):
+        pass
+    training.rounds(5, 3)
