@@ -88,7 +88,7 @@ class Joining:
     Args:
         plan: Which part is where.
         opened: The round.
-        rows: Of each shard that has something of it, its `Plan.rows_of`.
+        rows: Which members and rows each shard has that has something of it.
     """
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
@@ -116,22 +116,19 @@ class Joining:
         Returns:
             By number: (rows, bytes of one), or (elements, bytes of one).
         """
-        form, rooms = self._plan.results, {}
-        shapes = {}
-        for n in numbers:
-            own = self._slices.get(n)
-            length = math.prod(form.dims[n]) if own is None else own.stop - own.start
-            shapes[n] = length, form.widths[n]
-        sizes = {n: math.prod(shape) for n, shape in shapes.items()}
+        form = self._plan.results
+        lengths = {n: math.prod(form.dims[n]) for n in numbers}
+        lengths |= {n: own.stop - own.start for n, own in self._slices.items()}
+        sizes = {n: length * form.widths[n] for n, length in lengths.items()}
         small = _core.memory(sum(aligned(size) for size in sizes.values() if size < _LARGE))
-        begin = 0
+        rooms, begin = {}, 0
         for n, size in sizes.items():
             if size < _LARGE:
                 memory = small[begin : begin + size]
                 begin += aligned(size)
             else:
                 memory = _core.memory(size)
-            rooms[n] = memory.reshape(shapes[n])
+            rooms[n] = memory.reshape(lengths[n], form.widths[n])
         return rooms
 
     def add(self, shard: int, values: Bytes) -> None:

@@ -13,12 +13,14 @@ from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FinishedError
+from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import LOOK, PATIENCE, Link, Wait, warn_of_left
+from shmacc.ray._link import Link
 from shmacc.ray._making import find, make, new_config
 from shmacc.ray._parts import HostState, ShardedTaken, check_connected
 from shmacc.ray._round import Round
 from shmacc.ray._steps import state_of, step_of, wait_step
+from shmacc.ray._waits import LOOK, PATIENCE, Wait
 
 _logger = logging.getLogger("shmacc")
 
@@ -253,12 +255,10 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
             FinishedError: The group is finished; but a step that is past `after` is returned.
-            FailedPreconditionError: The owner was started again and knows no step until
-                `set_global_step`.
+            FailedPreconditionError: As of `global_step`.
             InvalidArgumentError: A bad argument.
         """
-        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        return wait_step(self._link, past, seconds)
+        return wait_step(self._link, arguments.int64(after, "after"), arguments.timeout(timeout))
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
         """Return the step at once, then the newest whenever it has moved on, until finished.
@@ -311,8 +311,7 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
-            FailedPreconditionError: The owner was started again and knows no step until
-                `set_global_step`.
+            FailedPreconditionError: As of `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).taken()

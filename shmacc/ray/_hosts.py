@@ -13,9 +13,10 @@ from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupPartial, GroupTaken
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._link import Link, Wait, not_ready, wait_for_all
+from shmacc.ray._link import Link, not_ready
 from shmacc.ray._parts import LOST
 from shmacc.ray._steps import state_of
+from shmacc.ray._waits import Wait, wait_for_all
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,7 @@
 """What a chief's group and its rounds have in common: the way to the owner.
 
-The owner is on the node of the chief that made it, and nowhere else: a link between the two that
-is cut would cost a round that all others could have. If it dies, the next chief that calls it makes
-another one, on its own node, which does not know the step until it is told. Ray starts none again:
-it would take any node, and it counts an owner that has never been anywhere as one that died, if the
-node that was to find a place for it is lost; such an owner would refuse rounds from the start.
-
 Every call ends: with an answer, or with an error that says which part on which node did not give
-one. A part may be stopped or swapped out and not dead, and Ray never tells.
+one. A call finds another owner if the one that it knew has died (`_finding.py`).
 """
 
 import contextlib
@@ -15,61 +9,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import ray
 
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
+from shmacc.ray._finding import end_parts, find_config, find_until, make_owner
 from shmacc.ray._head import kill
-from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, Config, find, find_actor, living_nodes, make_actor
+from shmacc.ray._parts import LOST, Config, find, living_nodes
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait
 
 _logger = logging.getLogger("shmacc")
 
-PARKED = 1.0
-"""Seconds that a call waits at the owner: also the chief's heartbeat."""
-
-PATIENCE = 60.0
-"""Seconds that a call which waits for nothing has for its answer."""
-
-ANSWER = 1.0
-"""Seconds that an answer may take after the time that its call was to wait."""
-
-LOOK = 10.0
-"""Seconds that a part has to say what its group was made with."""
-
-_HEAD = 3.0  # seconds that Ray's head, or an owner that starts, has at least for an answer
-_AGAIN = 0.1  # until a call that failed is tried again
-_END = 15.0  # seconds that parts have to remove their names
-
-
-class Wait:
-    """A wait for something that the owner has to say, which calls it again and again meanwhile.
-
-    Args:
-        seconds: How long; None: for ever.
-
-    Attributes:
-        until: The time (monotonic) by which an answer must have come.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self.until: float = self._end + ANSWER
-
-    def parked(self) -> float:
-        """Return for how many seconds the owner may keep the next call."""
-        return max(0.0, min(PARKED, self._end - time.monotonic()))
-
-    def left(self) -> float | None:
-        """Return for how many seconds to wait for an answer now; None: for ever."""
-        return None if math.isinf(self.until) else max(0.0, self.until - time.monotonic())
-
-    def is_over(self) -> bool:
-        """Whether the time has passed."""
-        return time.monotonic() >= self._end
+_AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
 class _Gates:
@@ -117,7 +71,7 @@ class Link:
 
     def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
         self.config: Config
-        owner, self.config, self._node = _make_owner(config, step, until)
+        owner, self.config, self._node = make_owner(config, step, until)
         self._gates = _gates.setdefault(self.config.number, _Gates())
         self._gates.tell(owner)  # it may have died, and be another one now
         self._owner = owner
@@ -183,7 +137,7 @@ class Link:
         """Call the owner, and wait for no answer."""
         getattr(self._owner, method).remote(*args, **options)
 
-    def wait(self, method: str, *args: Any, wait: "Wait", **options: Any) -> Any:
+    def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
         """Call the owner, which is to answer within `wait.parked` seconds, its last argument.
 
         Raises:
@@ -202,7 +156,7 @@ class Link:
             raise FailedPreconditionError(
                 f"The cluster has no group {self.config.name!r} any more"
             ) from error
-        owner, _, node = _make_owner(self.config, None, until)
+        owner, _, node = make_owner(self.config, None, until)
         self._gates.tell(owner)  # before any thread can tell it a step
         self._owner, self._node = owner, node
 
@@ -223,7 +177,7 @@ class Link:
         actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts))
         for node in actors:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
-                actors[node] = _find_until(config.actor(f"host {node}"), until)
+                actors[node] = find_until(config.actor(f"host {node}"), until)
         left = end_parts(actors)
         kill(self._owner)
         return left
@@ -244,108 +198,3 @@ def not_ready(link: Link) -> FailedPreconditionError:
         f"The owner of {link.config.name!r} was started again and does not know the step: "
         "call set_global_step with that of your parameters"
     )
-
-
-def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
-    """End actors by node; return the nodes that have not said so: their names may be left."""
-    left = set(actors)
-    calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
-    for call in wait_for_all(list(calls), time.monotonic() + _END):
-        with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
-            ray.get(call)
-            left.discard(calls[call])
-    for actor in actors.values():
-        if actor is not None:
-            kill(actor)
-    return sorted(left)
-
-
-def warn_of_left(name: str, nodes: list[str]) -> None:
-    """Say which nodes may have names left."""
-    if nodes:
-        _logger.warning(
-            "Nodes that did not answer may have names of %r left in /dev/shm: %s",
-            name,
-            ", ".join(nodes),
-        )
-
-
-def wait_for_all(calls: list[Any], until: float) -> list[Any]:
-    """Return the calls that have ended, when all have, or it is time (monotonic)."""
-    if not calls:
-        return []
-    left = None if math.isinf(until) else max(0.0, until - time.monotonic())
-    return list(ray.wait(calls, num_returns=len(calls), timeout=left)[0])
-
-
-def find_config(name: str, until: float | None = None) -> Config | None:
-    """Return what the cluster's group of that name was made with; None: there is none.
-
-    Its owner may have died; then the actors of its hosts know.
-
-    Args:
-        name: The group's name.
-        until: The time (monotonic) by which Ray's head should have answered; None: in a minute.
-
-    Raises:
-        DeadlineExceededError: Its parts do not answer, or Ray's head does not.
-    """
-    end = time.monotonic() + PATIENCE if until is None else until
-    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
-    silent: list[str] = []
-    for parts in [f"{name}/owner"], hosts:  # all hosts at once: some may be stopped
-        actors = {part: _find_until(part, end + _HEAD) for part in parts}
-        calls = {actor.config.remote(): part for part, actor in actors.items() if actor is not None}
-        until = time.monotonic() + max(ANSWER, min(LOOK, end - time.monotonic()))
-        while ended := _wait_for_one(list(calls), until):
-            del calls[ended]
-            with contextlib.suppress(*LOST):
-                config: Config = ray.get(ended)
-                return config
-        silent += calls.values()
-    if silent:
-        raise DeadlineExceededError(
-            f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
-            "their nodes are cut off"
-        )
-    return None
-
-
-def _wait_for_one(calls: list[Any], until: float) -> Any | None:
-    """Return a call that has ended; None: there is none, or it is time (monotonic)."""
-    left = max(0.0, until - time.monotonic())
-    return next(iter(ray.wait(calls, timeout=left)[0]), None) if calls else None
-
-
-def _find_until(part: str, until: float) -> Any | None:
-    return find_actor(part, min(PATIENCE, max(ANSWER, until - time.monotonic())))
-
-
-def _make_owner(config: Config, step: int | None, until: float | None) -> tuple[Any, Config, str]:
-    """Make the owner on this process's node, or find it; return it, its config and its node.
-
-    Raises:
-        DeadlineExceededError: It does not answer.
-        FailedPreconditionError: Ray does not start it.
-    """
-    end = time.monotonic() + PATIENCE if until is None else until
-    here = ray.get_runtime_context().get_node_id()
-    while True:
-        seconds = min(PATIENCE, max(_HEAD, end - time.monotonic()))
-        given = ray.remote(OwnerActor), config.actor("owner"), here, config, step
-        owner = make_actor(*given, seconds=seconds, max_concurrency=10_000)
-        try:
-            left = None if math.isinf(end) else max(_HEAD, end - time.monotonic())
-            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)
-        except ray.exceptions.GetTimeoutError:
-            raise DeadlineExceededError(
-                f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
-            ) from None
-        except LOST as error:  # it has died, or the node that was to find its place is lost
-            if time.monotonic() > end:
-                raise FailedPreconditionError(
-                    f"Ray does not start the owner of {config.name!r}: {error}"
-                ) from error
-            time.sleep(_AGAIN)
-        else:
-            return owner, *known

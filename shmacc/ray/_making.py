@@ -17,7 +17,8 @@ from shmacc.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from shmacc.ray._link import Link, find_config, warn_of_left
+from shmacc.ray._finding import find_config, warn_of_left
+from shmacc.ray._link import Link
 from shmacc.ray._parts import Config, living_nodes
 from shmacc.ray._steps import state_of
 

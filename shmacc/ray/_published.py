@@ -53,19 +53,12 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from shmacc.ray._finding import end_parts, warn_of_left
 from shmacc.ray._head import kill
 from shmacc.ray._keeper import find_keeper, make_keeper, rows_of
-from shmacc.ray._link import (
-    ANSWER,
-    OPEN,
-    PATIENCE,
-    Link,
-    Wait,
-    end_parts,
-    wait_for_all,
-    warn_of_left,
-)
+from shmacc.ray._link import OPEN, Link
 from shmacc.ray._parts import LOST, check_connected, living_nodes
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 

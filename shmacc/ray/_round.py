@@ -33,8 +33,9 @@ from shmacc.errors import (
     ShmaccError,
     WorkerDiedError,
 )
-from shmacc.ray._link import ANSWER, OPEN, Link, Wait, finished, not_ready
+from shmacc.ray._link import OPEN, Link, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
+from shmacc.ray._waits import ANSWER, Wait
 
 _LOOK = 0.5  # seconds without an answer of a shard until the owner is asked whether it is lost
 

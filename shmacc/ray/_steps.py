@@ -2,8 +2,9 @@
 
 from shmacc._multihost.messages import Finished, NotReady
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._link import Link, Wait, finished, not_ready
+from shmacc.ray._link import Link, finished, not_ready
 from shmacc.ray._parts import State
+from shmacc.ray._waits import Wait
 
 
 def state_of(link: Link, until: float | None = None) -> State:

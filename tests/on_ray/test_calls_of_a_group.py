@@ -19,6 +19,7 @@ from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
+from shmacc._multihost.columns import ALIGNED
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
@@ -299,7 +300,8 @@ def test_what_a_forwarder_has_done_is_shown_on_its_host(
         {key: new[key] - old[key] for key in new} for old, new in zip(before, after, strict=True)
     ]
     assert (grown[0]["batches"], grown[0]["gradients"]) == (2, 4)
-    assert grown[0]["bytes"] == 2 * (3 * (8 + 8 + 2 * 4) + 5 * 8)
+    sums = 2 * (3 * (8 + 8 + 2 * 4) + 5 * 8)
+    assert sums <= grown[0]["bytes"] < sums + 4 * ALIGNED, "and what is between members' parts"
     assert (grown[1]["gradients"], grown[1]["bytes"]) == (0, 0)
     assert [each["step"] for each in grown] == [2, 2]
     for each in grown:

@@ -227,7 +227,9 @@ def test_a_node_dies_in_mid_round_and_another_one_joins(
     wait_for(lambda: nodes.id(again) in group.hosts())
     books.start(RANKS, again)
     rounds(group, books, 3, RANKS + 1)
-    assert books.lost() == [] or group.counters()["voided"]
+    # What the lost node had goes with it; of the others something only if a step was void.
+    of_others = [own for own in books.lost() if own // 1_000_000 != RANKS]
+    assert of_others == [] or group.counters()["voided"]
     books.kill(RANKS)
     nodes.remove(again)
 

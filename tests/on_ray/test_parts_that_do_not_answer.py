@@ -213,7 +213,7 @@ def test_a_chief_whose_names_are_not_those_of_its_node_is_refused(
 def test_removing_a_group_says_which_nodes_did_not_answer(
     nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shmacc.ray._link._END", 2.0)
+    monkeypatch.setattr("shmacc.ray._finding._END", 2.0)
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "removed")
     part = f"removed/host {nodes.id(1)}"
     with stopped(part), caplog.at_level(logging.WARNING, "shmacc"):

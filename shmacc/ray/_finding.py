@@ -1,0 +1,121 @@
+"""Finding the parts of a group that is there, making its owner, and ending parts.
+
+The owner is on the node of the chief that made it, and nowhere else: a link between the two that
+is cut would cost a round that all others could have. If it dies, the next chief that calls it makes
+another one, on its own node, which does not know the step until it is told. Ray starts none again:
+it would take any node, and it counts an owner that has never been anywhere as one that died, if the
+node that was to find a place for it is lost; such an owner would refuse rounds from the start.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.ray._head import kill
+from shmacc.ray._owner import OwnerActor
+from shmacc.ray._parts import LOST, Config, find_actor, living_nodes, make_actor
+from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, wait_for_all, wait_for_one
+
+_logger = logging.getLogger("shmacc")
+
+_HEAD = 3.0  # seconds that Ray's head, or an owner that starts, has at least for an answer
+_AGAIN = 0.1  # until an owner that got no place is made again
+_END = 15.0  # seconds that parts have to remove their names
+
+
+def find_config(name: str, until: float | None = None) -> Config | None:
+    """Return what the cluster's group of that name was made with; None: there is none.
+
+    Its owner may have died; then the actors of its hosts know.
+
+    Args:
+        name: The group's name.
+        until: The time (monotonic) by which Ray's head should have answered; None: in a minute.
+
+    Raises:
+        DeadlineExceededError: Its parts do not answer, or Ray's head does not.
+    """
+    end = time.monotonic() + PATIENCE if until is None else until
+    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
+    silent: list[str] = []
+    for parts in [f"{name}/owner"], hosts:  # all hosts at once: some may be stopped
+        actors = {part: find_until(part, end + _HEAD) for part in parts}
+        calls = {actor.config.remote(): part for part, actor in actors.items() if actor is not None}
+        until = time.monotonic() + max(ANSWER, min(LOOK, end - time.monotonic()))
+        while ended := wait_for_one(list(calls), until):
+            del calls[ended]
+            with contextlib.suppress(*LOST):
+                config: Config = ray.get(ended)
+                return config
+        silent += calls.values()
+    if silent:
+        raise DeadlineExceededError(
+            f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
+            "their nodes are cut off"
+        )
+    return None
+
+
+def find_until(part: str, until: float) -> Any | None:
+    """Return the handle of an actor, as `find_actor`, with at least a second for Ray's head."""
+    return find_actor(part, min(PATIENCE, max(ANSWER, until - time.monotonic())))
+
+
+def make_owner(config: Config, step: int | None, until: float | None) -> tuple[Any, Config, str]:
+    """Make the owner on this process's node, or find it; return it, its config and its node.
+
+    Raises:
+        DeadlineExceededError: It does not answer.
+        FailedPreconditionError: Ray does not start it.
+    """
+    end = time.monotonic() + PATIENCE if until is None else until
+    here = ray.get_runtime_context().get_node_id()
+    while True:
+        seconds = min(PATIENCE, max(_HEAD, end - time.monotonic()))
+        given = ray.remote(OwnerActor), config.actor("owner"), here, config, step
+        owner = make_actor(*given, seconds=seconds, max_concurrency=10_000)
+        try:
+            left = None if math.isinf(end) else max(_HEAD, end - time.monotonic())
+            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)
+        except ray.exceptions.GetTimeoutError:
+            raise DeadlineExceededError(
+                f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
+            ) from None
+        except LOST as error:  # it has died, or the node that was to find its place is lost
+            if time.monotonic() > end:
+                raise FailedPreconditionError(
+                    f"Ray does not start the owner of {config.name!r}: {error}"
+                ) from error
+            time.sleep(_AGAIN)
+        else:
+            return owner, *known
+
+
+def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
+    """End actors by node; return the nodes that have not said so: their names may be left."""
+    left = set(actors)
+    calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
+    for call in wait_for_all(list(calls), time.monotonic() + _END):
+        with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
+            ray.get(call)
+            left.discard(calls[call])
+    for actor in actors.values():
+        if actor is not None:
+            kill(actor)
+    return sorted(left)
+
+
+def warn_of_left(name: str, nodes: list[str]) -> None:
+    """Say which nodes may have names left."""
+    if nodes:
+        _logger.warning(
+            "Nodes that did not answer may have names of %r left in /dev/shm: %s",
+            name,
+            ", ".join(nodes),
+        )

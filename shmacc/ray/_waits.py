@@ -1,0 +1,63 @@
+"""How long calls of a chief wait, and for what: every call ends, with an answer or an error.
+
+A part may be stopped or swapped out and not dead, and Ray never tells.
+"""
+
+import math
+import time
+from typing import Any
+
+import ray
+
+PARKED = 1.0
+"""Seconds that a call waits at the owner: also the chief's heartbeat."""
+
+PATIENCE = 60.0
+"""Seconds that a call which waits for nothing has for its answer."""
+
+ANSWER = 1.0
+"""Seconds that an answer may take after the time that its call was to wait."""
+
+LOOK = 10.0
+"""Seconds that a part has to say what its group was made with."""
+
+
+class Wait:
+    """A wait for something that the owner has to say, which calls it again and again meanwhile.
+
+    Args:
+        seconds: How long; None: for ever.
+
+    Attributes:
+        until: The time (monotonic) by which an answer must have come.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self.until: float = self._end + ANSWER
+
+    def parked(self) -> float:
+        """Return for how many seconds the owner may keep the next call."""
+        return max(0.0, min(PARKED, self._end - time.monotonic()))
+
+    def left(self) -> float | None:
+        """Return for how many seconds to wait for an answer now; None: for ever."""
+        return None if math.isinf(self.until) else max(0.0, self.until - time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() >= self._end
+
+
+def wait_for_all(calls: list[Any], until: float) -> list[Any]:
+    """Return the calls that have ended, when all have, or it is time (monotonic)."""
+    if not calls:
+        return []
+    left = None if math.isinf(until) else max(0.0, until - time.monotonic())
+    return list(ray.wait(calls, num_returns=len(calls), timeout=left)[0])
+
+
+def wait_for_one(calls: list[Any], until: float) -> Any | None:
+    """Return a call that has ended; None: there is none, or it is time (monotonic)."""
+    left = max(0.0, until - time.monotonic())
+    return next(iter(ray.wait(calls, timeout=left)[0]), None) if calls else None
