@@ -6,6 +6,7 @@ of all their values. The extension writes and reads them (shmacc/native/rows/col
 comes in is checked there, when it is reduced.
 """
 
+import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,17 @@ Bytes = npt.NDArray[np.uint8]
 
 ALIGNED = 64
 """Bytes: where a member's part of a column of values may begin (kPartAlignment)."""
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what this process frees, up to a limit, for the next round.
+
+    Otherwise each column is new memory of the kernel's: that costs more than to fill it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
+        mallopt(-1, 256 << 20)
+        mallopt(-3, 32 << 20)
 
 
 def aligned(size: int) -> int:
@@ -68,8 +80,12 @@ class Columns:
     @classmethod
     def of(cls, given: tuple[IndexArray, IndexArray, IndexArray, Bytes]) -> Self:
         """Take them from the extension."""
-        table, numbers, counts, values = given
-        return cls(Rows(table, numbers, counts), values)
+        *rows, values = given
+        return cls(Rows(*rows), values)
+
+    def arrays(self) -> tuple[IndexArray, IndexArray, IndexArray, Bytes]:
+        """Return them as the extension takes them."""
+        return self.rows.table, self.rows.numbers, self.rows.counts, self.values
 
     @property
     def nbytes(self) -> int:
@@ -99,26 +115,24 @@ class Format:
     """How the values of a group's members, by number, lie in a column.
 
     Attributes:
-        names: Their names.
         sparse: Whether they have rows.
         dims: Of sparse ones the dimensions of a row, of dense ones all.
         dtypes: Of the values.
     """
 
-    names: tuple[str, ...]
     sparse: npt.NDArray[np.bool_]
     dims: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype[Any], ...]
 
     @classmethod
-    def of(cls, members: Iterable[tuple[str, bool, tuple[Any, ...], np.dtype[Any]]]) -> Self:
-        """Make the format of members: of each its name, whether it is sparse, shape, and dtype."""
-        names, sparse, shapes, dtypes = zip(*members, strict=True)
+    def of(cls, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> Self:
+        """Make the format of members: of each whether it is sparse, its shape, and dtype."""
+        sparse, shapes, dtypes = zip(*members, strict=True)
         dims = [
             shape[1:] if is_sparse else shape
             for is_sparse, shape in zip(sparse, shapes, strict=True)
         ]
-        return cls(names, np.array(sparse), tuple(dims), dtypes)
+        return cls(np.array(sparse), tuple(dims), dtypes)
 
     @cached_property
     def widths(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class HostGroup(AccumulatorGroup):
     @cached_property
     def _sums(self) -> Format:
         return Format.of(
-            (spec.name, spec.kind == "sparse", spec.shape or (), spec.dtype.partial)
+            (spec.kind == "sparse", spec.shape or (), spec.dtype.partial)
             for spec in self._spec.members
         )
 
@@ -50,11 +50,7 @@ class HostGroup(AccumulatorGroup):
             OutOfRangeError: An integer result does not fit its dtype.
             InvalidArgumentError: A piece does not fit the group.
         """
-        given = [
-            (rows.table, rows.numbers, rows.counts, piece.columns.values, piece.count, piece.weight)
-            for piece in pieces
-            for rows in (piece.columns.rows,)
-        ]
+        given = [(*piece.columns.arrays(), piece.count, piece.weight) for piece in pieces]
         reduced = Columns.of(self._handle.reduce(given, share.count, share.weight))
         if all(spec.dtype.sums_as_is for spec in self._spec.members):
             return reduced

@@ -52,7 +52,7 @@ class Plan:
                     f"{describe_shape(spec.shape)}"
                 )
         self.results: Format = Format.of(
-            (name, _is_sparse(spec), spec.shape or (), spec.dtype) for name, spec in members.items()
+            (_is_sparse(spec), spec.shape or (), spec.dtype) for spec in members.values()
         )
 
         # Of each member, where each shard's run of its elements ends; of a sparse one: 0.

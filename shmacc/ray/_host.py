@@ -8,7 +8,6 @@ outlive them: ``shmacc-inspect show`` shows them.
 """
 
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._multihost.columns import Bytes, Piece, Rows
+from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._records.stats import Stats
@@ -55,17 +54,6 @@ _COUNTERS = (
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _keep_freed_memory() -> None:
-    """Have the C library keep what is freed, up to a limit, for the next round.
-
-    Otherwise each piece and result is new memory of the kernel's: that costs more than to fill it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
-        mallopt(-1, 256 << 20)
-        mallopt(-3, 32 << 20)
-
-
 def _of_shards(method: _Method) -> _Method:
     return cast("_Method", ray.method(concurrency_group="shards")(method))
 
@@ -74,7 +62,7 @@ class HostActor:
     """What a group has on a node; the owner makes it, has it serve, and makes another."""
 
     def __init__(self, config: Config, host: str) -> None:
-        _keep_freed_memory()
+        keep_freed_memory()
         self._config = config
         self._shared = Shared(config, host, self)
         self._group: HostGroup | None = None
