@@ -48,8 +48,12 @@ def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: A
 
 @pytest.fixture
 def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup:
-    """The group, without what an earlier test has left in it."""
-    one_group.advance_step(one_group.global_step + 1)
+    """The group, without what an earlier test has left in it: maybe an owner without a step."""
+    try:
+        step = one_group.global_step
+    except FailedPreconditionError:
+        step = 10**6
+    one_group.advance_step(step + 1)
     return one_group
 
 
@@ -302,7 +306,7 @@ def test_an_owner_that_died_gives_no_step_until_it_is_set(
     death.join()
     assert group.num_accumulated() == 0, "which step they are of is not known"
     assert group.contributors().tolist() == []
-    wait_for(lambda: sum(host.alive for host in group.hosts().values()) == 3)
+    wait_for(lambda: sum(host.alive for host in group.hosts().values()) >= 3)
     assert group.counters()["rounds"] == 0
     assert group.running
     group.set_global_step(step + 2)
@@ -314,12 +318,14 @@ def test_an_owner_that_died_gives_no_step_until_it_is_set(
 
 _CHIEF = """
 import os, signal, sys
+said = os.fdopen(os.dup(1), "w", 1)
+os.dup2(2, 1)  # Ray prints what its nodes report: that processes were killed
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray, shmacc.ray
 ray.init(address=sys.argv[1], _node_ip_address="127.0.0.2", log_to_driver=False)
 group = shmacc.ray.AccumulatorGroup.attach("model")
 with group.round(int(sys.argv[2]), timeout=60) as taken:
-    print(*sorted(taken["rows"].indices.tolist()), flush=True)
+    print(*sorted(taken["rows"].indices.tolist()), file=said)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
