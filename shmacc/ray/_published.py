@@ -182,10 +182,10 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         with self._lock:
             # New nodes last: so a chief that another one has replaced fails before it writes there.
             new, rows = self._new() - self._gated.keys(), ray.put(pieces)
-            self._send_to(
-                {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}, wait
-            )
+            calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
+            self._send_to(calls, wait)
             self._send_to({node: self._give(node, wait.until) for node in new}, wait)
+            self._open_gates(wait.until)
             for link in OPEN.copy() - set(self._links):
                 link.gate(frozenset(self._keepers), self._name, wait.until, closed=False)
                 self._links.add(link)
@@ -222,9 +222,14 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         if not obeys:
             raise self._replaced()
         self._given.pop(node, None)
-        if (link := self._gated.pop(node, None)) is not None:
-            link.gate({node}, self._name, time.monotonic() + PATIENCE, closed=False)
         return True
+
+    def _open_gates(self, until: float) -> None:
+        """Have the owner open the gates of nodes that have everything again."""
+        for node in self._gated.keys() & self._keepers.keys():
+            with contextlib.suppress(FailedPreconditionError):  # the group is closed, or no more
+                self._gated[node].gate({node}, self._name, until, closed=False)
+            del self._gated[node]  # only now: else nobody would try it again
 
     def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
@@ -277,6 +282,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 except Exception:
                     self._refused.add(node)  # not again, until `publish` raises this
                     raise
+            self._open_gates(time.monotonic() + PATIENCE)
 
     def _replaced(self) -> FailedPreconditionError:
         return FailedPreconditionError(f"Another chief publishes {self._name!r} now")
