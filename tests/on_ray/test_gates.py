@@ -17,6 +17,8 @@ from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
+from shmacc.errors import DeadlineExceededError
+from shmacc.ray._link import Link
 from shmacc.ray._parts import NAMESPACE, living_nodes
 
 if TYPE_CHECKING:
@@ -144,3 +146,25 @@ def test_the_next_owner_hears_of_a_gate_from_any_handle_of_the_process(
     with training.stays_at(3, keeper):
         pass
     training.rounds(5, 3)
+
+
+def test_a_gate_that_could_not_be_opened_is_tried_again(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may be stopped just then."""
+    tries = []
+
+    def gate(link: Link, hosts: Any, by: str, until: float, *, closed: bool) -> None:
+        if not closed:
+            tries.append(hosts)
+            if len(tries) == 1:
+                raise DeadlineExceededError("as if the owner did not answer")
+        original(link, hosts, by, until, closed=closed)
+
+    original = Link.gate
+    training.rounds(3, 3)
+    with training.nodes.frozen(2):
+        training.rounds(1, 2)
+        monkeypatch.setattr(Link, "gate", gate)
+    training.rounds(5, 3)  # with its worker
+    assert tries[:2] == [{training.nodes.id(2)}] * 2
