@@ -89,12 +89,16 @@ class Joining:
         plan: Which part is where.
         opened: The round.
         rows: Which members and rows each shard has that has something of it.
+
+    Raises:
+        InvalidArgumentError: What shards have does not fit the round.
     """
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
         self._plan, self._opened, self._rows = plan, opened, rows
         self._totals = opened.totals()
         numbers = sorted(plan.numbers[name] for name in self._totals)
+        self._check_runs([n for n in numbers if not plan.results.sparse[n]])
         sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
         lengths = [own.lengths(sparse) for own in rows.values()]
         columns = [own.numbers for own in rows.values()], [own.counts for own in rows.values()]
@@ -109,6 +113,19 @@ class Joining:
             )
         }
         self._wholes = self._make_room(numbers)
+
+    def _check_runs(self, dense: list[int]) -> None:
+        """Refuse shards that have less, or more, of these members than the plan has it.
+
+        What no shard brings would be whatever the memory had before.
+        """
+        found = np.zeros_like(self._plan.ends)
+        for shard, own in self._rows.items():
+            found[own.table[:, 0], shard] = own.table[:, 3]
+        if (found != self._plan.ends - self._plan.begins)[dense].any():
+            raise InvalidArgumentError(
+                "A shard does not have the run of a dense member that it should"
+            )
 
     def _make_room(self, numbers: list[int]) -> dict[int, Bytes]:
         """Make the members' memory: small ones in one block, which costs less than many.

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
@@ -24,6 +25,9 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc._layout import names
+from shmacc._multihost.host_group import HostGroup
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
@@ -32,6 +36,8 @@ pytestmark = [forks, needs_own_shm, pytest.mark.threads]
 
 # One example of the other tests is worth 2 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "600")) / 400
+
+_ROWS: Final = 3000
 
 _RECORDS: Final = (
     "round",
@@ -117,6 +123,52 @@ def test_written_to_while_in_use(kind: str, lanes: int) -> None:
     calls, bad = said
     assert not bad
     assert calls > 100 * SECONDS
+
+
+def _divide(seconds: float, *, pipe: Pipe) -> int:
+    """Seal a segment again and again; say how often it was not damaged."""
+    members = {
+        "wide": shmacc.IndexedSlicesSpec((None, 64), "float64"),
+        "narrow": shmacc.IndexedSlicesSpec((None,), "float64"),
+        "dense": shmacc.TensorSpec((40_000,), "float64"),
+    }
+    group, rows = HostGroup(members, VICTIM), np.arange(_ROWS)
+    values = np.ones((_ROWS, 64)), np.ones(_ROWS), np.ones(40_000)
+    assert group.apply(
+        {"wide": (rows, values[0]), "narrow": (rows, values[1]), "dense": values[2]}, 0
+    )
+    segment, sound = LocalSegment(group, Plan(group.members, 2)), 0
+    pipe.say(names.segment_name(VICTIM).path)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(shmacc.errors.DataLossError):
+            segment.seal()
+            sound += 1
+        segment.release()
+    return sound
+
+
+def test_rows_that_change_their_shard_while_they_are_divided() -> None:
+    """Room is made before rows are read: no others may take up what is for a dense member."""
+    hashes = np.arange(4 * _ROWS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    at_shard = hashes >> np.uint64(63)
+    pools = [np.flatnonzero(at_shard == shard)[:_ROWS] for shard in range(2)]
+    with Apart(_divide, SECONDS, shm=SHM_BYTES) as victim:
+        with SegmentFile(f"/proc/{victim.pid}/root{victim.hear(every_call.PATIENCE)}") as file:
+            regions = []
+            for member in range(2):
+                file.look_at(0, member)
+                regions.append(file.table.region("slots"))
+            slots = np.ones((_ROWS, 2), np.int64)
+            until_then = time.monotonic() + SECONDS
+            while time.monotonic() < until_then:
+                for elsewhere in 0, 300:
+                    for member, region in enumerate(regions):
+                        slots[:, 0] = pools[member]
+                        slots[:elsewhere, 0] = pools[1 - member][:elsewhere]
+                        file.write(region, slots.tobytes())
+                    time.sleep(random.random() * 0.003)
+        assert victim.result(every_call.PATIENCE) > 0
 
 
 def _wait_in_line(pipe: Pipe) -> str:

@@ -21,6 +21,7 @@ from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import inspection, testing
+from shmacc._core import TakenRound
 from shmacc._layout import names
 
 if TYPE_CHECKING:
@@ -167,6 +168,18 @@ def _have_a_round(acc: Any) -> None:
         _tell("in the round", lambda: taken)
 
 
+def _look_divided(acc: Any, scenario: Scenario) -> None:
+    """As the forwarder of a host does it: what a round has, divided among shards."""
+    size = int(np.prod(scenario.shape))
+    whole = [size // 3, size // 3, size]
+    ends = {"sparse": [[0] * 3], "dense": [whole], "group": [[0] * 3, whole]}[scenario.kind]
+    taken = TakenRound(advance=False, seal=False, ends=np.array(ends, np.int64))
+    acc._handle.look(taken)
+    for columns in taken.columns():
+        for column in columns:
+            column.sum()
+
+
 def _partial(scenario: Scenario) -> Any:
     one = replace(scenario, taken=False, applies=1, lanes=1)
     with make(one, "") as acc:
@@ -206,6 +219,7 @@ def _operations(acc: Any, scenario: Scenario) -> dict[str, Callable[[], Any]]:
         "take, told of deaths": lambda: acc.take(2**40, timeout=0.01, on_death="raise"),
         "round": lambda: _have_a_round(acc),
         "snapshot": acc.snapshot,
+        "look, divided": lambda: _look_divided(acc, scenario),
         "contributors": acc.contributors,
         "take more": lambda: acc.take(2**62, timeout=0.01),
         "take_partial": lambda: acc.take_partial(1, timeout=0),

@@ -16,7 +16,7 @@ from shmacc._multihost.messages import Fence
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
 from shmacc._multihost.share import Share
-from shmacc.errors import InvalidArgumentError, OutOfRangeError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 
 pytestmark = pytest.mark.threads
 
@@ -67,6 +67,43 @@ def test_a_division_that_is_not_of_all_that_there_is_is_refused(ends: list[list[
         with pytest.raises(InvalidArgumentError):
             look()
         assert group.num_accumulated() == 1
+
+
+def test_what_was_divided_is_in_columns_only_and_what_was_not_has_none() -> None:
+    """There is no memory behind the others, of which an array would be made."""
+    with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
+        assert group.apply({"m": np.ones(4000)}, 0)
+        divided = _core.TakenRound(advance=False, seal=False, ends=np.array([[4000]], np.int64))
+        whole = _core.TakenRound(advance=False, seal=False)
+        for taken in divided, whole:
+            group.handle.look(taken)
+        for part in divided.values, divided.indices, divided.row_counts, divided.shape:
+            with pytest.raises(FailedPreconditionError, match="was divided"):
+                part(0)
+        with pytest.raises(FailedPreconditionError, match="not divided"):
+            whole.columns()
+        assert whole.values(0).sum() == len(divided.columns()[0][3]) / 8 == 4000
+
+
+def test_a_round_that_is_kept_is_for_a_take_that_is_divided_in_the_same_way() -> None:
+    def take(ends: object, required: int = 0) -> _core.TakenRound:
+        taken = _core.TakenRound(advance=False, seal=False, ends=ends)
+        group.handle.take(taken, required, required, 0.0, raise_departures=False)
+        return taken
+
+    ends = np.array([[1, 4]], np.int64)
+    with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
+        assert group.apply({"m": np.ones(4)}, 0)
+        assert group.handle.keep(take(ends, 1))
+        assert take(None).count == take(ends[:, 1:]).count == 0
+        assert [len(values) for *_, values in take(ends).columns()] == [8, 24]
+
+
+def test_columns_and_counts_that_are_not_as_many_are_refused() -> None:
+    column = np.arange(3)
+    for counts, lengths in ([], [column]), ([column], []):
+        with pytest.raises(InvalidArgumentError, match="counts and lengths for each"):
+            _core.merge_columns([column], counts, lengths)
 
 
 def piece_of(
@@ -148,3 +185,22 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
         assert taken["m"].values.tolist() == [20, 41, -1]
         assert taken["m"].row_counts.tolist() == [2, 5, 1]
         assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
+
+
+@pytest.mark.parametrize("field", ["table", "numbers", "counts", "values"])
+def test_a_column_that_lies_where_no_number_may_is_refused(field: str) -> None:
+    def moved(array: np.ndarray) -> np.ndarray:
+        """The same, one byte further on."""
+        memory = np.empty(array.nbytes + 1, np.uint8)[1:]
+        copy = memory.view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+    columns = GOOD.columns
+    if field == "values":
+        columns = replace(columns, values=moved(columns.values))
+    else:
+        rows = replace(columns.rows, **{field: moved(getattr(columns.rows, field))})
+        columns = replace(columns, rows=rows)
+    with HostGroup(MEMBERS) as group, pytest.raises(InvalidArgumentError, match="multiples of 8"):
+        group.reduce([replace(GOOD, columns=columns)], share_of(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,6 +168,26 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
             assert len(pieces) == 1
             parts.append(group.reduce(pieces.values(), Share.of(opened, shard)))
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("length", [None, 0, 1, 3])
+def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused(
+    length: int | None,
+) -> None:
+    """Else what is missing would be whatever the memory had before."""
+    with HostGroup({"m": shmacc.TensorSpec((2,), "float64")}) as group:
+        plan = Plan(group.members, 1)
+        assert group.apply({"m": np.ones(2)}, 0)
+        content = LocalSegment(group, plan).seal()
+        batch = Batch(1, content.sealed, frozenset({0}))
+        opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
+        part = group.reduce(content.pieces.values(), Share.of(opened, 0))
+    assert join(plan, [part], opened)["m"].value.tolist() == [1.0, 1.0]
+    table = part.rows.table.copy()
+    table[0, 3] = length or 0
+    rows = {} if length is None else {0: replace(part.rows, table=table)}
+    with pytest.raises(InvalidArgumentError, match="run of a dense member"):
+        Joining(plan, opened, rows)
 
 
 def plan_of(plan: Plan, row: int) -> dict[int, Piece]:

@@ -25,11 +25,11 @@ struct Piece {
 // A piece, member after member. It must outlive this.
 class PieceReader {
   public:
-    PieceReader(const MemberSpecs& specs, const Piece& piece) : specs_(specs), piece_(piece) {
+    PieceReader(const MemberSpecs& specs, const Piece& piece)
+        : specs_(specs), piece_(piece), table_(piece.table, piece.table + piece.lines) {
         check_table();
         uint64_t row = 0, byte = 0;
-        for (uint64_t i = 0; i < piece.lines; ++i) {
-            const MemberLine& line = piece.table[i];
+        for (const MemberLine& line : table_) {
             const MemberSpec& spec = specs[static_cast<size_t>(line.number)];
             const auto length = static_cast<uint64_t>(line.length);
             const uint64_t width = row_bytes(spec);
@@ -47,13 +47,13 @@ class PieceReader {
 
     // The line of a member, which must be asked for in ascending order; null: it is not here.
     const MemberLine* find(uint32_t number) const {
-        const bool is_here = line_ < piece_.lines && piece_.table[line_].number == number;
-        return is_here ? &piece_.table[line_] : nullptr;
+        const bool is_here = line_ < table_.size() && table_[line_].number == number;
+        return is_here ? &table_[line_] : nullptr;
     }
     // The part of the member that was found, once.
     template <class T>
     RowSource<T> next() {
-        const MemberLine& line = piece_.table[line_++];
+        const MemberLine& line = table_[line_++];
         const MemberSpec& spec = specs_[static_cast<size_t>(line.number)];
         const auto length = static_cast<uint64_t>(line.length);
         byte_ = part_up(byte_);
@@ -79,8 +79,7 @@ class PieceReader {
   private:
     void check_table() const {
         int64_t last = -1;
-        for (uint64_t i = 0; i < piece_.lines; ++i) {
-            const MemberLine& line = piece_.table[i];
+        for (const MemberLine& line : table_) {
             bool fits = line.number > last && static_cast<uint64_t>(line.number) + 1 < specs_.size() &&
                         line.count >= 1 && line.count <= piece_.count && line.weight >= line.count &&
                         line.weight <= piece_.weight && line.length >= 1;
@@ -120,6 +119,7 @@ class PieceReader {
 
     const MemberSpecs& specs_;
     const Piece piece_;
+    std::vector<MemberLine> table_;  // a copy: what is checked must not change, and others may have the memory
     uint64_t line_ = 0, row_ = 0, byte_ = 0;
 };
 

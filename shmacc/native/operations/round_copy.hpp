@@ -201,7 +201,10 @@ class RoundCopy {
             const uint64_t row_bytes = in_lanes[0].row_bytes();
             if (specs[number].kind == kSparse) {
                 for (Member& member : in_lanes) {
+                    // The sizes are proved before anything is allocated that the segment only claims to hold.
                     const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
+                    if (member.row_bytes() != row_bytes) data_loss("its lanes' shapes disagree");
+                    member.array<unsigned char>(kRows0, member.state.rows * row_bytes);
                     for (uint64_t i = 0; i < member.state.rows; ++i)
                         ++rows[shard_of(slots[i].row, division.shards)];
                 }

@@ -35,7 +35,8 @@ class IncomingPieces {
   public:
     explicit IncomingPieces(const nb::list& given) {
         for (const nb::handle one : given) {
-            const auto fields = nb::borrow<nb::tuple>(one);
+            const auto fields = nb::cast<nb::tuple>(one);
+            if (fields.size() != 6) throw Error(Failure::kInvalidArgument, "A piece has six fields");
             const auto &table = numbers_.emplace_back(fields[0], 1),
                        &rows = numbers_.emplace_back(fields[1], 1),
                        &counts = numbers_.emplace_back(fields[2], 1);
@@ -48,6 +49,9 @@ class IncomingPieces {
                     Failure::kInvalidArgument,
                     "A piece's columns have one dimension, as many counts as rows, and its table two, of "
                     "four numbers each");
+            if (!is_aligned(table) || !is_aligned(rows) || !is_aligned(counts) || !is_aligned(values))
+                throw Error(Failure::kInvalidArgument,
+                            "A piece's columns must begin at multiples of 8 bytes in memory");
             pieces_.push_back({reinterpret_cast<const MemberLine*>(table.data()), table.size() / kNumbers,
                                rows.data(), counts.data(), rows.size(), values.data(), values.size(),
                                nb::cast<int64_t>(fields[4]), nb::cast<int64_t>(fields[5])});
@@ -56,6 +60,12 @@ class IncomingPieces {
     const std::vector<Piece>& pieces() const { return pieces_; }
 
   private:
+    // For numbers of any type of sums.
+    template <class T>
+    static bool is_aligned(const ArrayBuffer<T>& column) {
+        return column.size() == 0 || reinterpret_cast<uintptr_t>(column.data()) % alignof(int64_t) == 0;
+    }
+
     std::deque<ArrayBuffer<int64_t>> numbers_;
     std::deque<ArrayBuffer<uint8_t>> bytes_;
     std::vector<Piece> pieces_;
@@ -68,6 +78,8 @@ inline nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, 
     std::vector<RowColumn> columns;
     std::vector<const int64_t*> column_counts;
     uint64_t total = 0;
+    if (counts.size() != rows.size() || lengths.size() != rows.size())
+        throw Error(Failure::kInvalidArgument, "There must be counts and lengths for each column");
     for (size_t i = 0; i < nb::len(rows); ++i) {
         const auto& row = buffers.emplace_back(rows[i], 1);
         const auto& count = buffers.emplace_back(counts[i], 1);

@@ -5,7 +5,7 @@
 // of Python's, made by the caller, that the take fills at its commit. Its arrays are made when they are asked for.
 // If they do not get to the caller, the handle keeps that very object for its next take of the same sort: one
 // that advances the step or does not (a mean is no partial), one that seals or does not (a caller that asks for a
-// seal gets one).
+// seal gets one), one that is divided among the same shards or not at all.
 //
 //   Invariant: from the commit on the round is in a TakenRound, whatever fails. To put it there, to keep it,
 //              and to pass it on to another TakenRound needs no memory and runs no Python.
@@ -51,7 +51,8 @@ class TakenRound {
         return contributors_;
     }
 
-    // (number, count, weight) of each member that was touched. The other functions take an index into this list.
+    // (number, count, weight) of each member that was touched. The other functions take an index into this list. What
+    // members have of a round that was divided is in its columns.
     std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
         std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
         for (const TakenMember& member : taken().members)
@@ -93,8 +94,9 @@ class TakenRound {
 
     // Of a divided round: each shard's columns, once.
     nb::list columns() {
-        nb::list made;
         taken();
+        if (!division_) throw Error(Failure::kFailedPrecondition, "The round was not divided among shards");
+        nb::list made;
         for (Columns& shard : taken_->shards) made.append(arrays_of(shard));
         taken_->shards.clear();
         return made;
@@ -113,6 +115,7 @@ class TakenRound {
     }
     template <class Make>
     const nb::object& once(uint32_t i, nb::object Arrays::* which, Make make) {
+        if (division_) throw Error(Failure::kFailedPrecondition, "The round was divided among shards");
         if (i >= taken().members.size())
             throw Error(Failure::kInvalidArgument, "Nothing was taken of such a member");
         if (arrays_.size() < taken_->members.size()) arrays_.resize(taken_->members.size());
@@ -151,7 +154,8 @@ class KeptRounds {
         for (nb::object* at = &first_; at->is_valid();) {
             TakenRound& kept = in(*at);
             const bool own = kept.origin_.is_here();
-            if (own && (kept.advance_ != to.advance_ || kept.seal_ != to.seal_)) {
+            if (own && (kept.advance_ != to.advance_ || kept.seal_ != to.seal_ ||
+                        !(kept.division_ == to.division_))) {
                 at = &kept.next_;
                 continue;
             }

@@ -47,6 +47,7 @@ struct Division {
             throw Error(Failure::kInvalidArgument, "The runs of a dense member are not the whole of it");
         return {static_cast<uint64_t>(begin), static_cast<uint64_t>(end)};
     }
+    bool operator==(const Division& other) const { return shards == other.shards && ends == other.ends; }
 };
 
 // What columns must have room for.
@@ -95,12 +96,15 @@ class ColumnsWriter {
         }
         return fits;
     }
-    // Memory for a run of a dense member's elements, as many as line.length.
+    // Memory for a run of a dense member's elements, as many as line.length. The rows that were written before may
+    // be others than those that room was made for, if they have changed meanwhile.
     template <class T>
     T* elements(uint32_t shard, const MemberLine& line, uint32_t components) {
         Columns& own = columns_[shard];
-        const uint64_t begin = part_up(own.bytes);
-        add(own, line, static_cast<uint64_t>(line.length) * components * sizeof(T));
+        const uint64_t begin = part_up(own.bytes), room = rooms_[shard].bytes;
+        const uint64_t bytes = static_cast<uint64_t>(line.length) * components * sizeof(T);
+        if (bytes && (begin > room || bytes > room - begin)) data_loss("its rows change while they are read");
+        add(own, line, bytes);
         return reinterpret_cast<T*>(bytes_of(own) + begin);
     }
     std::vector<Columns> written() { return std::move(columns_); }
