@@ -179,7 +179,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise FailedPreconditionError("The published arrays are closed")
         wait = Wait(arguments.timeout(timeout))
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
-        with self._lock:
+        with wait.holding(self._lock):
             # New nodes last: so a chief that another one has replaced fails before it writes there.
             new, rows = self._new() - self._gated.keys(), ray.put(pieces)
             calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
@@ -282,7 +282,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 except Exception:
                     self._refused.add(node)  # not again, until `publish` raises this
                     raise
-            self._open_gates(time.monotonic() + PATIENCE)
+            self._open_gates(time.monotonic() + ANSWER)
 
     def _replaced(self) -> FailedPreconditionError:
         return FailedPreconditionError(f"Another chief publishes {self._name!r} now")

@@ -3,11 +3,16 @@
 A part may be stopped or swapped out and not dead, and Ray never tells.
 """
 
+import contextlib
 import math
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
+
+from shmacc.errors import DeadlineExceededError
 
 PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
@@ -47,6 +52,21 @@ class Wait:
     def is_over(self) -> bool:
         """Whether the time has passed."""
         return time.monotonic() >= self._end
+
+    @contextlib.contextmanager
+    def holding(self, lock: threading.Lock) -> Iterator[None]:
+        """Hold a lock.
+
+        Raises:
+            DeadlineExceededError: Another thread had it all the time.
+        """
+        left = self.left()
+        if not lock.acquire(timeout=-1 if left is None else left):
+            raise DeadlineExceededError("Another call of this process was not done in time")
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:

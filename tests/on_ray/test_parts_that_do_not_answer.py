@@ -138,6 +138,15 @@ def test_stopped_shards_end_no_take_later_than_its_timeout(
     assert (taken.step, taken.count) == (step, 1)
 
 
+def test_a_publish_waits_for_another_one_of_its_process_no_longer_than_its_timeout(
+    nodes: Nodes,  # noqa: ARG001
+) -> None:
+    with shmacc.ray.PublishedArrays({"w": np.ones(3)}, "beside", unlink_on_close=True) as published:
+        with published._lock, ends_in_time("Another call of this process"):
+            published.publish(timeout=SECONDS)
+        published.publish(timeout=60)
+
+
 def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
