@@ -24,7 +24,7 @@ class Grant:
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
         """Return the hosts that have not shipped for it.
 
-        Those that have reported no gradient, too: one may have been accepted since.
+        Those that have reported no gradient, or nothing yet, too: one may have been accepted since.
         """
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 

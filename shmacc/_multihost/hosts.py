@@ -43,8 +43,13 @@ class Host:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it lives, has reported, and is told of grants."""
-        return not self.lost and not self.gated and self.report is not None
+        """Whether it lives, and is told of grants."""
+        return not self.lost and not self.gated
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether its forwarder has just been started: its segment may have gradients."""
+        return self.takes_part and self.report is None
 
     def is_at(self, fence: Fence) -> bool:
         """Whether it lives, and its gradients are of this fence."""

@@ -146,10 +146,12 @@ class Rounds:
     def _go_on(self, now: float) -> None:
         """After a grant that led to no round: have another one, without a release in between.
 
-        If there are too few now, those that the seal has refused would never come: a void step.
+        If there are too few now, those that the seal has refused would never come: a void step. But
+        a host whose forwarder was just started has the segment of the one before, and what is in it
+        is not known yet: the grant waits for its first report.
         """
         if self._wants_round():
-            if self._is_enough():
+            if self._is_enough() or any(host.is_coming for host in self._hosts):
                 self._make_grant(now)
             else:
                 self._void("it has too few gradients after losses, and workers wait")

@@ -43,20 +43,21 @@ def find_config(name: str, until: float | None = None) -> Config | None:
     """
     end = time.monotonic() + PATIENCE if until is None else until
     hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
-    silent: list[str] = []
-    for parts in [f"{name}/owner"], hosts:  # all hosts at once: some may be stopped
+    calls: dict[Any, str] = {}
+    # The owner has a second, then all hosts are asked as well: some may be stopped.
+    for parts, seconds in ([f"{name}/owner"], ANSWER), (hosts, min(LOOK, end - time.monotonic())):
         actors = {part: find_until(part, end + _HEAD) for part in parts}
-        calls = {actor.config.remote(): part for part, actor in actors.items() if actor is not None}
-        until = time.monotonic() + max(ANSWER, min(LOOK, end - time.monotonic()))
+        calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
+        until = time.monotonic() + max(ANSWER, seconds)
         while ended := wait_for_one(list(calls), until):
             del calls[ended]
             with contextlib.suppress(*LOST):
                 config: Config = ray.get(ended)
                 return config
-        silent += calls.values()
+    silent = ", ".join(calls.values())
     if silent:
         raise DeadlineExceededError(
-            f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
+            f"These parts of {name!r} do not answer: {silent}. They are stopped, or "
             "their nodes are cut off"
         )
     return None

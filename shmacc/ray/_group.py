@@ -276,8 +276,9 @@ class AccumulatorGroup:
 
     def _steps(self, timeout: float | None) -> Iterator[int]:
         step: int | None = None
-        while self.running:  # first: an owner that was started again may know the end and no step
-            step = self.global_step if step is None else step
+        # First: an owner that was started again may know the end and no step.
+        while self._link.call("running", until=Wait(timeout).until):
+            step = step_of(self._link, Wait(timeout).until) if step is None else step
             yield step
             try:
                 step = self.wait_step(step, timeout=timeout)

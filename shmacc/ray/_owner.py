@@ -49,6 +49,7 @@ class OwnerActor:
         self._actors: dict[str, Any] = {}  # of the nodes
         self._making: set[asyncio.Future[Any]] = set()  # of these
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
+        self._since: dict[str, float] = {}  # when each node was first seen alive
 
     async def config(self) -> Config:
         """Return what the group was made with."""
@@ -133,9 +134,12 @@ class OwnerActor:
         return self._core.fence, {n: a for n, a in self._actors.items() if n in alive}
 
     async def lost(self) -> frozenset[str]:
-        """Return the hosts that are lost."""
-        self._core.tick(time.monotonic())
-        return self._core.lost
+        """Return the hosts that are lost, and nodes that this owner has not heard of in time."""
+        now = time.monotonic()
+        self._core.tick(now)
+        unheard = self._since.keys() - self._core.hosts().keys()
+        lease = self._config.timing.lease
+        return self._core.lost | {node for node in unheard if now - self._since[node] > lease}
 
     async def gate(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
         """See `OwnerCore.gate`."""
@@ -195,11 +199,12 @@ class OwnerActor:
             while True:
                 alive = await asyncio.to_thread(living_nodes, self._config.hosts)
                 for node in alive - kept.keys():
+                    self._since[node] = time.monotonic()
                     kept[node] = asyncio.ensure_future(self._keep(node))
                 for node in kept.keys() - alive:
                     kept.pop(node).cancel()
-                    self._actors.pop(node, None)
-                    self._problems.pop(node, None)
+                    for known in self._actors, self._problems, self._since:
+                        known.pop(node, None)
                 await asyncio.sleep(_LOOK_FOR_NODES)
         finally:
             for task in kept.values():

@@ -201,7 +201,9 @@ class Shard:
         """Return ``function(taken, *args)``, called where the rows are.
 
         ``taken`` is a mapping as a round hands out, with this shard's rows; a large dense member is
-        a run of its elements, flat.
+        a run of its elements, flat. A member that has nothing at this shard is left out, and count
+        and weight of a sparse one are those of hosts that have rows of it here: of the whole round
+        they are in `ShardedTaken.members`.
 
         Raises:
             Whatever it raises. If the shard has died, RayActorError: let it leave the block, and

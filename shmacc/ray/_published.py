@@ -181,7 +181,8 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with wait.holding(self._lock):
             # New nodes last: so a chief that another one has replaced fails before it writes there.
-            new, rows = self._new() - self._gated.keys(), ray.put(pieces)
+            new = self._new() - (self._gated.keys() - self._refused)  # others are the feeder's
+            rows = ray.put(pieces)
             calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
             self._send_to(calls, wait)
             self._send_to({node: self._give(node, wait.until) for node in new}, wait)
@@ -222,6 +223,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         if not obeys:
             raise self._replaced()
         self._given.pop(node, None)
+        self._refused.discard(node)
         return True
 
     def _open_gates(self, until: float) -> None:
@@ -270,8 +272,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         """
         with self._lock:
             for node in self._new() - self._refused:
-                last = self._given.get(node)
-                if last is not None and not ray.wait([last], timeout=0)[0]:
+                if (last := self._given.get(node)) and not ray.wait([last], timeout=0)[0]:
                     continue
                 self._given[node] = call = self._give(node, time.monotonic())
                 if not ray.wait([call], timeout=_LOOK)[0]:
@@ -290,8 +291,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _end_keeper_here(self) -> None:
         end = time.monotonic() + _REMOVED
         while (keeper := find_keeper(self._name, self._here)) is not None:
-            with contextlib.suppress(*LOST):
-                kill(keeper)
+            kill(keeper)
             if time.monotonic() > end:
                 raise self._replaced()
             time.sleep(_POLL)

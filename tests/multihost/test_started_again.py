@@ -30,6 +30,46 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
     assert opened.contributors.tolist() == [1]
 
 
+@pytest.mark.parametrize("dies", ["before", "granted", "sealed", "shipped", "missing"])
+def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: str) -> None:
+    """Its segment has what others have too few without: no void step."""
+    table = with_a_gradient_each("a", "b")
+    _, segment = table.hosts["a"]
+    if dies != "before":
+        table.ask(2)
+    if dies == "granted":
+        table.settle("b")
+    elif dies == "sealed":
+        table.hear("a")
+        table.act("a")
+    elif dies in {"shipped", "missing"}:
+        table.settle()
+        assert isinstance(table.ask(2), Opened)
+    segment.held = False  # by the one that has died
+    table.add("a", segment)
+    if dies == "missing":
+        table.owner.missing("t", table.now)
+    for _ in range(3):
+        table.ask(2)
+        table.settle()
+    opened = table.ask(2)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
+    assert (opened.step, table.owner.counters.voided) == (0, 0)
+
+
+def test_a_forwarder_that_is_started_again_and_never_reports_is_waited_for_by_its_lease() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.ask(2)
+    table.settle("b")
+    table.owner.enrol("a", table.now)
+    table.pass_time(TIMING.lease / 2, "b")
+    assert table.owner.counters.voided == 0
+    table.pass_time(TIMING.lease, "b")
+    assert table.owner.counters.voided == 1
+    assert table.owner.step == 1
+
+
 def test_a_segment_that_was_left_behind_is_emptied() -> None:
     """Its gradients were in a round that its new forwarder knows nothing of."""
     table = Table("a")

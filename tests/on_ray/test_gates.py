@@ -128,6 +128,24 @@ def test_a_gate_stays_closed_though_the_owner_that_closed_it_dies(
     training.rounds(5, 3)  # with its worker, which has checked each step
 
 
+def test_a_publish_gives_a_frozen_node_up_of_which_the_owner_has_never_heard(
+    training: Training,
+) -> None:
+    """The owner died before it took the node for lost; Ray takes a minute to see that."""
+    training.rounds(3, 3)
+    gone = training.nodes.id(2)
+    keeper = training.pid(f"gated.arrays/keeper {gone}")
+    with training.nodes.frozen(2):
+        training.kill_owner()
+        training.group.set_global_step(training.step)
+        training.rounds(3, 2)
+        assert gone in living_nodes(None), "Ray has not seen it yet"
+        assert gone not in training.group.hosts()
+    with training.stays_at(3, keeper):
+        training.rounds(2, 2)
+    training.rounds(5, 3)
+
+
 @pytest.mark.parametrize("attached_before", [False, True])
 def test_the_next_owner_hears_of_a_gate_from_any_handle_of_the_process(
     training: Training, *, attached_before: bool

@@ -194,6 +194,23 @@ def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
     assert len(books.lost()) <= RANKS
 
 
+def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+) -> None:
+    """What its segment has counts as soon as the next one has reported it."""
+    rounds(group, books, 2)
+    voided = group.counters()["voided"]
+    for number in range(6):
+        part = f"host {nodes.id(number % 3)}"
+        death = threading.Timer(0.005 * number, kill, (part,))
+        death.start()
+        rounds(group, books, 1)
+        death.join()
+        rounds(group, books, 1)
+    assert group.counters()["voided"] == voided
+    assert len(books.lost()) <= RANKS
+
+
 def test_a_worker_that_moves_to_another_host_is_in_a_round_once(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
 ) -> None:

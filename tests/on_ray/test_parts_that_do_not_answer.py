@@ -82,6 +82,10 @@ def test_a_stopped_owner_ends_no_call_later_than_its_timeout(
         with ends_in_time(where):
             group.wait_step(step, timeout=SECONDS)
         with ends_in_time(where):
+            next(group.steps(timeout=SECONDS))
+        with ends_in_time("owner of 'stopped'"):
+            shmacc.ray.AccumulatorGroup.attach("stopped", timeout=SECONDS)
+        with ends_in_time(where):
             group.stats(timeout=SECONDS)
         with ends_in_time(where):
             group.snapshot(timeout=SECONDS)
