@@ -57,7 +57,9 @@ What dies, and what that costs
     worker     As with one host: its last gradient is in the segment wholly or not at all.
     forwarder  The round that it had open in the segment is open to applies again, with all that it
                had. The next incarnation seals it, ships and reports again; a lower incarnation is
-               refused. If its batch was a member already, gradients that came in between are
+               refused. Between its enrolment and its first report nobody knows what the segment
+               has: a grant waits for it, or is made for it if the others have too few, by its
+               lease. If its batch was a member already, gradients that came in between are
                dropped with the step, although their applies returned True.
     host       After `lease` without a report its gradients do not count, until it reports again. A
                grant goes on without it, if it has no shard. What is in an open block stays there.

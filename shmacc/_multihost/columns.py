@@ -160,6 +160,7 @@ def join(parts: Sequence[Array]) -> Bytes:
     end = 0
     for part in parts:
         begin = aligned(end)
+        column[end:begin] = 0  # others get it
         end = begin + part.nbytes
         column[begin:end] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return column[:end]

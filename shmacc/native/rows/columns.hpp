@@ -79,10 +79,10 @@ class ColumnsWriter {
             Columns& own = columns_[shard];
             const uint64_t begin = part_up(own.bytes), room = rooms_[shard].bytes;
             const uint64_t rows = rooms_[shard].rows - own.rows;
-            const uint64_t fit = begin >= room ? 0 : width ? (room - begin) / (width * sizeof(T)) : rows;
+            const uint64_t fit = begin > room ? 0 : width ? (room - begin) / (width * sizeof(T)) : rows;
             T* const values = reinterpret_cast<T*>(bytes_of(own) + begin);
             targets.push_back({rows_of(own.numbers) + own.rows, rows_of(own.counts) + own.rows, values,
-                               width ? std::min(rows, fit) : rows});
+                               std::min(rows, fit)});
             streamed = streamed && is_streamed(values, bytes_, width * sizeof(T));
         }
         const std::vector<RowTarget<T>> before = targets;
@@ -117,7 +117,9 @@ class ColumnsWriter {
     static void add(Columns& to, const MemberLine& line, uint64_t bytes) {
         if (line.length == 0) return;
         to.table.push_back(line);
-        to.bytes = part_up(to.bytes) + bytes;
+        const uint64_t begin = part_up(to.bytes);
+        if (begin > to.bytes) std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // others get it
+        to.bytes = begin + bytes;
     }
 
     const std::vector<ColumnsRoom> rooms_;
