@@ -54,6 +54,7 @@ from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._finding import end_parts, warn_of_left
+from shmacc.ray._gates import Gates
 from shmacc.ray._head import kill
 from shmacc.ray._keeper import find_keeper, make_keeper, rows_of
 from shmacc.ray._link import OPEN, Link
@@ -114,7 +115,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
         self._given: dict[str, Any] = {}  # the last call of nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
-        self._gated: dict[str, Link] = {}  # whose owner has closed its gate, by node
+        self._gates = Gates(shared_name)
         self._links = weakref.WeakSet[Link]()  # whose gates an earlier chief closed
         self._lock = threading.Lock()  # of these, and of the order of calls to keepers
         self._stop = threading.Event()
@@ -181,12 +182,13 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with wait.holding(self._lock):
             # New nodes last: so a chief that another one has replaced fails before it writes there.
-            new = self._new() - (self._gated.keys() - self._refused)  # others are the feeder's
+            new = self._new() - (self._gates.nodes - self._refused)  # others are the feeder's
             rows = ray.put(pieces)
             calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
             self._send_to(calls, wait)
             self._send_to({node: self._give(node, wait.until) for node in new}, wait)
             self._open_gates(wait.until)
+            self._gates.close(self._gates.nodes, wait.until)
             for link in OPEN.copy() - set(self._links):
                 link.gate(frozenset(self._keepers), self._name, wait.until, closed=False)
                 self._links.add(link)
@@ -227,22 +229,19 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         return True
 
     def _open_gates(self, until: float) -> None:
-        """Have the owner open the gates of nodes that have everything again."""
-        for node in self._gated.keys() & self._keepers.keys():
-            with contextlib.suppress(FailedPreconditionError):  # the group is closed, or no more
-                self._gated[node].gate({node}, self._name, until, closed=False)
-            del self._gated[node]  # only now: else nobody would try it again
+        """Have the gates of nodes opened that have everything again."""
+        for node in self._gates.nodes & self._keepers.keys():
+            self._gates.open(node, until)
 
     def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
         until = max(wait.until, time.monotonic() + ANSWER)
-        for link in OPEN.copy():
-            if lost := link.call("lost", until=until).intersection(waiting.values()):
-                link.gate(lost, self._name, until, closed=True)
-            for call in [call for call, node in waiting.items() if node in lost]:
-                node = waiting.pop(call)
-                self._gated[node], self._given[node] = link, call
-                self._keepers.pop(node, None)
+        said = [link.call("lost", until=until) for link in OPEN.copy()]
+        lost = set().union(*said).intersection(waiting.values())
+        self._gates.close(lost, until)
+        for call in [call for call, node in waiting.items() if node in lost]:
+            self._given[waiting[call]] = call
+            self._keepers.pop(waiting.pop(call), None)
 
     def _new(self) -> set[str]:
         """Forget keepers of nodes that are dead; return living nodes without one."""
@@ -302,9 +301,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._stop.set()
             if self._unlink_on_close:
                 self.unlink()
-            for node, link in self._gated.items():  # they must hear of the end
-                with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
-                    link.gate({node}, self._name, time.monotonic() + ANSWER, closed=False)
+            for node in self._gates.nodes:  # they must hear of the end
+                with contextlib.suppress(DeadlineExceededError):
+                    self._gates.open(node, time.monotonic() + ANSWER)
             self._closed = True
             self._arrays.close()
 

@@ -146,6 +146,38 @@ def test_a_publish_gives_a_frozen_node_up_of_which_the_owner_has_never_heard(
     training.rounds(5, 3)
 
 
+def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
+    training: Training,
+) -> None:
+    """The arrays go with the steps of both, and only one's owner takes the node for lost."""
+    nodes = training.nodes
+    gone = nodes.id(2)
+    pids = [training.pid(part + gone) for part in ("gated/host ", "gated.arrays/keeper ")]
+    members = {"m": shmacc.TensorSpec((), "int64")}
+    with shmacc.ray.AccumulatorGroup(members, "beside", shards=1, unlink_on_close=True) as other:
+        with nodes.on(0):
+            here = shmacc.AccumulatorGroup.attach("beside", timeout=60)
+        with nodes.on(2):
+            there = shmacc.AccumulatorGroup.attach("beside", timeout=60)
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            training.rounds(1, 2)
+            assert here.apply({"m": 1}, 0)
+            with other.round(1, timeout=60):
+                training.arrays.publish()
+            assert here.wait_step(0, timeout=60) == 1
+            time.sleep(0.5)
+            assert there.global_step == 0
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert there.wait_step(0, timeout=60) == 1
+        here.close()
+        there.close()
+    training.rounds(5, 3)
+
+
 @pytest.mark.parametrize("attached_before", [False, True])
 def test_the_next_owner_hears_of_a_gate_from_any_handle_of_the_process(
     training: Training, *, attached_before: bool
