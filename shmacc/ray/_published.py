@@ -344,6 +344,7 @@ def _feed(published: "weakref.ref[PublishedArrays]", stop: threading.Event) -> N
         except FailedPreconditionError as error:  # for good
             _logger.warning("%s: nodes that join get nothing of this process", error)
             return
-        except Exception:
-            _logger.exception("Nodes that have joined did not get %r", known.shared_name)
+        except Exception as error:
+            said = "Nodes that have joined did not get %r: %s", known.shared_name, error
+            _logger.log(logging.ERROR, *said, exc_info=not isinstance(error, DeadlineExceededError))
         del known
