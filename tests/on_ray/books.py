@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import shmacc
+import shmacc.ray
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from on_ray.nodes import Nodes
@@ -162,6 +164,20 @@ class Books:
             and own not in self.consumed
             and (own // 1_000_000, step) not in of_rank
         ]
+
+
+def end_training(
+    workers: Iterable[subprocess.Popen[bytes]],
+    group: shmacc.ray.AccumulatorGroup,
+    arrays: shmacc.ray.PublishedArrays,
+) -> None:
+    """End workers, and remove what they were attached to."""
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    group.unlink()
+    arrays.unlink()
+    arrays.close()
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
-from on_ray.books import wait_for
+from on_ray.books import end_training, wait_for
 
 import shmacc
 import shmacc.ray
@@ -89,12 +89,7 @@ class Training:
         return pid
 
     def end(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
-        self.group.unlink()
-        self.arrays.unlink()
-        self.arrays.close()
+        end_training(self.workers, self.group, self.arrays)
 
 
 @pytest.fixture

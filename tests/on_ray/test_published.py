@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
+from on_ray.books import end_training
 
 import shmacc
 import shmacc.ray
@@ -79,12 +80,7 @@ class Training:
         return ray.get_actor(f"values.arrays/keeper {self.nodes.id(node)}", namespace=NAMESPACE)
 
     def end(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
-        self.group.unlink()
-        self.arrays.unlink()
-        self.arrays.close()
+        end_training(self.workers, self.group, self.arrays)
 
 
 @pytest.fixture

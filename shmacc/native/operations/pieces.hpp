@@ -135,7 +135,7 @@ class ReducedPieces {
         for (const Piece& piece : pieces) {
             readers_.emplace_back(specs_, piece);
             room.rows += piece.rows;
-            room.bytes = part_up(room.bytes) + piece.bytes + piece.lines * kPartAlignment;
+            room.add_part(piece.bytes + piece.lines * kPartAlignment);
         }
         ColumnsWriter writer({room});
         for (uint32_t number = 0; number + 1 < specs_.size(); ++number) {

@@ -195,11 +195,11 @@ class RoundCopy {
                                             const Division& division) {
         std::vector<ColumnsRoom> rooms(division.shards);
         for (uint32_t number = 0; number + 1 < specs.size(); ++number) {
-            std::vector<uint64_t> rows(division.shards);
             std::vector<Member> in_lanes = session.in_lanes(number);
             if (in_lanes.empty()) continue;
             const uint64_t row_bytes = in_lanes[0].row_bytes();
             if (specs[number].kind == kSparse) {
+                std::vector<uint64_t> rows(division.shards);
                 for (Member& member : in_lanes) {
                     // The sizes are proved before anything is allocated that the segment only claims to hold.
                     const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
