@@ -257,17 +257,29 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
     return child
 
 
+def look_for_ever(name: str) -> None:
+    """Hold the lock most of the time, and change nothing."""
+    with shmacc.attach(name) as acc:
+        assert isinstance(acc, shmacc.SparseConditionalAccumulator)
+        while True:
+            acc.state()
+
+
 @contextlib.contextmanager
-def stopped_with_the_lock(crew: Crew, name: str) -> Iterator[int]:
-    """A process that stands still in the middle of an apply; its pid."""
-    child = start(crew, apply_for_ever, name, 50_000, 16)
+def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
+    """A process that stands still in the middle of an apply, or of a look; its pid."""
+    child = (
+        start(crew, apply_for_ever, name, 50_000, 16)
+        if changes
+        else start(crew, look_for_ever, name)
+    )
     pid = child.pid
     deadline = time.monotonic() + LONG
     while True:
         os.kill(pid, signal.SIGSTOP)
         until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
         seen = inspection.describe(name)
-        if seen.lock.held and seen.lock.in_operation:
+        if seen.lock.held and seen.lock.in_operation == changes:
             break
         os.kill(pid, signal.SIGCONT)
         assert time.monotonic() < deadline, "it is never caught with the lock"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.inspect_tool import ask, idle, run, start, wait_in_line
+from helpers.inspect_tool import ask, idle, run, start, stopped_with_the_lock, wait_in_line
 from helpers.standing_still import (
     NAME,
     apply_one,
@@ -293,6 +293,16 @@ def test_a_take_whose_gradients_have_no_room(crew: Crew) -> None:
     until(lambda: doing("waits for room") == 1)
     until(lambda: kinds() == [StallKind.QUORUM_OUT_OF_REACH], NAMED_WITHIN)
     assert "2 alive (waiting for this take: 1)" in problem()
+
+
+def test_what_waits_for_room_does_so_while_it_looks_for_it(crew: Crew) -> None:
+    """It looks twenty times a second, under the lock; no verdict hangs on the moment of a look."""
+    start(crew, apply_until_there_is_no_room, NAME)
+    until(lambda: doing("waits for room") == 1)
+    with stopped_with_the_lock(crew, NAME, changes=False):
+        for _ in range(5):
+            time.sleep(0.05)
+            assert doing("waits for room") == 1
 
 
 def apply_without_memory(name: str) -> None:

@@ -29,12 +29,13 @@ class Apply : public Operation {
         HeadGrace grace;
         Refused refused;
         bool given_back = false;
+        bool waited = false;  // for something else than the lock: it still does while it looks whether that has come
         for (bool everywhere = contributors_everywhere(request);;) {
-            activity.now(kWaitsForLock);
+            if (!waited) activity.now(kWaitsForLock);
             ApplySession session(segment_, contributor_of(request), everywhere,
                                  lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(refused);
-            activity.now(kApplies);
+            if (!waited) activity.now(kApplies);
             // Read before the queue: a take that leaves it needs no lock, and wakes once only.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             const bool open = round_is_open(session.round);
@@ -68,7 +69,7 @@ class Apply : public Operation {
                     everywhere = true;
                     continue;
                 } else if (!refused.still(session, pending, segment_.file()) &&
-                           put_in_if_room(session, request, given_back && pending == 0, refused)) {
+                           put_in_if_room(session, request, activity, given_back && pending == 0, refused)) {
                     activity.entry().applied += static_cast<uint64_t>(request.count);
                     wake_head_if_reached(session, head);
                     return true;
@@ -88,6 +89,7 @@ class Apply : public Operation {
             if (open) refuse_in_own_block(session.round.holder);
             if (closed && give_up_offered(session.round.holder)) continue;
             given_back = false;
+            waited = true;
             wait_for_progress(activity, what, seen, std::min(until, request.deadline));
         }
     }
@@ -256,7 +258,9 @@ class Apply : public Operation {
     // If gradients are pending, the apply waits as one does at the capacity: the next round has their memory. If none
     // are, lanes and members may have memory of rounds that are over, which they would keep for a while
     // (Lane::kSmallRounds); they give it back, and only a gradient that does not fit then (last) is an error.
-    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, bool last, Refused& refused) {
+    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, ActivityScope& activity,
+                        bool last, Refused& refused) {
+        activity.now(kApplies);
         try {
             put_in(session, request, [&] {
                 if (request.partial) spread_contributors(session);
