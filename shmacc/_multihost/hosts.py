@@ -55,6 +55,10 @@ class Host:
         """Whether it lives, and its gradients are of this fence."""
         return not self.lost and self.report is not None and self.report.fence == fence
 
+    def was_at(self, fence: Fence) -> bool:
+        """Whether its gradients were last known to be of this fence, or of the one before."""
+        return self.fence is not None and self.fence >= Fence(fence.term, fence.number - 1)
+
     def pending(self, fence: Fence) -> int:
         """Return how many gradients a round could get of it now."""
         return self.report.count if self.report is not None and self.is_at(fence) else 0

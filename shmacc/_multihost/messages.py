@@ -234,12 +234,14 @@ class Waiting:
         step: The step.
         hosts: Those that are alive.
         late: Those that a grant waits for: enough is there, and they have not shipped theirs.
+        lost: Those that are lost, and took part in this step or the one before.
     """
 
     accumulated: int
     step: int
     hosts: tuple[str, ...]
     late: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class Loss(NamedTuple):

@@ -154,9 +154,11 @@ class OwnerCore(Rounds):
             return found.conflict
         if found.lost and self._grant is None:  # a number that is reached is served
             return Died(tuple(found.lost))
-        living = tuple(sorted(host.name for host in self._hosts if not host.lost))
-        late = () if self._grant is None else self._grant.waits_for(self._hosts)
-        return Waiting(self.accumulated, self.step, living, tuple(sorted(h.name for h in late)))
+        living = [host for host in self._hosts if not host.lost]
+        late = [] if self._grant is None else self._grant.waits_for(self._hosts)
+        lost = [host for host in self._hosts if host.lost and host.was_at(self.fence)]
+        names = (tuple(sorted(host.name for host in each)) for each in (living, late, lost))
+        return Waiting(self.accumulated, self.step, *names)
 
     def step_past(self, after: int) -> int | NotReady | Finished | None:
         """Return the step if it is past `after`, or why there will be none; None: not yet."""

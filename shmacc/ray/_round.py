@@ -113,15 +113,20 @@ class Round(Generic[_Result]):
                     raise _error_of(answer, link)
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
-        hosts = f"{len(answer.hosts)} hosts: {', '.join(answer.hosts)}"
-        late = (
-            f"; nodes {', '.join(answer.late)} have not sent what they have: their parts of "
-            f"{self._link.config.name!r} are slow, stopped, or cut off"
-        )
-        return DeadlineExceededError(
+        text = (
             f"{answer.accumulated} of the {self._required} required gradients had arrived; the "
-            f"global step is {answer.step}; alive are {hosts}{late if answer.late else ''}"
-        ).with_fields(accumulated=answer.accumulated, required=self._required, step=answer.step)
+            f"global step is {answer.step}; alive are {len(answer.hosts)} hosts: "
+            f"{', '.join(answer.hosts)}"
+        )
+        if answer.late:
+            text += f"; nodes {', '.join(answer.late)} have not sent what they have"
+        if answer.lost:
+            text += f"; nodes {', '.join(answer.lost)} are lost"
+        if answer.late or answer.lost:
+            text += f": their parts of {self._link.config.name!r} are slow, stopped, or cut off"
+        return DeadlineExceededError(text).with_fields(
+            accumulated=answer.accumulated, required=self._required, step=answer.step
+        )
 
     def _fetch(self, opened: Opened, until: float) -> Any:
         """Have the shards add up; Missing: some have lost pieces."""

@@ -31,7 +31,7 @@ def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
     table.settle("a", "b")
     waiting = table.ask(3)
     assert isinstance(waiting, Waiting)
-    assert (waiting.hosts, waiting.step) == (("a", "b"), 1)
+    assert (waiting.hosts, waiting.lost, waiting.step) == (("a", "b"), ("c",), 1)
     assert table.owner.counters.voided == 1
     for contributor, host in enumerate("aba"):  # c's worker was started again at a
         assert table.apply(host, contributor)

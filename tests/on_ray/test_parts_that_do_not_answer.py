@@ -103,6 +103,19 @@ def test_a_stopped_host_ends_no_call_later_than_its_timeout(
     assert len(group.stats()) == 3
 
 
+@pytest.mark.usefixtures("local")
+def test_a_host_that_is_lost_is_named_by_the_take(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup
+) -> None:
+    with stopped(f"stopped/host {nodes.id(1)}"):
+        wait_for(lambda: not group.hosts()[nodes.id(1)].alive)
+        with ends_in_time(f"nodes {nodes.id(1)} are lost"):
+            group.take(1, timeout=SECONDS)
+    wait_for(lambda: group.hosts()[nodes.id(1)].alive)
+    with ends_in_time("alive are 3 hosts: [0-9a-f, ]*$"):
+        group.take(1, timeout=SECONDS)
+
+
 def test_hosts_that_are_stopped_before_they_ship_are_named_by_the_take(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: shmacc.AccumulatorGroup
 ) -> None:
