@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import process_work
 from helpers.apart import every_start_method, forks
-from helpers.support import LONG, until
+from helpers.support import LONG, stop, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
@@ -96,7 +96,7 @@ def test_take_partial_of_anything_leaves_the_heads_round_alone(
     """Its number is reached: it is the head's, also before that has come to take it."""
     dense.apply_grad(1.0)
     (first,) = line_up(crew, dense, 2)
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid)
     dense.apply_grad(2.0)
     assert dense.take_partial(0, timeout=0).count == 0
     assert dense.take_partial(0, timeout=0, seal=True).count == 0

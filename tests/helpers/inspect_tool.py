@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyte
-from helpers.support import LONG, until
+from helpers.support import LONG, stop, until
 
 import shmacc
 from shmacc import inspection
@@ -276,8 +276,7 @@ def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Ite
     pid = child.pid
     deadline = time.monotonic() + LONG
     while True:
-        os.kill(pid, signal.SIGSTOP)
-        until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+        stop(pid)
         seen = inspection.describe(name)
         if seen.lock.held and seen.lock.in_operation == changes:
             break

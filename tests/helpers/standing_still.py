@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from helpers import support
 from helpers.inspect_tool import ask, run
-from helpers.support import until
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, inspection
@@ -21,8 +18,7 @@ NAME: Final = "still"
 def stop(child: Any) -> int:
     """Stop a child; its pid."""
     pid: int = child.pid
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    support.stop(pid)
     return pid
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,6 +36,36 @@ def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition never came to hold"
         time.sleep(0.0005)
+
+
+def stop(*pids: int) -> None:
+    """Stop processes; all their threads stand still when this returns, not only soon after."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(map(_stands_still, pids)))
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Have processes stand still meanwhile."""
+    try:
+        stop(*pids)
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            if (
+                thread.joinpath("stat").read_text("ascii", "replace").rpartition(")")[2][1]
+                not in "TtZX"
+            ):
+                return False
+    return True
 
 
 def same_bits(got: Any, want: Array) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -177,7 +176,7 @@ def test_a_long_command_line_is_shortened_in_findings() -> None:
         )
         other = subprocess.Popen([sys.executable, "-P", "-c", program])
         until(lambda: acc.stats().attached == 2)
-        os.kill(other.pid, signal.SIGSTOP)
+        stop(other)
         until(lambda: "process_stopped" in {each.kind for each in inspection.check("acc")})
         (found,) = [each for each in inspection.check("acc") if each.kind == "process_stopped"]
         assert len(found.problem) < 200

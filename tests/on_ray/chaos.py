@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import ray
+from helpers.support import stopped
 from on_ray.books import MEMBERS, many_members, wait_for
 from on_ray.other_chief import OtherChief
 from on_ray.training import PATIENCE, Parameters, Training
@@ -142,10 +143,8 @@ class Chaos:
 
     def _freeze(self, part: str) -> None:
         if (pid := self._pid(part)) is not None:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(FROZEN)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            with stopped(pid):
+                time.sleep(FROZEN)
 
     def _stop_chief(self) -> None:
         """Stop a chief in its block until the other one has had a round of the same step."""

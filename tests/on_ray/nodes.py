@@ -14,6 +14,7 @@ os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machine
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import ray
+from helpers.support import stopped
 from on_ray.books import wait_for
 from ray.cluster_utils import Cluster
 
@@ -118,15 +119,8 @@ class Nodes:
     @contextlib.contextmanager
     def frozen(self, number: int) -> Iterator[None]:
         """Have a machine stand still meanwhile: all its processes, workers too."""
-        processes = self._processes(number)
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        try:
+        with stopped(*self._processes(number)):
             yield
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGCONT)
 
     def _processes(self, number: int) -> list[int]:
         variable = f"SHMACC_NAMESPACE={self.namespace(number)}".encode()

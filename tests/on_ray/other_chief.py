@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from helpers.support import stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,11 +69,8 @@ class OtherChief:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Have it be stopped meanwhile."""
-        self._process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(self._process.pid):
             yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
 
     def leave(self) -> str:
         """Have it leave its block; return what came of it."""

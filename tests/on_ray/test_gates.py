@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
+from helpers.support import stopped
 from on_ray.books import end_training, wait_for
 
 import shmacc
@@ -73,15 +74,12 @@ class Training:
     @contextlib.contextmanager
     def stays_at(self, step: int, keeper: int) -> Iterator[None]:
         """Have the last node's keeper be the last to go on; it must have learnt of no step."""
-        os.kill(keeper, signal.SIGSTOP)
-        try:
+        with stopped(keeper):
             wait_for(lambda: self.nodes.id(2) in self.group.hosts())  # it has found the owner
             yield
             time.sleep(0.5)
             with self.nodes.on(2), shmacc.AccumulatorGroup.attach("gated") as segment:
                 assert segment.global_step == step, "as before it was frozen"
-        finally:
-            os.kill(keeper, signal.SIGCONT)
 
     def pid(self, part: str) -> int:
         actor: Any = ray.get_actor(part, namespace=NAMESPACE)
@@ -154,9 +152,7 @@ def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
             here = shmacc.AccumulatorGroup.attach("beside", timeout=60)
         with nodes.on(2):
             there = shmacc.AccumulatorGroup.attach("beside", timeout=60)
-        try:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
+        with stopped(*pids):
             training.rounds(1, 2)
             assert here.apply({"m": 1}, 0)
             with other.round(1, timeout=60):
@@ -164,9 +160,6 @@ def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
             assert here.wait_step(0, timeout=60) == 1
             time.sleep(0.5)
             assert there.global_step == 0
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
         assert there.wait_step(0, timeout=60) == 1
         here.close()
         there.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
+from helpers.support import stopped
 from on_ray.books import MEMBERS, Books, wait_for
 
 import shmacc
@@ -371,13 +372,10 @@ def test_what_a_host_accepts_before_it_follows_advance_step_is_dropped_with_the_
         wait_for(lambda: local.global_step == step)
         discarded = local.stats().discarded
         forwarder = ray.get(actor(f"host {nodes.id(1)}").pid.remote())
-        os.kill(forwarder, signal.SIGSTOP)
-        try:
+        with stopped(forwarder):
             group.advance_step(step + 1)
             assert group.global_step == step + 1
             assert local.apply(gradient, local.global_step, contributor=1), "at the step before"
-        finally:
-            os.kill(forwarder, signal.SIGCONT)
         assert local.wait_step(step, timeout=60) == step + 1
         assert local.stats().discarded == discarded + 1
         assert local.apply(gradient, step + 1, contributor=1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
+from helpers import support
 from on_ray.books import wait_for
 
 import shmacc
@@ -49,6 +50,8 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 def local(group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGroup]:
     with shmacc.AccumulatorGroup.attach("stopped", timeout=60) as made:
         wait_for(lambda: made.global_step == group.global_step)
+        # Also after the test in which the owner dies: the next one has to hear of all.
+        wait_for(lambda: sum(host.alive for host in group.hosts().values()) == 3)
         yield made
 
 
@@ -56,11 +59,8 @@ def local(group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGrou
 def stopped(part: str) -> Iterator[None]:
     actor: Any = ray.get_actor(part, namespace=NAMESPACE)
     pid = ray.get(actor.pid.remote())
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with support.stopped(pid):
         yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager

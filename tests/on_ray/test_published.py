@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
+from helpers.support import stopped
 from on_ray.books import end_training
 
 import shmacc
@@ -134,8 +135,7 @@ def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
 ) -> None:
     training.round()
     pid = ray.get(training.keeper(2).pid.remote())
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(pid):
         began = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=f"on node {training.nodes.id(2)}"):
             training.arrays.publish({"copy 0": [1]}, timeout=1.5)
@@ -145,8 +145,6 @@ def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
             training.group.round(3, timeout=60),
         ):
             training.arrays.publish({"copy 0": [1]}, timeout=1.5)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     for _ in range(3):
         training.round()
 
