@@ -72,7 +72,9 @@ What dies, and what that costs
     owner      The next one does not know the step, and refuses rounds until `set_global_step`.
                Whether the last round was consumed only the chief can know. Segments whose step is
                the one that was set keep their gradients, the others start empty. The owner's
-               `term` is part of all its numbers, so what its predecessor said is thrown away. It is
+               `term` is part of all its numbers, so what its predecessor said is thrown away. A
+               chief in its block only says that it is alive (`hear`), and asks for nothing: so it
+               gets no round of the next owner, of which it has not seen the gradients. The term is
                the time, and the clock of another node may be behind: hosts report the latest term
                that they know, and the owner goes on in a later one.
 

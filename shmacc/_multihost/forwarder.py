@@ -5,68 +5,30 @@ done one at a time. Shipping may take long, and a new order may come meanwhile: 
 for which grant pieces have arrived, and it counts only if that is still the one.
 """
 
-from dataclasses import dataclass
+from enum import Enum, auto
 
-from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Sealed, Timing
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """Open a round of the segment, unless it is open, and say what it has (`sealed`)."""
+from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Timing
 
 
-@dataclass(frozen=True, slots=True)
-class Ship:
-    """Send the pieces of the sealed content to the shards, and say to which (`shipped`)."""
+class Do(Enum):
+    """What is to be done; in brackets, what says that it is done."""
 
-    grant: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Give the segment's round up: nothing is consumed (`released`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consume:
-    """Consume the segment's round, which moves its step on by one (`moved`)."""
+    SEAL = auto()  # open a round of the segment, unless it is open, and say what it has (`sealed`)
+    SHIP = auto()  # send the pieces of that to the shards, for a grant (`shipped`)
+    RELEASE = auto()  # give the segment's round up: nothing is consumed (`released`)
+    CONSUME = auto()  # consume the segment's round, which moves its step on by one (`moved`)
+    RESET = auto()  # empty the segment and set its step, in one commit (`moved`)
+    SET_STEP = auto()  # set the segment's step; what is there stays, its round ends (`step_set`)
+    FINISH = auto()  # finish the segment (`finished`)
+    STOP = auto()  # a later incarnation is at work: give the segment's round up, and end
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Empty the segment and set its step, in one commit (`moved`)."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetStep:
-    """Set the segment's step; what is there stays, and a round that is open ends (`step_set`)."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Finish the segment (`finished`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A later incarnation is at work: give the segment's round up, and end."""
-
-
-Action = Seal | Ship | Release | Consume | Reset | SetStep | Finish | Stop
+Action = tuple[Do, int]
+"""With the grant to ship for, or the step to set; else 0."""
 
 
 class ForwarderCore:
-    """The forwarder of one host.
-
-    Args:
-        host: The host's name.
-        incarnation: From the owner's `enrol`.
-        timing: How often it reports.
-    """
+    """The forwarder of one host."""
 
     def __init__(self, host: str, incarnation: int, timing: Timing) -> None:
         self._host = host
@@ -79,7 +41,7 @@ class ForwarderCore:
         self._is_finished = False
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
-        self._unshipped: Sealed | None = None  # of that grant
+        self._unshipped: Batch | None = None  # of that grant
         self._batch: Batch | None = None  # of that grant
         self._seal_began = float("-inf")
         self._deaths: tuple[Death, ...] = ()  # of this fence
@@ -136,25 +98,25 @@ class ForwarderCore:
         if order is None or not (order.ready or order.refused):
             return None
         if order.refused:
-            return Stop()
+            return Do.STOP, 0
         return self._next_move(order) or (
             self._when_held(order) if order.hold else self._when_open(order)
         )
 
     def _when_open(self, order: Order) -> Action | None:
         if self._held:
-            return Release()
-        return Finish() if order.finished and not self._is_finished else None
+            return Do.RELEASE, 0
+        return (Do.FINISH, 0) if order.finished and not self._is_finished else None
 
     def _when_held(self, order: Order) -> Action | None:
         if not self._held or order.grant not in {None, self._sealed_for}:
-            return Seal()
-        return None if self._unshipped is None or order.grant is None else Ship(order.grant)
+            return Do.SEAL, 0
+        return None if self._unshipped is None or order.grant is None else (Do.SHIP, order.grant)
 
     def _next_move(self, order: Order) -> Action | None:
         """Return how the segment gets to the order's fence and step."""
         if self.fence == order.fence:
-            return None if self._step == order.step else SetStep(order.step)
+            return None if self._step == order.step else (Do.SET_STEP, order.step)
         # One that is finished, and this group is not, is of an earlier run.
         is_of_run = order.finished or not self._is_finished
         if self.fence is None or self.fence.term != order.term:
@@ -165,13 +127,13 @@ class ForwarderCore:
         elif (
             self._held
             and self._batch is not None
-            and order.consumed == self._batch.grant
+            and order.consumed == self._sealed_for
             and order.step == self._step + 1
         ):
-            return Consume()
-        return Reset(order.step)
+            return Do.CONSUME, 0
+        return Do.RESET, order.step
 
-    def sealed(self, content: Sealed, began: float) -> None:
+    def sealed(self, content: Batch, began: float) -> None:
         """Say that the segment is sealed, and has this; sealing began then."""
         self._seal_began, self._held, self._count = began, True, content.count
         self._forget_grant()
@@ -179,13 +141,12 @@ class ForwarderCore:
             return
         self._sealed_for, self._unshipped = self._order.grant, content
         if content.count == 0:
-            self.shipped(self._sealed_for, frozenset())
+            self.shipped(self._sealed_for)
 
-    def shipped(self, grant: int, shards: frozenset[int]) -> None:
-        """Say that pieces have reached these shards, which are all that get one."""
+    def shipped(self, grant: int) -> None:
+        """Say that the pieces have reached their shards."""
         if self._unshipped is not None and grant == self._sealed_for:
-            self._batch = Batch(grant, self._unshipped, shards)
-            self._unshipped = None
+            self._batch, self._unshipped = self._unshipped, None
 
     def released(self) -> None:
         """Say that the segment is open again."""

@@ -1,7 +1,8 @@
 """The hosts as the owner knows them: by their last reports."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, Member, Report, Timing
 
@@ -18,7 +19,8 @@ class Host:
         incarnation: The latest one of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
-        gated: Whether it must learn of no step: its published arrays are those of an earlier one.
+        gates: What has it learn of no step: its published arrays are those of an earlier one.
+        unfed: The same of a host that has just come, for as long as what publishes is alive.
         report: The last report of this incarnation, if there was one.
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         consumed: The grant of its batch that the round before the present fence consumed.
@@ -29,7 +31,8 @@ class Host:
     incarnation: int
     heard: float
     lost: bool = False
-    gated: bool = False
+    gates: set[str] = field(default_factory=set)
+    unfed: set[str] = field(default_factory=set)
     report: Report | None = None
     fence: Fence | None = None
     consumed: int | None = None
@@ -42,9 +45,14 @@ class Host:
         return new
 
     @property
+    def is_gated(self) -> bool:
+        """Whether it must learn of no step."""
+        return bool(self.gates or self.unfed)
+
+    @property
     def takes_part(self) -> bool:
         """Whether it lives, and is told of grants."""
-        return not self.lost and not self.gated
+        return not self.lost and not self.is_gated
 
     @property
     def is_coming(self) -> bool:
@@ -61,7 +69,7 @@ class Host:
 
     def pending(self, fence: Fence) -> int:
         """Return how many gradients a round could get of it now."""
-        return self.report.count if self.report is not None and self.is_at(fence) else 0
+        return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
         """Whether it has sealed its segment for the grant, and may still be shipping."""
@@ -92,13 +100,63 @@ class Host:
         return known is None or known.term != fence.term or known == fence or known >= set_at
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Hosts seal their segments, ship what they have, and report it for this number."""
+
+    number: int
+    since: float
+    places: tuple[str, ...]
+
+    def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
+        """Return the hosts that have not shipped for it.
+
+        Those that have reported no gradient, or nothing yet, too: one may have been accepted since.
+        """
+        return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
+
+    def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
+        """Whether its batches are there, or late."""
+        waited_for, age = self.waits_for(hosts), now - self.since
+        if not waited_for or age >= timing.expiry:
+            return True
+        nobody_ships = not any(host.has_answered(self.number) for host in waited_for)
+        return enough and nobody_ships and age >= timing.grace
+
+    def times(self, timing: Timing) -> list[float]:
+        """Return when that may change by itself."""
+        return [self.since + timing.grace, self.since + timing.expiry]
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """What hands something on to hosts that goes with a step.
+
+    Attributes:
+        name: Its name.
+        hosts: Those that get it; None: all.
+        fed: Those that have it.
+        heard: When it said so.
+    """
+
+    name: str
+    hosts: frozenset[str] | None
+    fed: frozenset[str]
+    heard: float
+
+    def will_feed(self, host: str) -> bool:
+        """Whether the host gets it, and does not have it yet."""
+        return host not in self.fed and (self.hosts is None or host in self.hosts)
+
+
 class Hosts:
     """All hosts that have ever reported to this owner."""
 
     def __init__(self, term: int) -> None:
         self._term = term
         self._hosts: dict[str, Host] = {}
-        self._gates: dict[str, set[str]] = {}  # what has closed them, by host
+        self._gates: defaultdict[str, set[str]] = defaultdict(set)  # by host, be it known or not
+        self._publishers: dict[str, Publisher] = {}
         self._counted: tuple[Fence, int, int] | None = None
 
     def __iter__(self) -> Iterator[Host]:
@@ -122,19 +180,29 @@ class Hosts:
         """Return the host of that name."""
         return self._hosts.get(name)
 
-    def is_gated(self, name: str) -> bool:
-        """Whether something has closed the gate of that host, be it known or not."""
-        return bool(self._gates.get(name))
+    def gate(self, name: str, by: str, *, closed: bool) -> bool:
+        """Close a host's gate, or open it if nothing else has closed it; False: it was so."""
+        closers = self._gates[name]
+        before = bool(closers)
+        (closers.add if closed else closers.discard)(by)
+        return bool(closers) != before
 
-    def gate(self, name: str, by: str, *, closed: bool) -> None:
-        """Close a host's gate, or open it if nothing else has closed it."""
-        closers = self._gates.setdefault(name, set())
-        if closed:
-            closers.add(by)
-        else:
-            closers.discard(by)
-        if name in self._hosts:
-            self._hosts[name].gated = bool(closers)
+    def publishes(self, publisher: Publisher) -> bool:
+        """Close the gates of hosts that come and that it has not fed; False: nothing opens."""
+        self._publishers[publisher.name] = publisher
+        waited = [h for h in self if publisher.name in h.unfed and h.name in publisher.fed]
+        for host in waited:
+            host.unfed.discard(publisher.name)
+        return bool(waited)
+
+    def lose_publishers(self, since: float) -> bool:
+        """Forget those that were last heard of before then; False: nothing opens."""
+        silent = {each.name for each in self._publishers.values() if each.heard < since}
+        self._publishers = {n: each for n, each in self._publishers.items() if n not in silent}
+        waited = [host for host in self if host.unfed & silent] if silent else []
+        for host in waited:
+            host.unfed -= silent
+        return bool(waited)
 
     def places(self, shards: int) -> tuple[str, ...]:
         """Return a host for each shard: of those that take part, about as many for each."""
@@ -188,15 +256,14 @@ class Hosts:
 
     def consumed(self, members: Iterable[Member]) -> None:
         """Note whose batches a round has consumed: of the one before the present fence."""
-        keys = {member.key.host: member.key for member in members}
+        grants = {(key.host, key.incarnation): key.grant for key, _ in members}
         for host in self:
-            key = keys.get(host.name)
-            is_its = key is not None and key.incarnation == host.incarnation
-            host.consumed = key.grant if key is not None and is_its else None
+            host.consumed = grants.get((host.name, host.incarnation))
 
     def _known(self, name: str, incarnation: int, now: float) -> Host:
         if name not in self._hosts:
-            self._hosts[name] = Host(name, incarnation, now, gated=self.is_gated(name))
+            unfed = {each.name for each in self._publishers.values() if each.will_feed(name)}
+            self._hosts[name] = Host(name, incarnation, now, gates=self._gates[name], unfed=unfed)
         return self._hosts[name]
 
     @staticmethod
@@ -211,7 +278,7 @@ def two_with_one_contributor(members: Iterable[Member]) -> tuple[int, BatchKey, 
     seen: dict[int, BatchKey] = {}
     found = []
     for key, batch in members:
-        for contributor in batch.sealed.contributors:
+        for contributor in batch.contributors:
             other = seen.setdefault(contributor, key)
             if other != key:
                 found.append((contributor, other, key))

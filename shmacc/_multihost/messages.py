@@ -1,11 +1,14 @@
 """What the parts say to each other: whole states, numbered, so that late ones are recognised."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from shmacc.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,19 @@ class Timing:
     grace: float = 0.5
     expiry: float = 30.0
     chief_lease: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time.
+
+        Raises:
+            InvalidArgumentError: A value is not a positive number.
+        """
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise InvalidArgumentError(
+                    f"Timing's {one.name} must be a positive number, but was {value!r}"
+                )
 
     def pace(self, hosts: int) -> float:
         """Return by how much slower than at best so many `hosts` are to report."""
@@ -60,7 +76,7 @@ class BatchKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class Batch:
     """What a segment had when it was sealed.
 
     Attributes:
@@ -68,26 +84,13 @@ class Sealed:
         weight: Of these.
         contributors: Those that said so.
         members: From member to the count and weight of the gradients that had it.
+        shards: Which ones have a piece of it.
     """
 
     count: int
     weight: int
     contributors: frozenset[int] = frozenset()
     members: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A sealed segment's content that has been shipped.
-
-    Attributes:
-        grant: The grant that it was shipped for.
-        sealed: What it is of.
-        shards: Which ones have a piece of it.
-    """
-
-    grant: int
-    sealed: Sealed
     shards: frozenset[int] = frozenset()
 
 
@@ -119,7 +122,7 @@ class Report:
         step: The segment's step.
         count: How many gradients the segment has.
         sealed_for: The grant that the segment is sealed for.
-        batch: What has been shipped for it.
+        batch: That content, once it has been shipped.
         deaths: All that were noticed since the fence moved on.
         pace: That of the last order: the owner waits for the next report accordingly.
         term: That of the last order, of whichever owner.
@@ -198,24 +201,24 @@ class Opened:
     @property
     def count(self) -> int:
         """How many gradients it has."""
-        return sum(member.batch.sealed.count for member in self.members)
+        return sum(member.batch.count for member in self.members)
 
     @property
     def weight(self) -> int:
         """The weights of these."""
-        return sum(member.batch.sealed.weight for member in self.members)
+        return sum(member.batch.weight for member in self.members)
 
     @property
     def contributors(self) -> npt.NDArray[np.int64]:
         """Who took part: ascending."""
-        who = [c for member in self.members for c in member.batch.sealed.contributors]
+        who = [c for member in self.members for c in member.batch.contributors]
         return np.array(sorted(who), dtype=np.int64)
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Return the count and the weight of each member of the group that has gradients."""
         totals: dict[str, tuple[int, int]] = {}
         for member in self.members:
-            for name, (count, weight) in member.batch.sealed.members.items():
+            for name, (count, weight) in member.batch.members.items():
                 before = totals.get(name, (0, 0))
                 totals[name] = (before[0] + count, before[1] + weight)
         return totals
@@ -223,6 +226,23 @@ class Opened:
     def of_shard(self, shard: int) -> tuple[BatchKey, ...]:
         """Return the names of the pieces that a shard must have of it."""
         return tuple(member.key for member in self.members if shard in member.batch.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What determines a shard's share of a round: its pieces, and numbers of the whole round."""
+
+    fence: Fence
+    keys: tuple[BatchKey, ...]
+    count: int
+    weight: int
+    step: int
+
+    @classmethod
+    def of(cls, opened: Opened, shard: int) -> Self:
+        """Return a shard's share of a round."""
+        keys = opened.of_shard(shard)
+        return cls(opened.fence, keys, opened.count, opened.weight, opened.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +288,7 @@ class Died:
 
 
 class Conflict(NamedTuple):
-    """A contributor was accepted on two hosts in two steps one after the other.
-
-    Attributes:
-        contributor: The contributor.
-        hosts: The two.
-    """
+    """A contributor was accepted on two hosts in two steps one after the other."""
 
     contributor: int
     hosts: tuple[str, str]

@@ -3,6 +3,7 @@
 It has the step, counts gradients over all hosts, and decides what a round consists of (rounds.py).
 """
 
+from shmacc._multihost.hosts import Publisher
 from shmacc._multihost.messages import (
     Answer,
     Died,
@@ -47,7 +48,7 @@ class OwnerCore(Rounds):
                 self._changed()
         if report.finished and report.fence is not None:  # else it may be of an earlier run
             self.finish(now)
-        self._settle(now)
+        self.tick(now)
 
     def order(self, name: str, incarnation: int) -> Order:
         """Return what the host must follow."""
@@ -55,7 +56,7 @@ class OwnerCore(Rounds):
         term = self.fence.term
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
-        if not self.is_ready or host.report is None or host.gated:
+        if not self.is_ready or host.report is None or host.is_gated:
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
@@ -89,11 +90,28 @@ class OwnerCore(Rounds):
             now: The time.
             closed: Whether the host is to be told nothing.
         """
-        before = self._hosts.is_gated(name)
-        self._hosts.gate(name, by, closed=closed)
-        if self._hosts.is_gated(name) != before:
+        if self._hosts.gate(name, by, closed=closed):
             self._changed()
-            self._settle(now)
+            self.tick(now)
+
+    def publishes(
+        self, by: str, hosts: frozenset[str] | None, fed: frozenset[str], now: float
+    ) -> None:
+        """Tell hosts that come from now on nothing until they have what goes with a step.
+
+        A machine may have arrays from before, and Ray be started on it again: its workers would see
+        the step with these. So this lasts for as long as what publishes says it again: nobody else
+        feeds a host.
+
+        Args:
+            by: As of `gate`.
+            hosts: Those that get it; None: all.
+            fed: Those that have it.
+            now: The time.
+        """
+        if self._hosts.publishes(Publisher(by, hosts, fed, now)):
+            self._changed()
+            self.tick(now)
 
     def has_news(self, name: str, serial: int) -> bool:
         """Whether the host must follow another order than that of `serial`.
@@ -128,23 +146,21 @@ class OwnerCore(Rounds):
     # Chiefs
 
     def ask(self, ticket: str, required: int, now: float, *, tell: bool = False) -> Answer:
-        """Put a chief in the queue, or keep it there; return what it has got.
-
-        Args:
-            ticket: Unique for ever.
-            required: How many gradients it waits for.
-            now: The time.
-            tell: Whether hosts that are lost, and workers that have died, end its wait.
-        """
+        """Put a chief in the queue, or keep it there; return what it has got."""
         if self.is_ready and not self.finished:
             self._queue.ask(ticket, required, now, tell=tell)
-            self._settle(now)
+            self.tick(now)
         return self.answer(ticket)
+
+    def hear(self, ticket: str, now: float) -> None:
+        """Keep a ticket alive that is in the queue; an owner that does not know it stays so."""
+        if (found := self._queue.find(ticket)) is not None:
+            found.heard = now
 
     def answer(self, ticket: str) -> Answer:
         """Return what the chief has got."""
         if not self.is_ready:
-            return NotReady()
+            return Finished() if self.finished else NotReady()
         found = self._queue.find(ticket)
         if found is not None and self.block is not None and self._block_ticket == ticket:
             return self.block
@@ -178,7 +194,7 @@ class OwnerCore(Rounds):
             self._queue.leave(ticket, served=consume)
         else:
             self._queue.leave(ticket, served=False)
-        self._settle(now)
+        self.tick(now)
         return self._queue.served(ticket) is True
 
     def cancel(self, now: float) -> None:
@@ -187,7 +203,7 @@ class OwnerCore(Rounds):
             if self.block is None or ticket != self._block_ticket:
                 self._queue.leave(ticket, served=False)
         self._changed()
-        self._settle(now)
+        self.tick(now)
 
     def finish(self, now: float) -> None:
         """End the run, for good: no round is opened from now on; one that is open goes on."""
@@ -195,7 +211,7 @@ class OwnerCore(Rounds):
             self.finished = True
             self._grant = None
             self._changed()
-            self._settle(now)
+            self.tick(now)
 
     def missing(self, ticket: str, now: float) -> None:
         """Take the block back from a chief for which shards did not have all pieces.
@@ -206,7 +222,7 @@ class OwnerCore(Rounds):
             self.counters.lost_blocks += 1
             self._end_block(consume=False)
             self._go_on(now)
-            self._settle(now)
+            self.tick(now)
 
     def set_global_step(self, step: int, request: str, now: float) -> int:
         """Set the step; gradients stay; a round that is open ends. Return the step before.
@@ -221,7 +237,7 @@ class OwnerCore(Rounds):
             self.step = step
             self._set_at = self.fence
             self._changed()
-            self._settle(now)
+            self.tick(now)
         return before
 
     def advance_step(self, step: int, now: float) -> int:
@@ -232,5 +248,5 @@ class OwnerCore(Rounds):
         self.is_ready = True
         self._end_round()
         self._move(step)
-        self._settle(now)
+        self.tick(now)
         return dropped

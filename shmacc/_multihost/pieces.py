@@ -44,7 +44,9 @@ class Plan:
         self.numbers: dict[str, int] = {name: number for number, name in enumerate(members)}
         self.shards = shards
         for name, spec in members.items():
-            dims = spec.shape[1:] if spec.shape and _is_sparse(spec) else spec.shape
+            dims = spec.shape
+            if _is_sparse(spec):
+                dims = spec.shape[1:] if spec.shape else None  # those of a row
             if dims is None or None in dims:
                 raise InvalidArgumentError(
                     f"Member {name!r} of a group over several hosts needs a shape whose dimensions "

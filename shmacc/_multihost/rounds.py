@@ -12,19 +12,47 @@
              --- set_global_step, advance_step        ---> counting, at once
     counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
-Every event ends in `_settle`, which takes the transitions that are due; so they do not depend on
+Every event ends in `tick`, which takes the transitions that are due; so they do not depend on
 which event it was that made them so.
 """
 
 import logging
+from dataclasses import dataclass
 
-from shmacc._multihost.counters import Counters
-from shmacc._multihost.grant import Grant
-from shmacc._multihost.hosts import NUMBER_BITS, Hosts, two_with_one_contributor
+from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
 from shmacc._multihost.messages import Conflict, Fence, Loss, Member, Opened, Timing
 from shmacc._multihost.wait_queue import WaitQueue
 
 _logger = logging.getLogger("shmacc")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of one owner; one that was started again begins with zeros.
+
+    Attributes:
+        rounds: Rounds consumed.
+        gradients: Gradients in them.
+        grants: How often hosts were asked to ship.
+        withdrawn: Grants that came to nothing, since hosts were lost or late.
+        voided: Steps that moved on without a round.
+        lost_hosts: How often a host was silent for too long.
+        died_workers: Processes that had applied gradients and died, without those of lost hosts.
+        lost_blocks: Rounds that were granted once more, since shards had lost pieces of them.
+        lost_chiefs: Chiefs that were silent for too long.
+        refused_reports: Reports that were late, doubled, or of an earlier incarnation.
+    """
+
+    rounds: int = 0
+    gradients: int = 0
+    grants: int = 0
+    withdrawn: int = 0
+    voided: int = 0
+    lost_hosts: int = 0
+    died_workers: int = 0
+    lost_blocks: int = 0
+    lost_chiefs: int = 0
+    refused_reports: int = 0
 
 
 class Rounds:
@@ -76,10 +104,6 @@ class Rounds:
         """Return of each host whether it lives, and how many of its gradients count."""
         return {host.name: (not host.lost, host.pending(self.fence)) for host in self._hosts}
 
-    def tick(self, now: float) -> None:
-        """Do what is due by time."""
-        self._settle(now)
-
     def next_time(self, now: float) -> float:
         """Return when the next `tick` is worth while."""
         timing = self._timing
@@ -88,9 +112,12 @@ class Rounds:
             times += self._grant.times(timing)
         return min(time for time in times if time > now)
 
-    def _settle(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Take the transitions that are due, by events or by time."""
         self._lose_hosts(now)
         self._lose_chiefs(now)
+        if self._hosts.lose_publishers(now - self._timing.chief_lease):
+            self._changed()
         if self._grant is not None:
             self._close_grant(self._grant, now)
         if not self._wants_round():
@@ -126,7 +153,7 @@ class Rounds:
         """End the grant if its batches are there or late, or a shard is lost."""
         members = self._hosts.members(grant.number)
         head = self._queue.head
-        enough = head is not None and sum(m.batch.sealed.count for m in members) >= head.required
+        enough = head is not None and sum(m.batch.count for m in members) >= head.required
         cut = not self.lost.isdisjoint(grant.places)  # nobody gets a piece to its shards
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return

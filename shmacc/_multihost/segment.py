@@ -10,9 +10,8 @@ from typing import Self
 from shmacc._core import TakenRound
 from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import Sealed
+from shmacc._multihost.messages import Batch
 from shmacc._multihost.pieces import Plan
-from shmacc._records.taken import GroupPartial
 from shmacc.errors import WorkerDiedError
 
 
@@ -21,11 +20,11 @@ class Content:
     """What a sealed segment has.
 
     Attributes:
-        sealed: What the owner must know of it.
+        batch: What the owner must know of it.
         pieces: What each shard gets; those that get nothing are left out.
     """
 
-    sealed: Sealed
+    batch: Batch
     pieces: dict[int, Piece]
 
     @classmethod
@@ -39,16 +38,11 @@ class Content:
         }
         members = {names[number]: (count, weight) for number, count, weight in taken.members()}
         who = frozenset(taken.contributors.tolist())
-        return cls(Sealed(taken.count, taken.weight, who, members), pieces)
+        return cls(Batch(taken.count, taken.weight, who, members, frozenset(pieces)), pieces)
 
 
 class LocalSegment:
-    """A group that a forwarder drives. Not for several threads at a time.
-
-    Args:
-        group: The group.
-        plan: Which part goes to which shard.
-    """
+    """A group that a forwarder drives. Not for several threads at a time."""
 
     def __init__(self, group: HostGroup, plan: Plan) -> None:
         self.group = group
@@ -70,10 +64,6 @@ class LocalSegment:
             return error
         return None
 
-    def copy(self) -> GroupPartial:
-        """Return a copy of what it has; neither seals nor consumes."""
-        return self.group.look()
-
     def seal(self) -> Content:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
         taken = TakenRound(advance=False, seal=False, ends=self._ends)
@@ -88,8 +78,9 @@ class LocalSegment:
         return Content.of(taken, self._names)
 
     def release(self) -> None:
-        """Give the round up."""
-        self._forget_round()
+        """Give the round up, if it is open."""
+        self._handle.give_up_round(self._round)
+        self._round = 0
 
     def consume(self) -> None:
         """Consume the round, if it is still open: the step moves on by one."""
@@ -100,13 +91,9 @@ class LocalSegment:
     def reset(self, step: int) -> None:
         """Empty it and set its step; an open round ends."""
         self._handle.restore([], step, (0, 0, None, None))
-        self._forget_round()
+        self.release()
 
     def set_step(self, step: int) -> None:
         """Set the step; gradients stay; an open round ends."""
         self._handle.set_step(step)
-        self._forget_round()
-
-    def _forget_round(self) -> None:
-        self._handle.give_up_round(self._round)
-        self._round = 0
+        self.release()

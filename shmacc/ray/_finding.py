@@ -17,10 +17,10 @@ from typing import Any
 import ray
 
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError
-from shmacc.ray._head import kill
+from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, Config, find_actor, living_nodes, make_actor
-from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, wait_for_all, wait_for_one
+from shmacc.ray._parts import LOST, Config, find_actor, make_actor
+from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -34,10 +34,6 @@ def find_config(name: str, until: float | None = None) -> Config | None:
 
     Its owner may have died; then the actors of its hosts know.
 
-    Args:
-        name: The group's name.
-        until: The time (monotonic) by which Ray's head should have answered; None: in a minute.
-
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
@@ -49,10 +45,10 @@ def find_config(name: str, until: float | None = None) -> Config | None:
         actors = {part: find_until(part, end + _HEAD) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
         until = time.monotonic() + max(ANSWER, seconds)
-        while ended := wait_for_one(list(calls), until):
-            del calls[ended]
+        while ended := ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))[0]:
+            del calls[ended[0]]
             with contextlib.suppress(*LOST):
-                config: Config = ray.get(ended)
+                config: Config = ray.get(ended[0])
                 return config
     silent = ", ".join(calls.values())
     if silent:

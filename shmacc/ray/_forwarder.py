@@ -26,7 +26,7 @@ from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import Content, LocalSegment
 from shmacc._records.taken import GroupPartial
 from shmacc.ray._object_store import ObjectStore
-from shmacc.ray._parts import LOST, Config, find
+from shmacc.ray._parts import DIED, LOST, Config, find
 from shmacc.ray._shipping import Shipping
 
 if TYPE_CHECKING:
@@ -76,14 +76,7 @@ class Shared:
 
 
 class Incarnation:
-    """One incarnation of a forwarder, from when it is known to the owner until that is lost.
-
-    Args:
-        shared: What it has in common with other threads.
-        owner: The owner's actor.
-        group: The node's segment.
-        counters: Of what forwarders have done here.
-    """
+    """One incarnation of a forwarder, from when it is known to the owner until that is lost."""
 
     def __init__(
         self, shared: Shared, owner: Any, group: HostGroup, counters: SharedArrays
@@ -159,7 +152,7 @@ class Incarnation:
         while not self._shared.asked.empty():
             asked = self._shared.asked.get()
             try:
-                asked.set_result((self._core.fence, self._segment.copy()))
+                asked.set_result((self._core.fence, self._group.look()))
             except Exception as error:  # noqa: BLE001  the caller's
                 asked.set_exception(error)
 
@@ -172,33 +165,33 @@ class Incarnation:
         core, segment = self._core, self._segment
         while (action := core.next_action()) is not None:
             match action:
-                case act.Seal():
+                case act.Do.SEAL, _:
                     began = time.monotonic()
                     self._sealed = segment.seal()
-                    core.sealed(self._sealed.sealed, began)
+                    core.sealed(self._sealed.batch, began)
                     self._count("seals")
-                case act.Ship(grant):
+                case act.Do.SHIP, grant:
                     if self._shipping is None or self._shipping.key.grant != grant:
                         self._ship(grant)
                     return True
-                case act.Release():
+                case act.Do.RELEASE, _:
                     segment.release()
                     core.released()
-                case act.Consume():
+                case act.Do.CONSUME, _:
                     segment.consume()
                     core.moved()
                     self._count("rounds")
-                case act.Reset(step):
+                case act.Do.RESET, step:
                     segment.reset(step)
                     core.moved()
                     self._count("resets")
-                case act.SetStep(step):
+                case act.Do.SET_STEP, step:
                     segment.set_step(step)
                     core.step_set()
-                case act.Finish():
+                case act.Do.FINISH, _:
                     self._group.finish()
                     core.finished()
-                case act.Stop():
+                case act.Do.STOP, _:
                     self._count("refused")
                     return False
             self._look()
@@ -240,7 +233,7 @@ class Incarnation:
         """Take note of pieces that have arrived; send those again that have not."""
         shipping = self._shipping
         if shipping is not None and shipping.is_done():
-            self._core.shipped(shipping.key.grant, shipping.shards)
+            self._core.shipped(shipping.key.grant)
             self._shipping = None
             self._count("batches")
             self._count("gradients", shipping.gradients)
@@ -281,7 +274,7 @@ class Incarnation:
         try:
             order = call.result()
         except LOST as error:
-            if isinstance(error, ray.exceptions.ActorDiedError):
+            if isinstance(error, DIED):
                 self._owner = None
             self._poll_from = time.monotonic() + _AGAIN
             return

@@ -3,13 +3,17 @@
 While a node's gate is closed, the owner tells it nothing: so no step reaches its segment. A chief
 may have rounds of several groups open, and publish in any of their blocks. So the gate is closed at
 all of them, and at those that open a round later: whichever step comes next, it is not seen there.
+
+A node that comes may have arrays of an earlier step, too: of a Ray that was started again while
+/dev/shm stayed. So owners keep nodes that come from their steps, until they hear that these are
+fed; and for as long as what publishes is alive, since nobody else would feed them.
 """
 
 import contextlib
 from collections.abc import Iterable
 
 from shmacc.errors import FailedPreconditionError
-from shmacc.ray._link import OPEN, Link
+from shmacc.ray._link import Link, open_links
 
 
 class Gates:
@@ -17,11 +21,13 @@ class Gates:
 
     Args:
         by: Its name: each opens what it has closed.
+        hosts: The nodes that it feeds; None: all.
     """
 
-    def __init__(self, by: str) -> None:
-        self._by = by
+    def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
+        self._by, self._hosts = by, hosts
         self._links: dict[str, set[Link]] = {}  # to owners that have closed it, by node
+        self._told: frozenset[Link] = frozenset()  # owners who know which nodes are fed
 
     @property
     def nodes(self) -> set[str]:
@@ -29,24 +35,33 @@ class Gates:
         return set(self._links)
 
     def close(self, nodes: Iterable[str], until: float) -> None:
-        """Have the owners of all open rounds close these nodes' gates.
-
-        Raises:
-            As `Link.call`.
-        """
+        """Have the owners of all open rounds close these nodes' gates."""
         asked = set(nodes)
-        for link in OPEN.copy():
+        for link in open_links():
             if new := {node for node in asked if link not in self._links.get(node, ())}:
                 link.gate(new, self._by, until, closed=True)
                 for node in new:
                     self._links.setdefault(node, set()).add(link)
 
-    def open(self, node: str, until: float) -> None:
-        """Have a node's gate opened. After an error it can be tried again.
+    def tell_new_owners(self, fed: frozenset[str], until: float) -> None:
+        """Tell the owners of open rounds who do not know it which nodes are fed.
 
         Raises:
-            DeadlineExceededError: An owner has not answered.
+            As `Link.call`.
         """
+        for link in open_links() - self._told:
+            link.call("do", "publishes", self._by, self._hosts, fed, until=until)
+            link.gate(fed, self._by, until, closed=False)  # an earlier chief may have closed them
+            self._told = frozenset(each for each in {*self._told, link} if not each.closed)
+
+    def tell_again(self, fed: frozenset[str]) -> None:
+        """Tell the others again: they forget who is silent. It needs no lock, and does not wait."""
+        for link in self._told:
+            if not link.closed:
+                link.tell("do", "publishes", self._by, self._hosts, fed)
+
+    def open(self, node: str, until: float) -> None:
+        """Have a node's gate opened. After an error it can be tried again."""
         for link in self._links[node]:
             with contextlib.suppress(FailedPreconditionError):  # the group is closed, or no more
                 link.gate({node}, self._by, until, closed=False)

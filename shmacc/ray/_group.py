@@ -8,18 +8,16 @@ from typing import Any, Self
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
 from shmacc._multihost.messages import Timing
-from shmacc._opening.options import IfExists, Owners
+from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.array_types import IndexArray
 from shmacc._records.stats import Stats
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
-from shmacc.ray._hosts import parts_of_hosts, stats_of_hosts
-from shmacc.ray._link import Link
+from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts
 from shmacc.ray._making import find, make, new_config
-from shmacc.ray._parts import HostState, ShardedTaken, check_connected
+from shmacc.ray._parts import HostState, ShardedTaken, check_connected, chosen_nodes
 from shmacc.ray._round import Round
-from shmacc.ray._steps import state_of, step_of, wait_step
 from shmacc.ray._waits import LOOK, PATIENCE, Wait
 
 _logger = logging.getLogger("shmacc")
@@ -31,10 +29,6 @@ class AccumulatorGroup:
     For the chief; workers use ``shmacc.attach(shared_name)``, which finds the segment of their own
     host. Any number of processes of the cluster may be chiefs, and wait in the queue.
     """
-
-    _link: Link
-    _label: str
-    _unlink_on_close: bool
 
     def __init__(
         self,
@@ -85,10 +79,16 @@ class AccumulatorGroup:
             DeadlineExceededError: The nodes have not started their parts.
         """
         check_connected()
-        options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
-        options |= {"lanes": lanes, "capacity": capacity}
-        chosen = None if hosts is None else frozenset(hosts)
-        config = new_config(shared_name, members, reduction_type, options, chosen, shards, timing)
+        options = Options(
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+            unlink_on_close=unlink_on_close,
+            lanes=lanes,
+            capacity=capacity,
+        )
+        nodes = chosen_nodes(hosts)
+        config = new_config(shared_name, members, reduction_type, options, nodes, shards, timing)
         self._link = make(config)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
@@ -103,9 +103,9 @@ class AccumulatorGroup:
                 `round`, None is for ever.)
 
         Raises:
+            InvalidArgumentError: A bad argument.
             NotFoundError: There is none.
-            FailedPreconditionError: Ray is not initialised, or this process has another
-                ``SHMACC_NAMESPACE`` than its node.
+            FailedPreconditionError: Of this process, as of the constructor.
             DeadlineExceededError: There was none for so long.
         """
         seconds = arguments.timeout(timeout)
@@ -167,19 +167,19 @@ class AccumulatorGroup:
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`.
         """
-        return step_of(self._link)
+        return self._link.step()
 
     def num_accumulated(self) -> int:
         """How many gradients of living hosts wait to be taken, as far as hosts have reported."""
-        return state_of(self._link)[1]
+        return self._link.state()[1]
 
     def hosts(self) -> dict[str, HostState]:
-        """Return the hosts that have ever reported, by the id of their node."""
-        return state_of(self._link)[2]
+        """Return the hosts that have ever reported, or have a problem, by the id of their node."""
+        return self._link.state()[2]
 
     def counters(self) -> dict[str, int]:
         """Return what the owner has done: rounds, void steps, lost hosts, and so on."""
-        return state_of(self._link)[3]
+        return self._link.state()[3]
 
     def take(
         self,
@@ -237,7 +237,7 @@ class AccumulatorGroup:
             new_global_step: The step; a gradient of an earlier one is dropped from now on.
         """
         new = arguments.int64(new_global_step, "new_global_step")
-        old = self._link.call("set_global_step", new, uuid.uuid4().hex)
+        old = self._link.call("do", "set_global_step", new, uuid.uuid4().hex)
         if new < old:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
 
@@ -246,7 +246,7 @@ class AccumulatorGroup:
 
         An owner that was started again takes any step, and knows it from then on.
         """
-        dropped: int = self._link.call("advance_step", arguments.int64(step, "step"))
+        dropped: int = self._link.call("do", "advance_step", arguments.int64(step, "step"))
         return dropped
 
     def wait_step(self, after: int, *, timeout: float | None = None) -> int:
@@ -258,7 +258,7 @@ class AccumulatorGroup:
             FailedPreconditionError: As of `global_step`.
             InvalidArgumentError: A bad argument.
         """
-        return wait_step(self._link, arguments.int64(after, "after"), arguments.timeout(timeout))
+        return self._link.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
         """Return the step at once, then the newest whenever it has moved on, until finished.
@@ -278,7 +278,7 @@ class AccumulatorGroup:
         step: int | None = None
         # First: an owner that was started again may know the end and no step.
         while self._link.call("running", until=Wait(timeout).until):
-            step = step_of(self._link, Wait(timeout).until) if step is None else step
+            step = self._link.step(Wait(timeout).until) if step is None else step
             yield step
             try:
                 step = self.wait_step(step, timeout=timeout)
@@ -292,7 +292,7 @@ class AccumulatorGroup:
         workers, those that wait now and later ones, raise FinishedError. A block that is open goes
         on to its end first. A worker that calls its segment's `finish` does the same.
         """
-        self._link.call("finish")
+        self._link.call("do", "finish")
 
     @property
     def running(self) -> bool:
@@ -302,7 +302,7 @@ class AccumulatorGroup:
 
     def cancel(self) -> None:
         """End every take and round that waits now, of all chiefs, with CancelledError."""
-        self._link.call("cancel")
+        self._link.call("do", "cancel")
 
     def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
         """Return what a take would give now; consumes nothing, seals nothing, waits for no number.
@@ -315,7 +315,7 @@ class AccumulatorGroup:
             FailedPreconditionError: As of `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
-        return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).taken()
+        return snapshot_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def contributors(self, *, timeout: float | None = PATIENCE) -> IndexArray:
         """Return who is in the open round, of all living hosts: int64, ascending.
@@ -323,7 +323,7 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: As of `snapshot`.
         """
-        return parts_of_hosts(self._link, Wait(arguments.timeout(timeout))).contributors()
+        return contributors_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def stats(self, *, timeout: float | None = PATIENCE) -> dict[str, Stats]:
         """Return the counters of each living host's segment, by the id of its node.

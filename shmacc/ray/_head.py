@@ -8,7 +8,7 @@ caller waits for it no longer than it can afford. While a question is open, it i
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
             _open[key] = time.monotonic(), Future()
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
         began, answer = _open[key]
+        if seconds < _BUSY:  # who has a moment only does not wait for it once a question
+            began = min(asked for (head, _), (asked, _) in _open.items() if head == key[0])
     try:
         return answer.result(max(0.0, began + seconds - time.monotonic()))  # type: ignore[return-value]
     except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
@@ -48,8 +50,10 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
         ) from None
 
 
-def nodes_alive() -> set[str]:
-    """Return the ids of the nodes that Ray takes for alive; while its head is away, its last word.
+def living_nodes(chosen: Collection[str] | None) -> set[str]:
+    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all.
+
+    While its head is away, of those that it named last.
 
     Raises:
         DeadlineExceededError: It has never said.
@@ -65,7 +69,7 @@ def nodes_alive() -> set[str]:
     else:
         with contextlib.suppress(DeadlineExceededError):
             answer_of_head("nodes", ask, _BUSY)
-    return _alive[1]
+    return _alive[1] if chosen is None else _alive[1] & set(chosen)
 
 
 def kill(actor: Any) -> None:

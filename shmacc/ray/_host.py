@@ -22,7 +22,7 @@ from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._records.stats import Stats
-from shmacc.errors import ShmaccError
+from shmacc.errors import DeadlineExceededError, ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
 from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
 from shmacc.ray._shard import HostShard
@@ -97,6 +97,8 @@ class HostActor:
             self._calls += 1
             mine = self._calls
             self._turn.notify_all()
+            if self._shared.stopped.is_set():  # before it has begun
+                return
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, daemon=True, name="shmacc forwarder"
@@ -160,12 +162,17 @@ class HostActor:
         """Return what the segment has, and to which fence it belongs.
 
         Raises:
-            TimeoutError: The thread has not come to it.
+            DeadlineExceededError: The forwarder has not come to it.
         """
         asked: Future[Copy] = Future()
         self._shared.asked.put(asked)
         self._shared.woken.set()
-        return asked.result(_COPY)
+        try:
+            return asked.result(_COPY)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"The forwarder of node {self._shared.host} is busy"
+            ) from None
 
     def stats(self) -> Stats | None:
         """Return the segment's counters; None: there is no segment yet."""
@@ -173,10 +180,10 @@ class HostActor:
 
     def end(self) -> None:
         """Stop, finish the segment, and remove its name: nobody will ever take of it."""
-        self._shared.stopped.set()
-        self._shared.woken.set()
         with self._turn:
+            self._shared.stopped.set()
             thread = self._thread
+        self._shared.woken.set()
         if thread is not None:
             thread.join(timeout=10)
         if self._group is not None:

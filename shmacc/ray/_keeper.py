@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import ray
 
 from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc.errors import InvalidArgumentError
-from shmacc.ray._head import LONG
-from shmacc.ray._parts import find_actor, make_actor
+from shmacc.errors import InvalidArgumentError, ShmaccError
 
 Arrays = dict[str, npt.NDArray[Any]]
 Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
@@ -21,8 +18,8 @@ Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
 class KeeperActor:
     """Writes the arrays of its node: one call at a time, and what one chief sends."""
 
-    def __init__(self, shared_name: str, options: Mapping[str, Any]) -> None:
-        self._shared_name, self._options = shared_name, options
+    def __init__(self, shared_name: str) -> None:
+        self._shared_name = shared_name
         self._arrays: SharedArrays | None = None
         self._chief: str | None = None
 
@@ -30,10 +27,16 @@ class KeeperActor:
         """Return the process that the keeper is."""
         return os.getpid()
 
-    def obey(self, chief: str, everything: Arrays) -> bool:
+    def obey(self, chief: str, options: Mapping[str, Any], everything: Arrays) -> bool:
         """Write everything, and from now on what this chief sends; return True."""
         # New ones are complete before they have their name; existing ones must agree.
-        arrays = SharedArrays(everything, self._shared_name, **self._options)
+        try:
+            kept = {**options, "if_exists": "attach"}
+            arrays = SharedArrays(everything, self._shared_name, **kept)
+        except InvalidArgumentError:
+            if options["if_exists"] != "replace":
+                raise
+            arrays = SharedArrays(everything, self._shared_name, **options)
         if self._arrays is not None:
             self._arrays.close()
         self._arrays, self._chief = arrays, chief
@@ -54,42 +57,35 @@ class KeeperActor:
             self._arrays.close()
 
 
-def find_keeper(shared_name: str, node: str, seconds: float = LONG) -> Any | None:
-    """Return the keeper of a node; None: there is none now.
-
-    Raises:
-        DeadlineExceededError: Ray's head has not answered for so many seconds.
-    """
-    return find_actor(_name(shared_name, node), seconds)
-
-
-def make_keeper(shared_name: str, node: str, options: Mapping[str, Any], seconds: float) -> Any:
-    """Make the keeper of a node, or find it.
-
-    Raises:
-        DeadlineExceededError: Ray's head has not answered for so many seconds.
-    """
-    kind, name = ray.remote(KeeperActor), _name(shared_name, node)
-    return make_actor(kind, name, node, shared_name, options, seconds=seconds)
+def refusal(shared_name: str, node: str, cause: Exception) -> Exception:
+    """Return the error of a node that cannot have the arrays: the keeper's, with the node's id."""
+    if not isinstance(cause, ShmaccError):
+        return cause
+    return type(cause)(f"Node {node} cannot have {shared_name!r}: {cause}")
 
 
 def rows_of(arrays: SharedArrays, changed: Mapping[str, npt.ArrayLike | None]) -> Rows:
     """Return the contents of these rows, each once.
 
     Raises:
-        InvalidArgumentError: No array of this name.
+        InvalidArgumentError: No array of this name; or what is given is no numbers of rows.
         IndexError: No such row.
     """
+    if not isinstance(changed, Mapping):
+        raise InvalidArgumentError(
+            f"Argument changed must map arrays to numbers of rows, but was {changed!r}"
+        )
     found: dict[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]] = {}
     for name, rows in changed.items():
         if name not in arrays:
             raise InvalidArgumentError(f"There is no array {name!r} in {arrays.shared_name!r}")
         if rows is None:
             found[name] = None, arrays[name]
-        elif len(numbers := np.unique(np.asarray(rows, np.int64))):
+        elif len(numbers := np.unique(given := np.asarray(rows))):
+            if given.dtype.kind not in "iu":
+                raise InvalidArgumentError(
+                    f"The rows of {name!r} must be integers, their numbers, but were of dtype "
+                    f"{given.dtype}; of a mask, numpy.flatnonzero gives them"
+                )
             found[name] = numbers, arrays[name][numbers]
     return found
-
-
-def _name(shared_name: str, node: str) -> str:
-    return f"{shared_name}/keeper {node}"

@@ -6,7 +6,6 @@ one. A call finds another owner if the one that it knew has died (`_finding.py`)
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Collection
@@ -14,12 +13,13 @@ from typing import Any
 
 import ray
 
+from shmacc._multihost.messages import Finished, NotReady
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
 from shmacc.ray._finding import end_parts, find_config, find_until, make_owner
-from shmacc.ray._head import kill
-from shmacc.ray._parts import LOST, Config, find, living_nodes
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait
+from shmacc.ray._head import kill, living_nodes
+from shmacc.ray._parts import DIED, LOST, Config, State, find
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -43,12 +43,22 @@ class _Gates:
             noted = self._closed.setdefault(by, set())
             (noted.update if closed else noted.difference_update)(hosts)
 
-    def tell(self, owner: Any) -> None:
-        """Tell the owner of the closed ones; what it is told later, in its order, comes later."""
+    def tell(self, owner: Any, until: float) -> None:
+        """Tell the owner of the closed ones, and wait until it knows them.
+
+        Ray keeps no order of calls to an actor with an event loop, and a step may be the next.
+
+        Raises:
+            DeadlineExceededError: It has not answered.
+        """
         with self._lock:
-            for by, hosts in self._closed.items():
-                if hosts:
-                    owner.gate.remote(frozenset(hosts), by, closed=True)
+            calls = [
+                owner.gate.remote(frozenset(hosts), by, closed=True)
+                for by, hosts in self._closed.items()
+                if hosts
+            ]
+        if len(wait_for_all(calls, until)) < len(calls):
+            raise DeadlineExceededError("The owner does not answer: it is stopped, or cut off")
 
 
 _gates: dict[int, _Gates] = {}
@@ -71,9 +81,10 @@ class Link:
 
     def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
         self.config: Config
-        owner, self.config, self._node = make_owner(config, step, until)
+        end = time.monotonic() + PATIENCE if until is None else until
+        owner, self.config, self._node = make_owner(config, step, end)
         self._gates = _gates.setdefault(self.config.number, _Gates())
-        self._gates.tell(owner)  # it may have died, and be another one now
+        self._gates.tell(owner, end)  # it may have died, and be another one now
         self._owner = owner
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
@@ -98,12 +109,6 @@ class Link:
     ) -> Any:
         """Call the owner; again, and another one, if it is lost. All its methods may be repeated.
 
-        Args:
-            method: Of `OwnerActor`.
-            *args: Its arguments.
-            until: The time (monotonic) until which it has to answer; None: `PATIENCE` from now.
-            **options: Its options.
-
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
             DeadlineExceededError: The owner has not answered.
@@ -112,24 +117,59 @@ class Link:
             raise FailedPreconditionError("The group is closed")
         end = time.monotonic() + PATIENCE if until is None else until
         while True:
-            left = None if math.isinf(end) else max(0.0, end - time.monotonic())
             try:
-                return ray.get(getattr(self._owner, method).remote(*args, **options), timeout=left)
+                call = getattr(self._owner, method).remote(*args, **options)
+                return ray.get(call, timeout=left_until(end))
             except ray.exceptions.GetTimeoutError:
                 raise self._no_answer() from None
             except LOST as error:
                 if time.monotonic() > end:
                     raise self._no_answer() from error
                 time.sleep(_AGAIN)
-                if isinstance(error, ray.exceptions.ActorDiedError):
+                if isinstance(error, DIED):
                     self._make_another(error, end)
 
-    def gate(self, hosts: Collection[str], by: str, until: float, *, closed: bool) -> None:
-        """Close or open hosts' gates; an owner that comes after this one knows the closed ones.
+    def state(self, until: float | None = None) -> State:
+        """Return what the owner knows: the step, how many gradients there are, hosts, counters."""
+        state: State = self.call("state", until=until)
+        return state
+
+    def step(self, until: float | None = None) -> int:
+        """Return the owner's step.
 
         Raises:
-            As `call`.
+            FailedPreconditionError: It was started again and knows none yet.
         """
+        if (step := self.state(until)[0]) is None:
+            raise not_ready(self)
+        return step
+
+    def wait_step(self, after: int, seconds: float | None) -> int:
+        """See `AccumulatorGroup.wait_step`."""
+        wait = Wait(seconds)
+        while True:
+            match self.wait("wait_step", after, wait=wait):
+                case int(step):
+                    return step
+                case Finished():
+                    raise finished(self)
+                case NotReady():
+                    raise not_ready(self)
+            if wait.is_over():
+                known, accumulated, *_ = self.state()
+                if known is None:
+                    raise not_ready(self)
+                raise DeadlineExceededError(
+                    f"The global step is {known}, not past {after}, after {seconds:g} seconds"
+                ).with_fields(step=known, accumulated=accumulated)
+
+    def lost(self, until: float | None = None) -> frozenset[str]:
+        """Return the hosts that the owner takes for lost: what is there is not waited for."""
+        lost: frozenset[str] = self.call("lost", until=until)
+        return lost
+
+    def gate(self, hosts: Collection[str], by: str, until: float, *, closed: bool) -> None:
+        """Close or open hosts' gates; an owner that comes after this one knows the closed ones."""
         self._gates.note(hosts, by, closed=closed)
         self.call("gate", hosts, by, until=until, closed=closed)
 
@@ -152,12 +192,17 @@ class Link:
         )
 
     def _make_another(self, error: Exception, until: float) -> None:
-        if find_config(self.config.name, until) is None:
+        if self.closed:
+            raise FailedPreconditionError("The group is closed") from error
+        config = find_config(self.config.name, until)
+        if config is not None and config.number == self.config.number:
+            owner, config, node = make_owner(config, None, until)
+        if config is None or config.number != self.config.number:
+            other = "" if config is None else ": another chief has made one of this name"
             raise FailedPreconditionError(
-                f"The cluster has no group {self.config.name!r} any more"
+                f"The cluster has the group {self.config.name!r} of this handle no more{other}"
             ) from error
-        owner, _, node = make_owner(self.config, None, until)
-        self._gates.tell(owner)  # before any thread can tell it a step
+        self._gates.tell(owner, until)  # before any thread can tell it a step
         self._owner, self._node = owner, node
 
     def end(self) -> list[str]:
@@ -172,7 +217,10 @@ class Link:
             if found is not None and found.number != config.number:
                 _logger.warning("The group %r is another chief's now, and stays", config.name)
                 return []
-        ray.wait([self._owner.stop.remote()], timeout=ANSWER)
+        without: frozenset[str] = frozenset()
+        for stopped in wait_for_all([self._owner.stop.remote()], time.monotonic() + ANSWER):
+            with contextlib.suppress(*LOST):
+                without = ray.get(stopped)
         until = time.monotonic() + PATIENCE
         actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts))
         for node in actors:
@@ -180,11 +228,16 @@ class Link:
                 actors[node] = find_until(config.actor(f"host {node}"), until)
         left = end_parts(actors)
         kill(self._owner)
-        return left
+        return [node for node in left if node not in without]
 
 
-OPEN: set[Link] = set()
-"""Of the groups of whose rounds this process is in the block."""
+OPEN: dict[str, tuple[Link, int]] = {}
+"""Of the rounds in whose blocks this process is, by ticket: the group's, and the thread."""
+
+
+def open_links() -> set[Link]:
+    """Return those of the groups of whose rounds this process is in the block."""
+    return {link for link, _ in OPEN.copy().values()}
 
 
 def finished(link: Link) -> FinishedError:

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
 
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._gradients import arguments
@@ -11,6 +11,7 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
+from shmacc._opening.options import Options
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -18,9 +19,9 @@ from shmacc.errors import (
     NotFoundError,
 )
 from shmacc.ray._finding import find_config, warn_of_left
+from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
-from shmacc.ray._parts import Config, living_nodes
-from shmacc.ray._steps import state_of
+from shmacc.ray._parts import Config
 
 _START = 120.0  # seconds that nodes have to make their segments
 _LOOK = 0.05  # seconds between two looks for something that no call waits for
@@ -30,32 +31,28 @@ def new_config(
     shared_name: str,
     members: Mapping[str, TensorSpec],
     reduction_type: str | None,
-    options: dict[str, Any],
+    options: Options,
     hosts: frozenset[str] | None,
     shards: int | None,
     timing: Timing | None,
 ) -> Config:
-    """Check what a group is to be made with, and fill in what is not given.
-
-    Raises:
-        InvalidArgumentError: A bad argument.
-    """
+    """Check what a group is to be made with, and fill in what is not given."""
     names.segment_name(shared_name)
     with AccumulatorGroup(members, reduction_type=reduction_type) as group:
         specs, reduction = group.members, group.reduction_type
     found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts)))
     Plan(specs, found)  # refuses shapes that are not declared
+    given = Timing() if timing is None else timing
+    if not isinstance(given, Timing):
+        raise InvalidArgumentError(f"Argument timing must be a Timing, but was {given!r}")
+    kept = asdict(options)
+    del kept["unlink_on_close"]  # of the group's names it is the chief who removes all
     number = uuid.uuid4().int >> 65
-    given = timing or Timing()
-    return Config(shared_name, specs, reduction, options, found, hosts, given, number)
+    return Config(shared_name, specs, reduction, kept, found, hosts, given, number)
 
 
 def make(config: Config) -> Link:
-    """Make a group, or find the one of its name; return when each living node has its segment.
-
-    Raises:
-        As the constructor of `AccumulatorGroup`. Nothing of a new group is left then.
-    """
+    """Make a group, or find the one of its name; return when each living node has its segment."""
     if_exists = config.options["if_exists"]
     wanted = living_nodes(config.hosts)
     existing = find_config(config.name)
@@ -76,11 +73,8 @@ def make(config: Config) -> Link:
 
 
 def find(name: str, seconds: float | None) -> Link:
-    """Find the cluster's group of that name.
-
-    Raises:
-        As `AccumulatorGroup.attach`.
-    """
+    """Find the cluster's group of that name."""
+    names.segment_name(name)
     until = None if seconds is None else time.monotonic() + seconds
     while (config := find_config(name, until)) is None:
         missing = f"The cluster has no group {name!r}"
@@ -109,7 +103,7 @@ def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
     """
     name, end = link.config.name, time.monotonic() + _START
     while True:
-        hosts = state_of(link)[2]
+        hosts = link.state()[2]
         missing = sorted(nodes - {node for node, host in hosts.items() if host.alive})
         if not missing:
             return

@@ -21,9 +21,9 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._head import kill
+from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._host import CONCURRENCY, HostActor
-from shmacc.ray._parts import LOST, Config, HostState, State, living_nodes, make_actor
+from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another host actor is made, where one has ended
@@ -37,7 +37,7 @@ class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
     The step is None of one that takes the place of another, which has died: it does not know it.
-    Its term is the time: later than that of the one before it, which was dead by then.
+    Its term is the time, which is later than that of the one before it if clocks agree.
     """
 
     def __init__(self, config: Config, step: int | None) -> None:
@@ -76,7 +76,6 @@ class OwnerActor:
 
     async def report(self, report: Report, serial: int) -> Order:
         """Take a report in; return the order as soon as it is another one than that of `serial`."""
-        self._start()
         self._core.report(report, time.monotonic())
         self._wake()
 
@@ -88,50 +87,32 @@ class OwnerActor:
 
     async def ask(self, ticket: str, required: int, wait: float, *, tell: bool) -> Answer:
         """See `OwnerCore.ask`; returns as soon as there is a result, or after `wait` seconds."""
-        self._start()
         answer = self._core.ask(ticket, required, time.monotonic(), tell=tell)
         self._wake()
         if isinstance(answer, Waiting):
             await self._park(wait, lambda: isinstance(self._core.answer(ticket), Waiting))
         return self._core.answer(ticket)
 
-    async def leave(self, ticket: str, *, consume: bool) -> bool:
-        """See `OwnerCore.leave`."""
-        consumed = self._core.leave(ticket, time.monotonic(), consume=consume)
+    async def do(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the core that takes the time; let calls that wait look again."""
+        answer = getattr(self._core, method)(*args, now=time.monotonic(), **options)
         self._wake()
-        return consumed
-
-    async def missing(self, ticket: str) -> None:
-        """See `OwnerCore.missing`."""
-        self._core.missing(ticket, time.monotonic())
-        self._wake()
-
-    async def finish(self) -> None:
-        """See `OwnerCore.finish`."""
-        self._start()
-        self._core.finish(time.monotonic())
-        self._wake()
+        return answer
 
     async def running(self) -> bool:
         """Whether nobody has called `finish`."""
         return not self._core.finished
 
-    async def cancel(self) -> None:
-        """See `OwnerCore.cancel`."""
-        self._core.cancel(time.monotonic())
-        self._wake()
-
     async def wait_step(self, after: int, wait: float) -> int | NotReady | Finished | None:
         """See `OwnerCore.step_past`; None after `wait` seconds."""
-        self._start()
         await self._park(wait, lambda: self._core.step_past(after) is None)
         return self._core.step_past(after)
 
-    async def actors(self) -> tuple[Fence, dict[str, Any]]:
-        """Return the fence, and the actors of the hosts that are alive."""
+    async def actors(self) -> tuple[int | None, Fence, dict[str, Any]]:
+        """Return the step, if it is known, the fence, and the actors of hosts that are alive."""
         self._core.tick(time.monotonic())
         alive = {name for name, (lives, _) in self._core.hosts().items() if lives}
-        return self._core.fence, {n: a for n, a in self._actors.items() if n in alive}
+        return self._step(), self._core.fence, {n: a for n, a in self._actors.items() if n in alive}
 
     async def lost(self) -> frozenset[str]:
         """Return the hosts that are lost, and nodes that this owner has not heard of in time."""
@@ -147,36 +128,28 @@ class OwnerActor:
             self._core.gate(host, by, time.monotonic(), closed=closed)
         self._wake()
 
-    async def set_global_step(self, step: int, request: str) -> int:
-        """See `OwnerCore.set_global_step`."""
-        self._start()
-        before = self._core.set_global_step(step, request, time.monotonic())
-        self._wake()
-        return before
-
-    async def advance_step(self, step: int) -> int:
-        """See `OwnerCore.advance_step`."""
-        self._start()
-        dropped = self._core.advance_step(step, time.monotonic())
-        self._wake()
-        return dropped
-
     async def state(self) -> State:
         """Return what there is to know."""
-        self._start()
         self._core.tick(time.monotonic())
         hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
         for node, problem in self._problems.items():
             hosts[node] = HostState(alive=False, accumulated=0, problem=problem)
-        step = self._core.step if self._core.is_ready else None
-        return step, self._core.accumulated, hosts, asdict(self._core.counters)
+        return self._step(), self._core.accumulated, hosts, asdict(self._core.counters)
 
-    async def stop(self) -> None:
-        """Start nothing again: the group is about to be removed."""
+    def _step(self) -> int | None:
+        return self._core.step if self._core.is_ready else None
+
+    async def stop(self) -> frozenset[str]:
+        """Start nothing again: the group is about to be removed.
+
+        Returns:
+            The nodes that have nothing of it.
+        """
         for task in self._tasks:
             task.cancel()
         if self._making:  # one that comes later would be nobody's
             await asyncio.wait(self._making)
+        return frozenset(self._problems)
 
     # What goes on all the time
 
@@ -227,6 +200,8 @@ class OwnerActor:
             # one of this name ended just now; or Ray's head is away.
             except (*LOST, ValueError, DeadlineExceededError):
                 pass
+            except Exception:
+                _logger.exception("The actor of node %s is made again", node)
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
 

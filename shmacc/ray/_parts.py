@@ -1,6 +1,7 @@
 """What the actors are made with, how they are found, and what is handed to the chief."""
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._multihost.messages import Opened, Timing
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError
-from shmacc.ray._head import LONG, answer_of_head, nodes_alive
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from shmacc.ray._head import LONG, answer_of_head, living_nodes
+from shmacc.ray._waits import PATIENCE, UNANSWERED
 
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
@@ -24,7 +26,11 @@ NAMESPACE = "shmacc"
 _namespaces: dict[str, str | None] = {}  # of the nodes that this process has asked
 _MOMENT = 0.2  # seconds that the head has where somebody looks again
 
+DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
+"""What a call raises whose actor has died; the second, if Ray's memory monitor has killed it."""
+
 LOST = (
+    *DIED,
     ray.exceptions.RayActorError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.ActorUnschedulableError,
@@ -80,10 +86,6 @@ def find(config: Config, part: str) -> Any | None:
 def find_actor(name: str, seconds: float = LONG) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
 
-    Args:
-        name: The name.
-        seconds: How long Ray's head may take.
-
     Raises:
         DeadlineExceededError: It has not answered.
     """
@@ -102,14 +104,6 @@ def make_actor(
 ) -> Any:
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
-    Args:
-        kind: Its class, as Ray has it.
-        name: Its name.
-        node: The node.
-        *args: Of its constructor.
-        seconds: How long Ray's head may take.
-        **options: More of Ray's options.
-
     Raises:
         DeadlineExceededError: It has not answered. The actor may come all the same.
     """
@@ -127,9 +121,6 @@ def make_actor(
 
 def check_connected(seconds: float = LONG) -> None:
     """Refuse a process that is not connected to Ray, or whose names are not those of its node.
-
-    Args:
-        seconds: How long Ray's head may take.
 
     Raises:
         FailedPreconditionError: It is one; the message says what to do.
@@ -152,13 +143,21 @@ def check_connected(seconds: float = LONG) -> None:
         )
 
 
-def living_nodes(chosen: Collection[str] | None) -> set[str]:
-    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all.
+def chosen_nodes(hosts: object) -> frozenset[str] | None:
+    """Return the ids of the nodes that are to take part; None: all.
 
-    While its head is away, of those that it named last.
+    Raises:
+        InvalidArgumentError: It is not some nodes' ids, or none of them is alive.
     """
-    alive = nodes_alive()
-    return alive if chosen is None else alive & set(chosen)
+    if hosts is None:
+        return None
+    ids = frozenset(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
+    if not all(isinstance(one, str) for one in ids) or not living_nodes(ids):
+        raise InvalidArgumentError(
+            "Argument hosts must be ids of Ray's nodes, of which at least one is alive, but was "
+            f"{hosts!r}"
+        )
+    return frozenset(ids)
 
 
 @dataclass(frozen=True)
@@ -192,10 +191,13 @@ class Shard:
         number: Which shard it is.
     """
 
-    def __init__(self, number: int, actor: Any, opened: Opened) -> None:
+    def __init__(
+        self, number: int, actor: Any, opened: Opened, lost: Callable[[], Collection[str]]
+    ) -> None:
         self.number = number
         self._actor = actor
         self._opened = opened
+        self._lost = lost
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return ``function(taken, *args)``, called where the rows are.
@@ -206,13 +208,24 @@ class Shard:
         they are in `ShardedTaken.members`.
 
         Raises:
-            Whatever it raises. If the shard has died, RayActorError: let it leave the block, and
-            the next round has the same gradients.
+            Whatever it raises. If the shard has died, RayActorError; if its node has been lost for
+            a minute, DeadlineExceededError: let it leave the block, and the next round has the same
+            gradients.
         """
-        found = ray.get(self._actor.run.remote(self.number, self._opened, function, args))
+        call = self._actor.run.remote(self.number, self._opened, function, args)
+        node, heard = self._opened.places[self.number], time.monotonic()
+        while not ray.wait([call], timeout=UNANSWERED)[0]:
+            if node not in self._lost():  # a function that keeps the GIL makes it lost for a while
+                heard = time.monotonic()
+            elif time.monotonic() - heard > PATIENCE:
+                raise DeadlineExceededError(
+                    f"Shard {self.number} on node {node} does not answer: it is stopped, or cut off"
+                )
+        found = ray.get(call)
         if isinstance(found, Missing):
             raise ray.exceptions.RayActorError(
-                error_msg=f"The host of shard {self.number} was started again and has lost its part"
+                error_msg=f"The host of shard {self.number} has its part no more: it was started "
+                "again, or the round has ended"
             )
         return found
 

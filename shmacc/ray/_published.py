@@ -26,10 +26,9 @@ What dies, or does not answer, and what that costs
             If that owner dies, the chief's process tells the next one: set the step there.
             Outside of a block, `publish` waits for as long as Ray takes the node for alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
-            round: a thread of the chief's process looks for such nodes (`_feed`). Rounds may wait
-            for workers there, and these for the arrays. What the chief has written and not
-            published yet may be in that copy, and is of a step that no worker has seen; `publish`
-            comes after it, in the order of calls to the keeper. (End workers with their Ray.)
+            round (`_feeding.py`), and its gate is closed until then: its memory may have arrays
+            from before (`_gates.py`). What the chief has written and not published yet may be in
+            that copy, and is of a step that no worker has seen; `publish` comes after it.
     chief   The next one makes the arrays again, on any node: where there are some it finds what was
             published last, and keepers obey only the last chief. One that was merely silent for
             longer than the lease gets an error from `publish`; its own node's arrays it has
@@ -41,7 +40,6 @@ import logging
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -53,21 +51,19 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from shmacc.ray._feeding import start_feeding
 from shmacc.ray._finding import end_parts, warn_of_left
 from shmacc.ray._gates import Gates
-from shmacc.ray._head import kill
-from shmacc.ray._keeper import find_keeper, make_keeper, rows_of
-from shmacc.ray._link import OPEN, Link
-from shmacc.ray._parts import LOST, check_connected, living_nodes
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, wait_for_all
+from shmacc.ray._head import kill, living_nodes
+from shmacc.ray._keeper import KeeperActor, refusal, rows_of
+from shmacc.ray._link import open_links
+from shmacc.ray._parts import LOST, check_connected, chosen_nodes, find_actor, make_actor
+from shmacc.ray._waits import ANSWER, PATIENCE, UNANSWERED, Wait, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-_LOOK_FOR_NODES = 1.0
-_LOOK = 0.5  # seconds without an answer until the owner is asked who is lost
 _REMOVED = 10.0  # seconds that Ray has to forget a keeper that was killed
-_POLL = 0.02  # between two looks whether it has
-_AGAIN = 0.2  # until a node whose keeper has died gets another one
+_AGAIN = 0.2  # until a node whose keeper has died gets another one, or it looks again
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
@@ -95,7 +91,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             shared_name: As there, but not None: workers attach to it.
             mode: As there.
             owners: As there.
-            if_exists: As there; of this node. Existing arrays of other nodes are written.
+            if_exists: As there; other nodes' are written, and replaced only if they disagree.
             unlink_on_close: Whether `close` removes the arrays of all nodes.
             hosts: The ids of Ray's nodes, as for the group; None: all.
 
@@ -107,29 +103,29 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         check_connected()
         if not shared_name:
             raise InvalidArgumentError("Published arrays need a shared_name")
-        self._hosts = None if hosts is None else frozenset(hosts)
+        self._hosts = chosen_nodes(hosts)
         self._here = ray.get_runtime_context().get_node_id()
         self._name, self._chief = shared_name, uuid.uuid4().hex
         self._unlink_on_close, self._closed = unlink_on_close, False
-        self._options: dict[str, Any] = {"mode": mode, "owners": owners}
+        self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
         self._given: dict[str, Any] = {}  # the last call of nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
-        self._gates = Gates(shared_name)
-        self._links = weakref.WeakSet[Link]()  # whose gates an earlier chief closed
+        self._gates = Gates(shared_name, self._hosts)
+        self._fed = frozenset({self._here})  # nodes that have got everything
         self._lock = threading.Lock()  # of these, and of the order of calls to keepers
         self._stop = threading.Event()
         self._end_keeper_here()  # of a time when the chief was elsewhere
-        self._arrays = SharedArrays(contents, shared_name, if_exists=if_exists, **self._options)
+        self._arrays = SharedArrays(contents, shared_name, **self._options)
         try:
             self.publish({})
         except BaseException:
+            if unlink_on_close:
+                self.unlink()
             self._arrays.close()
             raise
         self._end_keeper_here()  # if an earlier chief has made it once more meanwhile
-        threading.Thread(
-            target=_feed, args=(weakref.ref(self), self._stop), daemon=True, name="shmacc feeder"
-        ).start()
+        start_feeding(self._feed, shared_name, self._stop)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
@@ -172,12 +168,12 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
 
         Raises:
             DeadlineExceededError: A node has not answered; which one. It may be called again.
-            FailedPreconditionError: Another chief publishes these arrays now; or this is closed.
-            InvalidArgumentError: No array of this name.
+            FailedPreconditionError: Another chief publishes these arrays now; or this has ended.
+            InvalidArgumentError: No array of this name; or what is given is no numbers of rows.
             IndexError: No such row.
         """
-        if self._closed:
-            raise FailedPreconditionError("The published arrays are closed")
+        if self._stop.is_set():
+            raise FailedPreconditionError("The published arrays are closed, or were removed")
         wait = Wait(arguments.timeout(timeout))
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with wait.holding(self._lock):
@@ -187,21 +183,26 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
             self._send_to(calls, wait)
             self._send_to({node: self._give(node, wait.until) for node in new}, wait)
+            self._are_fed(new)
             self._open_gates(wait.until)
             self._gates.close(self._gates.nodes, wait.until)
-            for link in OPEN.copy() - set(self._links):
-                link.gate(frozenset(self._keepers), self._name, wait.until, closed=False)
-                self._links.add(link)
+            self._gates.tell_new_owners(self._fed, wait.until)
 
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
         """Wait until each node has answered, is dead, or is lost to an open round."""
         waiting = {call: node for node, call in calls.items()}
+        refusals: list[Exception] = []  # all are heard: else the next call would meet the others
         while waiting:
-            left = wait.left()
-            ended = ray.wait(list(waiting), timeout=min(_LOOK, _LOOK if left is None else left))[0]
+            left = max(0.0, min(UNANSWERED, wait.until - time.monotonic()))
+            ended = ray.wait(list(waiting), timeout=left)[0]
             for call in ended:
                 node = waiting.pop(call)
-                if not self._has_answered(node, call) and node in self._new():
+                try:
+                    has_answered = self._has_answered(node, call)
+                except Exception as error:  # noqa: BLE001  raised below
+                    refusals.append(error)
+                    continue
+                if not has_answered and node in self._new():
                     time.sleep(_AGAIN)
                     waiting[self._give(node, wait.until)] = node
             if not ended:
@@ -211,6 +212,8 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                     f"The keeper of {self._name!r} on node {', '.join(sorted(waiting.values()))} "
                     "has not answered: it is stopped, or cut off"
                 )
+        if refusals:
+            raise refusals[0]
 
     def _has_answered(self, node: str, call: Any) -> bool:
         """Take a keeper's answer in; False: it has died."""
@@ -221,7 +224,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             return False
         except ray.exceptions.RayTaskError as error:
             self._keepers.pop(node, None)
-            raise error.cause from None
+            raise refusal(self._name, node, error.cause) from error.cause
         if not obeys:
             raise self._replaced()
         self._given.pop(node, None)
@@ -233,10 +236,15 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         for node in self._gates.nodes & self._keepers.keys():
             self._gates.open(node, until)
 
+    def _are_fed(self, nodes: set[str]) -> None:
+        """Note that these have answered; those whose keepers are gone get everything again."""
+        fed = (self._fed | nodes) & self._keepers.keys()
+        self._fed = frozenset({self._here, *fed})
+
     def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
         """Close the gates of those nodes that the owner of an open round takes for lost."""
         until = max(wait.until, time.monotonic() + ANSWER)
-        said = [link.call("lost", until=until) for link in OPEN.copy()]
+        said = [link.lost(until) for link in open_links()]
         lost = set().union(*said).intersection(waiting.values())
         self._gates.close(lost, until)
         for call in [call for call, node in waiting.items() if node in lost]:
@@ -246,54 +254,62 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _new(self) -> set[str]:
         """Forget keepers of nodes that are dead; return living nodes without one."""
         alive = living_nodes(self._hosts) - {self._here}
-        for node in self._keepers.keys() - alive:
-            del self._keepers[node]
+        self._keepers = {node: each for node, each in self._keepers.items() if node in alive}
         return alive - self._keepers.keys()
 
     def _give(self, node: str, until: float) -> Any:
-        """Have a new keeper write everything; return the call.
-
-        Raises:
-            FailedPreconditionError: This node has a keeper, so another chief is on another one.
-            DeadlineExceededError: Ray's head has not answered by then.
-        """
+        """Have a new keeper write everything; return the call."""
         seconds = min(PATIENCE, max(ANSWER, until - time.monotonic()))
-        if find_keeper(self._name, self._here, seconds) is not None:
-            raise self._replaced()
-        self._keepers[node] = keeper = make_keeper(self._name, node, self._options, seconds)
+        if find_actor(self._keeper(self._here), seconds) is not None:
+            raise self._replaced()  # by a chief on another node, which feeds this one
+        given = ray.remote(KeeperActor), self._keeper(node), node, self._name
+        self._keepers[node] = keeper = make_actor(*given, seconds=seconds)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
-        return keeper.obey.remote(self._chief, everything)
+        return keeper.obey.remote(self._chief, self._options, everything)
 
     def _feed(self) -> None:
-        """Give nodes that have joined, or answer again, everything.
+        """Give nodes that have joined, or answer again, everything, and tell owners who is fed.
 
         Nothing is published meanwhile: so what opens a gate is the newest.
         """
-        with self._lock:
-            for node in self._new() - self._refused:
-                if (last := self._given.get(node)) and not ray.wait([last], timeout=0)[0]:
-                    continue
-                self._given[node] = call = self._give(node, time.monotonic())
-                if not ray.wait([call], timeout=_LOOK)[0]:
-                    del self._keepers[node]
-                    continue
-                try:
-                    self._has_answered(node, call)
-                except Exception:
-                    self._refused.add(node)  # not again, until `publish` raises this
-                    raise
-            self._open_gates(time.monotonic() + ANSWER)
+        mine = self._lock.acquire(timeout=ANSWER)
+        try:
+            if mine:
+                self._feed_new()
+        finally:
+            if mine:
+                self._lock.release()
+            self._gates.tell_again(self._fed)
+
+    def _feed_new(self) -> None:
+        for node in self._new() - self._refused:
+            if (last := self._given.get(node)) and not ray.wait([last], timeout=0)[0]:
+                continue
+            self._given[node] = call = self._give(node, time.monotonic())
+            if not ray.wait([call], timeout=UNANSWERED)[0]:
+                del self._keepers[node]
+                continue
+            try:
+                if self._has_answered(node, call):
+                    self._are_fed({node})
+            except Exception:
+                self._refused.add(node)  # not again, until `publish` raises this
+                raise
+        self._open_gates(time.monotonic() + ANSWER)
+
+    def _keeper(self, node: str) -> str:
+        return f"{self._name}/keeper {node}"
 
     def _replaced(self) -> FailedPreconditionError:
         return FailedPreconditionError(f"Another chief publishes {self._name!r} now")
 
     def _end_keeper_here(self) -> None:
         end = time.monotonic() + _REMOVED
-        while (keeper := find_keeper(self._name, self._here)) is not None:
+        while (keeper := find_actor(self._keeper(self._here))) is not None:
             kill(keeper)
             if time.monotonic() > end:
                 raise self._replaced()
-            time.sleep(_POLL)
+            time.sleep(_AGAIN)
 
     def close(self) -> None:
         """Let go of the arrays. They stay on all nodes, unless `unlink_on_close`."""
@@ -324,7 +340,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         warn_of_left(self._name, end_parts(keepers))
 
     def _is_replaced(self, keepers: Mapping[str, Any]) -> bool:
-        if find_keeper(self._name, self._here) is not None:
+        if find_actor(self._keeper(self._here)) is not None:
             return True
         calls = [keeper.write.remote(self._chief, {}) for keeper in keepers.values()]
         answers = []
@@ -332,19 +348,3 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
                 answers.append(ray.get(call))
         return not all(answers)
-
-
-def _feed(published: "weakref.ref[PublishedArrays]", stop: threading.Event) -> None:
-    while not stop.wait(_LOOK_FOR_NODES):
-        known = published()
-        if known is None or not ray.is_initialized():
-            return
-        try:
-            known._feed()  # noqa: SLF001  its thread
-        except FailedPreconditionError as error:  # for good
-            _logger.warning("%s: nodes that join get nothing of this process", error)
-            return
-        except Exception as error:
-            said = "Nodes that have joined did not get %r: %s", known.shared_name, error
-            _logger.log(logging.ERROR, *said, exc_info=not isinstance(error, DeadlineExceededError))
-        del known

@@ -29,15 +29,12 @@ from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
-    InvalidArgumentError,
     ShmaccError,
     WorkerDiedError,
 )
 from shmacc.ray._link import OPEN, Link, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
-from shmacc.ray._waits import ANSWER, Wait
-
-_LOOK = 0.5  # seconds without an answer of a shard until the owner is asked whether it is lost
+from shmacc.ray._waits import ANSWER, UNANSWERED, Wait
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -55,16 +52,12 @@ class Round(Generic[_Result]):
         sharded: bool,
     ) -> None:
         self._link = link
-        self._required = arguments.int64(num_required, "num_required")
-        if self._required < 1:
-            raise InvalidArgumentError(
-                f"Argument num_required must be positive, but was {self._required}"
-            )
+        self._required = arguments.required(num_required)[0]
         self._timeout = arguments.timeout(timeout)
         self._tell = arguments.on_death(on_death)
         self._sharded = sharded
         self._ticket = ""
-        self._heartbeat: _Heartbeat | None = None
+        self._heartbeat: threading.Event | None = None  # until it is set
 
     def __enter__(self) -> _Result:
         """Wait for the gradients and open the round.
@@ -75,7 +68,7 @@ class Round(Generic[_Result]):
             WorkerDiedError: A host was lost, or a process that had applied died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
-                `set_global_step`; or it is gone.
+                `set_global_step`; or it is gone; or this thread is in a block of the group.
             AlreadyExistsError: The same contributor was accepted on two hosts in two steps one
                 after the other. (Once is a worker that moved, and costs one step.)
             FinishedError: The group is finished.
@@ -85,12 +78,16 @@ class Round(Generic[_Result]):
         """
         if self._ticket:
             raise FailedPreconditionError("This round has been entered already; make another one")
+        if (self._link, threading.get_ident()) in OPEN.copy().values():
+            raise FailedPreconditionError(
+                "This thread has a round of this group open, and would wait for the block's end"
+            )
         self._ticket = uuid.uuid4().hex
         try:
             return self._enter()
         except BaseException:
             self._rest()
-            self._link.tell("leave", self._ticket, consume=False)
+            self._link.tell("do", "leave", self._ticket, consume=False)
             raise
 
     def _enter(self) -> _Result:
@@ -100,12 +97,14 @@ class Round(Generic[_Result]):
             match answer:
                 case Opened():
                     if self._heartbeat is None:
-                        self._heartbeat = _Heartbeat(link, self._ticket, self._required)
-                    result = self._fetch(answer, waiting.until)
-                    if not isinstance(result, Missing):
-                        OPEN.add(link)
+                        self._heartbeat = _stay_alive(link, self._ticket)
+                    try:
+                        result = self._fetch(answer, waiting.until)
+                    except _IncompleteError:
+                        link.call("do", "missing", self._ticket)
+                    else:
+                        OPEN[self._ticket] = link, threading.get_ident()
                         return cast("_Result", result)  # as `sharded` says
-                    link.call("missing", self._ticket)
                 case Waiting():
                     if waiting.is_over():
                         raise self._deadline_exceeded(answer)
@@ -129,28 +128,25 @@ class Round(Generic[_Result]):
         )
 
     def _fetch(self, opened: Opened, until: float) -> Any:
-        """Have the shards add up; Missing: some have lost pieces."""
+        """Have the shards add up."""
         numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
         found = {number: self._link.host(opened.places[number]) for number in numbers}
         actors = {number: actor for number, actor in found.items() if actor is not None}
         if len(actors) < len(found):
-            return Missing()
+            raise _IncompleteError
         answers = _Answers(self._link, opened, until)
         if self._sharded:
             calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
             dict(answers.of({n: call.future() for n, call in calls.items()}))
-            shards = tuple(Shard(n, a, opened) for n, a in actors.items())
-            return answers.missing() or ShardedTaken(opened, shards)
+            shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
+            return ShardedTaken(opened, shards)
         # Futures fetch what there is at once, from other nodes, too.
         rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
         values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
-        of_shards = dict(answers.of(rows))
-        if missing := answers.missing():
-            return missing
-        joining = Joining(self._link.plan, opened, of_shards)
+        joining = Joining(self._link.plan, opened, dict(answers.of(rows)))
         for number, part in answers.of(values):
             joining.add(number, part)
-        return answers.missing() or joining.taken()
+        return joining.taken()
 
     def __exit__(
         self,
@@ -169,7 +165,7 @@ class Round(Generic[_Result]):
             self._give_up()
             return
         try:
-            ended = self._link.call("leave", self._ticket, consume=True)
+            ended = self._link.call("do", "leave", self._ticket, consume=True)
         finally:
             self._rest()
         if not ended:
@@ -182,13 +178,17 @@ class Round(Generic[_Result]):
         self._rest()
         with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
             until = time.monotonic() + ANSWER
-            self._link.call("leave", self._ticket, until=until, consume=False)
+            self._link.call("do", "leave", self._ticket, until=until, consume=False)
 
     def _rest(self) -> None:
-        OPEN.discard(self._link)
+        OPEN.pop(self._ticket, None)
         if self._heartbeat is not None:
-            self._heartbeat.stop()
+            self._heartbeat.set()
             self._heartbeat = None
+
+
+class _IncompleteError(Exception):
+    """Shards have lost pieces of the round."""
 
 
 class _Answers:
@@ -198,10 +198,6 @@ class _Answers:
         self._link, self._opened, self._until = link, opened, until
         self._has_all = True
 
-    def missing(self) -> Missing | None:
-        """Return whether shards do not have all pieces; None: they had everything until now."""
-        return None if self._has_all else Missing()
-
     def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
         """Wait for the answers to calls by shard; return them in the order in which they come.
 
@@ -209,7 +205,7 @@ class _Answers:
         """
         waiting = {call: number for number, call in calls.items()}
         while waiting:
-            left = min(_LOOK, max(0.0, self._until - time.monotonic()))
+            left = min(UNANSWERED, max(0.0, self._until - time.monotonic()))
             ended = wait(waiting, left, FIRST_COMPLETED).done
             for call in ended:
                 number = waiting.pop(call)
@@ -218,12 +214,13 @@ class _Answers:
             if not ended and time.monotonic() >= self._until:
                 raise self._no_answer(sorted(waiting.values()))
             if not ended:
-                until = max(self._until, time.monotonic() + ANSWER)
-                lost = self._link.call("lost", until=until)
+                lost = self._link.lost(max(self._until, time.monotonic() + ANSWER))
                 for call, number in list(waiting.items()):
                     if self._opened.places[number] in lost:
                         self._has_all = False
                         del waiting[call]
+        if not self._has_all:
+            raise _IncompleteError
 
     def _result(self, number: int, call: Any) -> Any | None:
         try:
@@ -246,22 +243,17 @@ class _Answers:
         )
 
 
-class _Heartbeat:
-    """Says to the owner that the chief is alive, while it is in its block."""
+def _stay_alive(link: Link, ticket: str) -> threading.Event:
+    """Say to the owner that the chief in its block is alive, until the event is set."""
+    left = threading.Event()
 
-    def __init__(self, link: Link, ticket: str, required: int) -> None:
-        self._link, self._ticket, self._required = link, ticket, required
-        self._stopped = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="shmacc chief").start()
-
-    def _run(self) -> None:
-        pause = self._link.config.timing.chief_lease / 4
-        while not self._stopped.wait(pause):
+    def run() -> None:
+        while not left.wait(link.config.timing.chief_lease / 4):
             with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
-                self._link.call("ask", self._ticket, self._required, 0.0, tell=False)
+                link.call("do", "hear", ticket)
 
-    def stop(self) -> None:
-        self._stopped.set()
+    threading.Thread(target=run, daemon=True, name="shmacc chief").start()
+    return left
 
 
 def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link) -> ShmaccError:

@@ -8,10 +8,9 @@ from typing import Any
 
 from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import BatchKey, Fence, Opened
+from shmacc._multihost.messages import BatchKey, Fence, Opened, Share
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.shard import ShardCore
-from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
 
@@ -27,11 +26,6 @@ class HostShard:
     the owner, and the owner the chief. What the chief then asks for is compared with that: if
     hosts have come or gone, it is reduced once more. At most one reduction is kept, until its
     fence is over.
-
-    Args:
-        config: Of the group.
-        number: Which shard it is.
-        pool: Has the threads in which it reduces ahead.
     """
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:

@@ -1,8 +1,11 @@
 """A host's pieces on their way to the shards: sent again until each one has arrived."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+import ray
 
 from shmacc._multihost.columns import Piece
 from shmacc._multihost.messages import BatchKey, Fence
@@ -10,6 +13,8 @@ from shmacc.ray._parts import LOST
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+_logger = logging.getLogger("shmacc")
 
 _AGAIN = 0.2  # until a piece is sent again whose shard was lost
 
@@ -26,7 +31,6 @@ class Shipping:
 
     Attributes:
         key: The batch's name.
-        shards: Those that get a piece.
         gradients: How many the batch has.
         bytes: Of all its arrays.
         resent: How many pieces were sent again.
@@ -46,12 +50,12 @@ class Shipping:
         self._pieces: dict[int, Piece] = {}
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
+        self._refused: set[int] = set()  # shards that could not keep their pieces
         for shard, piece in pieces:
             self.gradients = piece.count
             self.bytes += piece.columns.nbytes
             self._pieces[shard] = piece
             self._send(shard)
-        self.shards = frozenset(self._pieces)
 
     def is_done(self) -> bool:
         """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
@@ -60,7 +64,10 @@ class Shipping:
             try:
                 call.result()
                 del self._pieces[shard]
-            except LOST:
+            except (*LOST, ray.exceptions.RayTaskError) as error:
+                if isinstance(error, ray.exceptions.RayTaskError) and shard not in self._refused:
+                    self._refused.add(shard)
+                    _logger.warning("Shard %d does not keep its piece: %s", shard, error.cause)
                 self._lost(shard)
                 self._send_later(shard)
         for due in [due for due in self._again if due[0] <= time.monotonic()]:

@@ -23,8 +23,17 @@ PATIENCE = 60.0
 ANSWER = 1.0
 """Seconds that an answer may take after the time that its call was to wait."""
 
+UNANSWERED = 0.5
+"""Seconds without an answer of a host until the owner is asked whether it is lost."""
+
 LOOK = 10.0
 """Seconds that a part has to say what its group was made with."""
+
+
+def left_until(until: float) -> float | None:
+    """Return for how many seconds to wait for an answer now; None: for ever."""
+    left = max(0.0, until - time.monotonic())
+    return None if math.isinf(until) else min(left, threading.TIMEOUT_MAX)
 
 
 class Wait:
@@ -46,8 +55,8 @@ class Wait:
         return max(0.0, min(PARKED, self._end - time.monotonic()))
 
     def left(self) -> float | None:
-        """Return for how many seconds to wait for an answer now; None: for ever."""
-        return None if math.isinf(self.until) else max(0.0, self.until - time.monotonic())
+        """See `left_until`."""
+        return left_until(self.until)
 
     def is_over(self) -> bool:
         """Whether the time has passed."""
@@ -71,13 +80,4 @@ class Wait:
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:
     """Return the calls that have ended, when all have, or it is time (monotonic)."""
-    if not calls:
-        return []
-    left = None if math.isinf(until) else max(0.0, until - time.monotonic())
-    return list(ray.wait(calls, num_returns=len(calls), timeout=left)[0])
-
-
-def wait_for_one(calls: list[Any], until: float) -> Any | None:
-    """Return a call that has ended; None: there is none, or it is time (monotonic)."""
-    left = max(0.0, until - time.monotonic())
-    return next(iter(ray.wait(calls, timeout=left)[0]), None) if calls else None
+    return list(ray.wait(calls, num_returns=len(calls), timeout=left_until(until))[0])

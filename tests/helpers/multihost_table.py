@@ -49,27 +49,27 @@ class Table:
                 return done
             done.append(action)
             match action:
-                case act.Seal():
+                case act.Do.SEAL, _:
                     core.sealed(segment.sealed(), self.now)
-                case act.Ship(grant):
-                    core.shipped(grant, frozenset({0}))
-                case act.Release():
+                case act.Do.SHIP, grant:
+                    core.shipped(grant)
+                case act.Do.RELEASE, _:
                     segment.held = False
                     core.released()
-                case act.Consume():
+                case act.Do.CONSUME, _:
                     segment.taken += len(segment.content)
                     segment.reset(segment.step + 1)
                     core.moved()
-                case act.Reset(step):
+                case act.Do.RESET, step:
                     segment.reset(step)
                     core.moved()
-                case act.SetStep(step):
+                case act.Do.SET_STEP, step:
                     segment.step, segment.held = step, False
                     core.step_set()
-                case act.Finish():
+                case act.Do.FINISH, _:
                     segment.finished = True
                     core.finished()
-                case act.Stop():
+                case act.Do.STOP, _:
                     return done
 
     def settle(self, *hosts: str) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import (
+    Batch,
     BatchKey,
     Conflict,
     Died,
     Fence,
     NotReady,
     Opened,
-    Sealed,
     Timing,
 )
 from shmacc._multihost.owner import OwnerCore
@@ -73,12 +73,13 @@ class Segment:
     def contributors(self) -> set[int]:
         return {g.contributor for g in self.content if g.contributor is not None}
 
-    def sealed(self) -> Sealed:
+    def sealed(self, shards: int = 1) -> Batch:
         self.held = True
         own = frozenset(g.contributor for g in self.content if g.contributor is not None)
         weight = sum(g.weight for g in self.content)
         members = {"m": (len(self.content), weight)} if self.content else {}
-        return Sealed(len(self.content), weight, own, members)
+        at = frozenset(gradient.identity % max(1, shards) for gradient in self.content)
+        return Batch(len(self.content), weight, own, members, at)
 
     def reset(self, step: int) -> None:
         self.dropped += len(self.content)
@@ -176,28 +177,28 @@ class Host:
             match core.next_action():
                 case None:
                     return
-                case act.Seal():
-                    core.sealed(segment.sealed(), self.world.now)
-                case act.Ship(grant):
+                case act.Do.SEAL, _:
+                    core.sealed(segment.sealed(len(core.places)), self.world.now)
+                case act.Do.SHIP, grant:
                     if grant not in self.shipping:
                         self.ship(core, grant)
                     return
-                case act.Release():
+                case act.Do.RELEASE, _:
                     segment.held = False
                     core.released()
-                case act.Consume():
+                case act.Do.CONSUME, _:
                     segment.reset(segment.step + 1)
                     core.moved()
-                case act.Reset(step):
+                case act.Do.RESET, step:
                     segment.reset(step)
                     core.moved()
-                case act.SetStep(step):
+                case act.Do.SET_STEP, step:
                     segment.step, segment.held = step, False
                     core.step_set()
-                case act.Finish():
+                case act.Do.FINISH, _:
                     segment.finished = True
                     core.finished()
-                case act.Stop():
+                case act.Do.STOP, _:
                     self.die()
         raise AssertionError("the forwarder finds no end")
 
@@ -229,7 +230,7 @@ class Host:
         def acknowledged(shard: int) -> None:
             wanted.discard(shard)
             if not wanted and core is self.core:
-                core.shipped(grant, frozenset(pieces))
+                core.shipped(grant)
                 self.run(core)
 
         for shard in pieces:
@@ -290,6 +291,11 @@ class Chief:
         self.leaving: bool | None = None
         self.next_round()
 
+    @property
+    def in_block(self) -> bool:
+        """Whether it has a round, or has left one and not heard what came of it."""
+        return "answered" in self.__dict__
+
     def next_round(self) -> None:
         if not self.alive:
             return
@@ -308,7 +314,9 @@ class Chief:
             world.orders()
             world.send(lambda: self.answered(ticket, answer))
 
-        if self.leaving is None:
+        if self.in_block and self.leaving is None:
+            world.send(lambda: world.owner.hear(ticket, world.now))
+        elif self.leaving is None:
             world.send(arrive)
         else:
             consume = self.leaving
@@ -576,6 +584,10 @@ class World:
         if self.chief.leaving:  # its parameters are those of the next step
             self.chief_step = max(self.chief_step, self.owner_steps[self.chief.ticket] + 1)
         self.owner = self._owner(None)
+        if self.chief.alive and self.chief.in_block and self.chief.leaving is None:
+            # It stays there, and another chief says which step it is: the round is no more.
+            self.after(0.02, lambda: self.chief.set_step(self.chief_step))
+            return
         self.chief.__dict__.pop("answered", None)
         self.chief.next_round()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.multihost_table import Table, with_a_gradient_each
-from helpers.multihost_world import TIMING
+from helpers.multihost_world import TIMING, Segment
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.messages import (
@@ -43,7 +43,7 @@ def test_a_segment_without_gradients_is_sealed_too() -> None:
     table.ask(1)
     table.hear()  # the grant is made, and both hosts have got it
     table.hear()
-    assert act.Seal() in table.act("b")
+    assert (act.Do.SEAL, 0) in table.act("b")
     assert table.apply("b", 2) is False
     table.settle()
     assert isinstance(table.ask(1), Opened)
@@ -167,6 +167,54 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     assert isinstance(again, Opened)
     assert again.count == 1
     assert again.members[0].key > opened.members[0].key, "shipped anew, under a new name"
+
+
+def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
+    """After a block that raised they are of the present fence, but the host is told of no grant."""
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    table.owner.gate("b", "arrays", table.now, closed=True)
+    assert not table.owner.leave("t", table.now, consume=False)
+    grants = table.owner.counters.grants
+    for _ in range(5):
+        assert isinstance(table.ask(2, "u"), Waiting)
+        table.settle()
+    assert (table.owner.accumulated, table.owner.counters.grants) == (1, grants)
+    table.owner.gate("a", "arrays", table.now, closed=True)
+    assert isinstance(table.ask(1, "v"), Waiting), "nobody takes part"
+    for host in "ab":
+        table.owner.gate(host, "arrays", table.now, closed=False)
+    table.settle()
+    opened = table.ask(2, "u")
+    assert isinstance(opened, Opened)
+    assert opened.count == 2
+
+
+def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
+    """Its memory may have arrays from before."""
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    table.owner.publishes("arrays", None, frozenset({"a", "b"}), table.now)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.add("c", Segment())
+    table.add("d", Segment())
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1, 0, 0]
+    table.owner.publishes("arrays", None, frozenset("abc"), table.now)
+    table.settle()
+    assert [segment.step for _, segment in table.hosts.values()] == [1, 1, 1, 0]
+    table.owner.publishes("others", frozenset({"e"}), frozenset("a"), table.now)
+    table.add("f", Segment())
+    table.pass_time(TIMING.chief_lease / 2, *"abcdf")
+    table.owner.publishes("others", frozenset({"e"}), frozenset("a"), table.now)
+    table.settle()
+    assert table.hosts["f"][1].step == 0
+    table.pass_time(TIMING.chief_lease * 0.75, *"abcdf")
+    table.add("e", Segment())
+    table.add("g", Segment())
+    table.settle()
+    steps = {name: segment.step for name, (_, segment) in table.hosts.items()}
+    assert steps == dict.fromkeys("abcdfg", 1) | {"e": 0}, "those that say nothing are forgotten"
 
 
 def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it() -> None:

@@ -9,12 +9,12 @@ from helpers.multihost_world import TIMING
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import (
+    Batch,
     BatchKey,
     Fence,
     Opened,
     Order,
     Report,
-    Sealed,
     Timing,
     Waiting,
 )
@@ -52,15 +52,16 @@ def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arriv
     table.hear()
     core, segment = table.hosts["a"]
     core.observe(segment.step, 1)
-    assert core.next_action() == act.Seal()
+    assert core.next_action() == (act.Do.SEAL, 0)
     assert core.report_due(table.now) > table.now
     began, table.now = table.now, table.now + 0.05
     core.sealed(segment.sealed(), began)
     assert core.report_due(table.now) == began + TIMING.grace / 4, "slow pieces: before grace"
     assert core.has_answer_to_come
     ship = core.next_action()
-    assert isinstance(ship, act.Ship)
-    core.shipped(ship.grant, frozenset({0}))
+    assert ship is not None
+    assert ship[0] == act.Do.SHIP
+    core.shipped(ship[1])
     assert core.report_due(table.now) == table.now
     table.hear()
     assert not core.has_answer_to_come
@@ -72,9 +73,9 @@ def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grac
     core = ForwarderCore("a", 1, timing)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
     core.observe(0, 1)
-    assert core.next_action() == act.Seal()
+    assert core.next_action() == (act.Do.SEAL, 0)
     core.report(5.0)
-    core.sealed(Sealed(1, 1), 5.1)
+    core.sealed(Batch(1, 1), 5.1)
     assert core.report_due(5.1) == 5.0 + timing.lease / 4
 
 
@@ -93,8 +94,9 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     table.pass_time(3 * TIMING.grace, "a", "b")
     assert isinstance(table.ask(1), Waiting), "what it ships is waited for"
     ship = core.next_action()
-    assert isinstance(ship, act.Ship)
-    core.shipped(ship.grant, frozenset({0}))
+    assert ship is not None
+    assert ship[0] == act.Do.SHIP
+    core.shipped(ship[1])
     assert table.opened(1).count == 2
 
 

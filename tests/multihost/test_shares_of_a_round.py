@@ -18,11 +18,10 @@ from shmacc._multihost.messages import (
     Fence,
     Member,
     Opened,
-    Sealed,
+    Share,
 )
 from shmacc._multihost.pieces import Joining, Plan
 from shmacc._multihost.segment import Content, LocalSegment
-from shmacc._multihost.share import Share
 from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
         assert group.apply(gradient, 0)
         content = LocalSegment(group, plan).seal()
         expected = group.snapshot()
-    batch = Batch(1, content.sealed, frozenset(content.pieces))
+    batch = content.batch
     opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
     parts = {}
     for shard, piece in content.pieces.items():
@@ -101,7 +100,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
         for number, segment in enumerate(segments):
             content = segment.seal()
             key = BatchKey(f"host{number}", 1, 1)
-            members.append(Member(key, Batch(1, content.sealed, frozenset(content.pieces))))
+            members.append(Member(key, content.batch))
             for shard, piece in content.pieces.items():
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
@@ -152,7 +151,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
         tuple(
             Member(
                 BatchKey(str(row), 1, 1),
-                Batch(1, Sealed(1, 1, members={"m": (1, 1)}), frozenset(plan_of(plan, row))),
+                Batch(1, 1, members={"m": (1, 1)}, shards=frozenset(plan_of(plan, row))),
             )
             for row in rows
         ),
@@ -179,7 +178,7 @@ def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused(
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
         content = LocalSegment(group, plan).seal()
-        batch = Batch(1, content.sealed, frozenset({0}))
+        batch = content.batch
         opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
         part = group.reduce(content.pieces.values(), Share.of(opened, 0))
     assert join(plan, [part], opened)["m"].value.tolist() == [1.0, 1.0]
@@ -219,19 +218,21 @@ def value_of(content: Content, dtype: type[np.generic] = np.float64) -> Any:
 def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
     with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = local(group)
-        assert segment.seal().sealed.count == 0
+        assert segment.seal().batch.count == 0
         assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
         segment.release()
         assert group.apply({"m": 1.0}, 0, contributor=1)
         first, again = segment.seal(), segment.seal()
         assert value_of(first) == value_of(again) == 1.0
-        assert first.sealed == again.sealed == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert (
+            first.batch == again.batch == Batch(1, 1, frozenset({1}), {"m": (1, 1)}, frozenset({0}))
+        )
         segment.reset(5)
         assert (group.global_step, group.num_accumulated()) == (5, 0)
         assert group.apply({"m": 7.0}, 5, contributor=1)
         sealed = segment.seal()
         assert value_of(sealed) == 7.0
-        assert sealed.sealed == Sealed(1, 1, frozenset({1}), {"m": (1, 1)})
+        assert sealed.batch == again.batch
         segment.set_step(2)
         assert group.apply({"m": 1.0}, 2)
         assert group.num_accumulated() == 2
@@ -245,7 +246,7 @@ def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
         assert group.apply({"m": 1.0}, 0)
         stopped, new = local(other), local(group)
         stopped.seal()
-        assert new.seal().sealed.count == 1
+        assert new.seal().batch.count == 1
         stopped.release()  # it wakes up: its round is no more
         assert not group.apply({"m": 1.0}, 0)
         group.unlink()
@@ -266,7 +267,7 @@ def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
         segment, taken = local(group), 0
         while any(thread.is_alive() for thread in threads) or group.num_accumulated():
             content = segment.seal()
-            count = content.sealed.count
+            count = content.batch.count
             if count % 2:
                 segment.release()
             else:

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Sealed
+from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.books import Books, BrokenPromiseError, Gradient
@@ -119,8 +119,8 @@ def test_a_round_that_breaks_a_promise_is_found(gradients: list[Gradient], requi
     books = Books(required)
     key = BatchKey("host", 1, 1)
     books.shipped(key, tuple(gradients))
-    sealed = Sealed(len(gradients), len(gradients))
-    opened = Opened(Fence(1, 0), 5, (Member(key, Batch(1, sealed)),))
+    sealed = Batch(len(gradients), len(gradients))
+    opened = Opened(Fence(1, 0), 5, (Member(key, sealed),))
     with pytest.raises(BrokenPromiseError):
         books.consumed(opened, 5)
 

@@ -174,10 +174,26 @@ def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is
     assert (owner.step_past(2), owner.step_past(3)) == (3, Finished())
     owner = OwnerCore(3, None, TIMING)
     owner.finish(0.0)
-    assert owner.step_past(-1) == Finished()
+    assert owner.step_past(-1) == owner.ask("t", 1, 0.0) == Finished()
     owner = OwnerCore(4, None, TIMING)
     owner.advance_step(7, 0.0)
     assert owner.step_past(6) == 7
+
+
+def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
+    """It has seen the gradients of the one before; its heartbeat must not have it get others."""
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    table.owner = OwnerCore(2, None, TIMING)
+    table.owner.set_global_step(0, "set", table.now)
+    table.settle()
+    assert table.apply("a", 3)
+    for _ in range(3):
+        table.owner.hear("t", table.now)
+        table.settle()
+    assert table.owner.accumulated == 3
+    assert not table.owner.leave("t", table.now, consume=True)
+    assert table.owner.step == 0
 
 
 def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:

@@ -79,32 +79,51 @@ class Nodes:
     def add(self) -> int:
         """Add a node, and return its number."""
         number = len(self.nodes)
+        self.nodes.append(self._start(number))
+        return number
+
+    def _start(self, number: int) -> Node:
         options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
         wires = self.wires
         with contextlib.nullcontext() if wires is None else wires.inside(wires.wire(number)):
-            node = self.cluster.add_node(
+            return self.cluster.add_node(
                 num_cpus=2,
                 node_ip_address=self.address(number),
                 object_store_memory=_STORE,
                 env_vars={"SHMACC_NAMESPACE": self.namespace(number)},
                 **options,
             )
-        self.nodes.append(node)
-        return number
 
     def remove(self, number: int) -> None:
         """Have a machine die: all its processes, without a farewell, and what it had in memory.
 
         Ray's workers are not its raylet's children, and would go on for some seconds.
         """
-        self.cluster.remove_node(self.nodes[number], allow_graceful=False)
-        for process in self._processes(number):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        wait_for(lambda: not self._processes(number))
+        self._end(number, ())
         for name in self.left():
             if f"{self.namespace(number)}:" in name:
                 os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+
+    @contextlib.contextmanager
+    def without_ray(self, number: int, *workers: int) -> Iterator[None]:
+        """Have Ray end on a machine, and be started there afterwards: its memory stays.
+
+        Args:
+            number: The machine.
+            *workers: The processes that stay as well.
+        """
+        self._end(number, workers)
+        try:
+            yield
+        finally:
+            self.nodes[number] = self._start(number)
+
+    def _end(self, number: int, workers: tuple[int, ...]) -> None:
+        self.cluster.remove_node(self.nodes[number], allow_graceful=False)
+        for process in set(self._processes(number)) - set(workers):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        wait_for(lambda: set(self._processes(number)) <= set(workers))
 
     @contextlib.contextmanager
     def headless(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import shmacc
 import shmacc.ray
 from shmacc._multihost.columns import ALIGNED
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Report, Timing
+from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
@@ -33,6 +34,7 @@ from shmacc.errors import (
     WorkerDiedError,
 )
 from shmacc.ray._host import CONCURRENCY, HostActor
+from shmacc.ray._link import open_links
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
 
@@ -189,14 +191,42 @@ def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
     members = {"m": shmacc.TensorSpec((), "float64")}
     with nodes.on(0):
         first = shmacc.ray.AccumulatorGroup(members, "replaced", unlink_on_close=True)
+        third = shmacc.ray.AccumulatorGroup.attach("replaced")
         with shmacc.ray.AccumulatorGroup(
             members, "replaced", if_exists="replace", unlink_on_close=True
         ) as second:
             first.close()
             assert "is another chief's now" in caplog.text
             assert second.running
+            with pytest.raises(FailedPreconditionError, match="another chief has made one of"):
+                third.set_global_step(7)
+            assert second.global_step == 0
             with shmacc.attach("replaced", timeout=60) as local:
                 assert local.running
+
+
+def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
+    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    """What is published in that one's block must reach its owner's gates."""
+    assert local[1].apply(gradient(1), group.global_step)
+    with group.round(1, timeout=60):
+        thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))
+        thread.join()
+        assert [type(error) for error in failures] == [DeadlineExceededError]
+        assert open_links() == {group._link}
+        with pytest.raises(FailedPreconditionError, match="round of this group open"):
+            group.take(1, timeout=60)
+        assert open_links() == {group._link}
+    assert open_links() == set()
+
+
+def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> None:
+    config = Config("unborn", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
+    actor = HostActor(config, nodes.id(0))
+    actor.end()
+    actor.serve()
+    assert not [name for name in os.listdir("/dev/shm") if "unborn" in name]  # noqa: PTH208, S108
 
 
 def test_stats_are_those_of_each_segment(
@@ -330,7 +360,7 @@ class _Shard:
             content = LocalSegment(group, self.plan).seal()
         for shard, piece in content.pieces.items():
             ray.get(self.actor.stage.remote(shard, fence, key, piece))
-        return Member(key, Batch(grant, content.sealed, frozenset(content.pieces)))
+        return Member(key, content.batch)
 
     def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
@@ -427,7 +457,7 @@ def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -
         await asyncio.sleep(0.1)
         quiet = core.looks - before
         before = core.looks
-        await owner.advance_step(3)
+        await owner.do("advance_step", 3)
         await asyncio.sleep(0.1)
         assert all(task.done() for task in parked), "a new step is everybody's concern"
         return quiet, core.looks - before

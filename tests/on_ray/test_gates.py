@@ -19,8 +19,9 @@ from on_ray.books import end_training, wait_for
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError
+from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
-from shmacc.ray._parts import NAMESPACE, living_nodes
+from shmacc.ray._parts import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,12 +54,12 @@ class Training:
         self.arrays = shmacc.ray.PublishedArrays({"step": np.int64(0)}, "gated.arrays")
         members = {"seen": shmacc.TensorSpec((), "int64", reduction_type="SUM")}
         self.group = shmacc.ray.AccumulatorGroup(members, "gated", shards=1)
-        self.workers = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-c", _WORKER, str(node)], env=nodes.environment(node)
-            )
-            for node in range(3)
-        ]
+        self.workers = [self.start(node, node) for node in range(3)]
+
+    def start(self, node: int, rank: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _WORKER, str(rank)], env=self.nodes.environment(node)
+        )
 
     def rounds(self, number: int, required: int) -> None:
         for _ in range(number):
@@ -95,7 +96,7 @@ def training(nodes: Nodes) -> Iterator[Training]:
     made = Training(nodes)
     try:
         yield made
-        assert [worker.poll() for worker in made.workers] == [None] * 3
+        assert {worker.poll() for worker in made.workers} == {None}
     finally:
         made.end()
 
@@ -164,6 +165,35 @@ def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
         here.close()
         there.close()
     training.rounds(5, 3)
+
+
+def test_a_machine_on_which_ray_is_started_again_sees_no_step_before_its_arrays(
+    training: Training,
+) -> None:
+    """Its memory has arrays of an earlier step, and workers may use them, now or soon."""
+    training.rounds(3, 3)
+    with training.nodes.without_ray(2, training.workers[2].pid):
+        training.rounds(3, 2)
+        training.workers.append(training.start(2, 3))
+    training.workers.append(training.start(2, 4))
+    training.rounds(5, 5)
+    with training.nodes.on(2), shmacc.AccumulatorGroup.attach("gated") as segment:
+        wait_for(lambda: segment.global_step == training.step)
+
+
+def test_a_node_that_joins_learns_of_steps_again_if_nobody_feeds_it(training: Training) -> None:
+    """The chief that would has ended, or publishes no more."""
+    training.rounds(3, 3)
+    training.arrays._stop.set()
+    number = training.nodes.add()
+    try:
+        with (
+            training.nodes.on(number),
+            shmacc.AccumulatorGroup.attach("gated", timeout=60) as segment,
+        ):
+            assert segment.wait_step(0, timeout=60) == training.step
+    finally:
+        training.nodes.remove(number)
 
 
 @pytest.mark.parametrize("attached_before", [False, True])

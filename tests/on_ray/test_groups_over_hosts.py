@@ -26,7 +26,8 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
-from shmacc.ray._parts import NAMESPACE, living_nodes
+from shmacc.ray._head import living_nodes
+from shmacc.ray._parts import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,7 +158,7 @@ def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> Non
     with pytest.raises(InvalidArgumentError, match="must be positive"):
         group.take(0)
     with pytest.raises(NotFoundError):
-        shmacc.ray.AccumulatorGroup.attach("no such group")
+        shmacc.ray.AccumulatorGroup.attach("no-such-group")
     with pytest.raises(FailedPreconditionError, match="has a group 'model' already"):
         shmacc.ray.AccumulatorGroup(MEMBERS, "model", if_exists="error")
     with pytest.raises(InvalidArgumentError, match="'rest'"):

@@ -23,6 +23,7 @@ from shmacc.errors import (
     NotFoundError,
     ShmaccError,
 )
+from shmacc.ray import _parts
 from shmacc.ray._parts import NAMESPACE, find_actor
 from shmacc.ray._round import Round
 
@@ -47,11 +48,12 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 
 
 @pytest.fixture
-def local(group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGroup]:
+def local(nodes: Nodes, group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGroup]:
     with shmacc.AccumulatorGroup.attach("stopped", timeout=60) as made:
         wait_for(lambda: made.global_step == group.global_step)
         # Also after the test in which the owner dies: the next one has to hear of all.
-        wait_for(lambda: sum(host.alive for host in group.hosts().values()) == 3)
+        ids = {nodes.id(number) for number in range(3)}
+        wait_for(lambda: ids <= {node for node, host in group.hosts().items() if host.alive})
         yield made
 
 
@@ -162,6 +164,28 @@ def test_a_publish_waits_for_another_one_of_its_process_no_longer_than_its_timeo
         with published._lock, ends_in_time("Another call of this process"):
             published.publish(timeout=SECONDS)
         published.publish(timeout=60)
+
+
+def test_a_stopped_shard_ends_what_is_run_there_a_minute_after_its_host_is_lost(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_parts, "PATIENCE", SECONDS)
+    members = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
+
+    def rows(taken: Any) -> int:
+        return len(taken["m"].indices)
+
+    with shmacc.ray.AccumulatorGroup(members, "bounded", unlink_on_close=True) as group:
+        with nodes.on(0), shmacc.AccumulatorGroup.attach("bounded", timeout=60) as worker:
+            assert worker.apply({"m": (range(1000), np.ones(1000))}, 0)
+        with group.round_of_shards(1, timeout=60) as taken:
+            assert sum(taken.run(rows)) == 1000
+            with stopped(f"bounded/host {nodes.id(1)}"):
+                began = time.monotonic()
+                with pytest.raises(DeadlineExceededError, match=f"on node {nodes.id(1)}"):
+                    taken.run(rows)
+                assert time.monotonic() - began < group._link.config.timing.lease + SECONDS + SLACK
+            assert sum(taken.run(rows)) == 1000, "it goes on"
 
 
 def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(

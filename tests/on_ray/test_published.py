@@ -18,7 +18,8 @@ from on_ray.books import end_training
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._parts import NAMESPACE, living_nodes
+from shmacc.ray._head import living_nodes
+from shmacc.ray._parts import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -93,6 +93,10 @@ class Owner:
 
         self._processor.run(self._half, handle)
 
+    def hear(self, ticket: str) -> None:
+        """See `OwnerCore.hear`."""
+        self._processor.run(2 * self._half, lambda: self.core.hear(ticket, self._world.clock.now))
+
     def missing(self, ticket: str, then: Callable[[], None]) -> None:
         """See `OwnerCore.missing`."""
 

@@ -60,11 +60,11 @@ class Chief:
             raise TypeError(f"The owner's answer to the chief is {answer}")
 
     def _keep_alive(self, ticket: str) -> None:
-        """Go on asking while it is in the block."""
+        """Say that it is alive while it is in the block."""
 
         def again() -> None:
             if ticket == self._ticket:
-                self._owner.ask(ticket, self._world.scenario.required, lambda _: None)
+                self._owner.hear(ticket)
                 self._keep_alive(ticket)
 
         self._world.clock.after(self._world.scenario.timing.chief_lease / 4, again)

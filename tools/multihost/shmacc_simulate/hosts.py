@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, Order, Sealed
+from shmacc._multihost.messages import Batch, BatchKey, Order
 from shmacc_simulate.books import Gradient
 from shmacc_simulate.events import Processor
 from shmacc_simulate.scenario import SMALL_BYTES
@@ -33,12 +33,13 @@ class Segment:
         self.content.append(gradient)
         return True
 
-    def seal(self) -> Sealed:
+    def seal(self, shards: int) -> Batch:
         """Refuse gradients from here on; return what is there."""
         self.held = True
         count = len(self.content)
         who = frozenset(gradient.worker for gradient in self.content)
-        return Sealed(count, count, who, {"table": (count, count)} if count else {})
+        members = {"table": (count, count)} if count else {}
+        return Batch(count, count, who, members, frozenset(range(shards)))
 
     def reset(self, step: int) -> None:
         """Empty it, at a step."""
@@ -154,7 +155,7 @@ class Host:
         if due <= world.clock.now or not (self.calls or core.has_answer_to_come):
             self.calls += 1
             report = core.report(world.clock.now)
-            who = len(report.batch.sealed.contributors) if report.batch is not None else 0
+            who = len(report.batch.contributors) if report.batch is not None else 0
             serial, receive = self._serial, partial(self._receive, self.incarnation)
             world.network.small(
                 self.number,
@@ -178,36 +179,36 @@ class Host:
             match core.next_action():
                 case None:
                     return
-                case act.Seal():
+                case act.Do.SEAL, _:
                     self._seal(core)
                     return
-                case act.Ship(grant):
+                case act.Do.SHIP, grant:
                     if self._shipping is None or self._shipping.grant != grant:
                         self._ship(core, grant)
                     return
-                case act.Release():
+                case act.Do.RELEASE, _:
                     segment.held = False
                     core.released()
-                case act.Consume():
+                case act.Do.CONSUME, _:
                     self._world.books.emptied(segment.content)
                     segment.reset(segment.step + 1)
                     core.moved()
                     self._follow()
-                case act.Reset(step):
+                case act.Do.RESET, step:
                     self._world.books.emptied(segment.content)
                     segment.reset(step)
                     core.moved()
                     self._follow()
-                case act.SetStep(step):
+                case act.Do.SET_STEP, step:
                     segment.step, segment.held = step, False
                     core.step_set()
                     self._follow()
-                case act.Stop():
+                case act.Do.STOP, _:
                     raise RuntimeError("A forwarder that is alive was told to end")
 
     def _seal(self, core: ForwarderCore) -> None:
         """Copy the segment's content, which takes the thread its time."""
-        content = self.segment.seal()
+        content = self.segment.seal(len(core.places))
         self.sealing = True
         began = self._world.clock.now
         scenario = self._world.scenario
@@ -245,7 +246,7 @@ class Host:
         """See that the pieces are all there."""
         if self.core is not None and self.is_shipping(shipping):
             self._shipping = None
-            self.core.shipped(shipping.grant, frozenset(range(len(shipping.places))))
+            self.core.shipped(shipping.grant)
             self._drive()
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import shmacc
 from shmacc._multihost.columns import keep_freed_memory
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
+from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
 from shmacc._multihost.segment import LocalSegment
-from shmacc._multihost.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +53,7 @@ def _rates(spec: Any, gradients: list[Any]) -> dict[str, float]:
             pieces = content.pieces
             watch.bytes("seal", sum(piece.columns.nbytes for piece in pieces.values()))
             # Two hosts with the same rows: of what comes in, half goes out.
-            batch = Batch(1, content.sealed, frozenset(pieces))
+            batch = content.batch
             hosts = tuple(Member(BatchKey(host, 1, 1), batch) for host in ("a", "b"))
             opened = Opened(Fence(1, 0), pieces[0].step, hosts)
             share = Share.of(opened, 0)
