@@ -20,7 +20,7 @@ from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, Config, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, wait_for_all
+from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -45,7 +45,7 @@ def find_config(name: str, until: float | None = None) -> Config | None:
         actors = {part: find_until(part, end + _HEAD) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
         until = time.monotonic() + max(ANSWER, seconds)
-        while ended := ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))[0]:
+        while ended := ray.wait(list(calls), timeout=left_until(until))[0]:
             del calls[ended[0]]
             with contextlib.suppress(*LOST):
                 config: Config = ray.get(ended[0])

@@ -15,7 +15,7 @@ from shmacc._multihost.messages import Opened, Timing
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._head import LONG, answer_of_head, living_nodes
-from shmacc.ray._waits import PATIENCE, UNANSWERED
+from shmacc.ray._waits import PATIENCE, until_asked
 
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
@@ -214,7 +214,7 @@ class Shard:
         """
         call = self._actor.run.remote(self.number, self._opened, function, args)
         node, heard = self._opened.places[self.number], time.monotonic()
-        while not ray.wait([call], timeout=UNANSWERED)[0]:
+        while not ray.wait([call], timeout=until_asked())[0]:
             if node not in self._lost():  # a function that keeps the GIL makes it lost for a while
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:

@@ -58,7 +58,7 @@ from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._keeper import KeeperActor, refusal, rows_of
 from shmacc.ray._link import open_links
 from shmacc.ray._parts import LOST, check_connected, chosen_nodes, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, PATIENCE, UNANSWERED, Wait, wait_for_all
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -193,8 +193,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         waiting = {call: node for node, call in calls.items()}
         refusals: list[Exception] = []  # all are heard: else the next call would meet the others
         while waiting:
-            left = max(0.0, min(UNANSWERED, wait.until - time.monotonic()))
-            ended = ray.wait(list(waiting), timeout=left)[0]
+            ended = ray.wait(list(waiting), timeout=until_asked(wait.until))[0]
             for call in ended:
                 node = waiting.pop(call)
                 try:
@@ -286,7 +285,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             if (last := self._given.get(node)) and not ray.wait([last], timeout=0)[0]:
                 continue
             self._given[node] = call = self._give(node, time.monotonic())
-            if not ray.wait([call], timeout=UNANSWERED)[0]:
+            if not ray.wait([call], timeout=until_asked())[0]:
                 del self._keepers[node]
                 continue
             try:

@@ -34,7 +34,7 @@ from shmacc.errors import (
 )
 from shmacc.ray._link import OPEN, Link, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
-from shmacc.ray._waits import ANSWER, UNANSWERED, Wait
+from shmacc.ray._waits import ANSWER, Wait, until_asked
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -205,8 +205,7 @@ class _Answers:
         """
         waiting = {call: number for number, call in calls.items()}
         while waiting:
-            left = min(UNANSWERED, max(0.0, self._until - time.monotonic()))
-            ended = wait(waiting, left, FIRST_COMPLETED).done
+            ended = wait(waiting, until_asked(self._until), FIRST_COMPLETED).done
             for call in ended:
                 number = waiting.pop(call)
                 if (found := self._result(number, call)) is not None:

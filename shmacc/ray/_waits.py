@@ -23,17 +23,22 @@ PATIENCE = 60.0
 ANSWER = 1.0
 """Seconds that an answer may take after the time that its call was to wait."""
 
-UNANSWERED = 0.5
-"""Seconds without an answer of a host until the owner is asked whether it is lost."""
-
 LOOK = 10.0
 """Seconds that a part has to say what its group was made with."""
+
+
+_UNANSWERED = 0.5  # seconds without an answer of a host until the owner is asked
 
 
 def left_until(until: float) -> float | None:
     """Return for how many seconds to wait for an answer now; None: for ever."""
     left = max(0.0, until - time.monotonic())
     return None if math.isinf(until) else min(left, threading.TIMEOUT_MAX)
+
+
+def until_asked(until: float = math.inf) -> float:
+    """Return for how many seconds to wait for hosts before the owner is asked who is lost."""
+    return max(0.0, min(_UNANSWERED, until - time.monotonic()))
 
 
 class Wait:

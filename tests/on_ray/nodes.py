@@ -95,10 +95,7 @@ class Nodes:
             )
 
     def remove(self, number: int) -> None:
-        """Have a machine die: all its processes, without a farewell, and what it had in memory.
-
-        Ray's workers are not its raylet's children, and would go on for some seconds.
-        """
+        """Have a machine die: all its processes, without a farewell, and what it had in memory."""
         self._end(number, ())
         for name in self.left():
             if f"{self.namespace(number)}:" in name:
@@ -119,6 +116,7 @@ class Nodes:
             self.nodes[number] = self._start(number)
 
     def _end(self, number: int, workers: tuple[int, ...]) -> None:
+        """End all but these: Ray's workers are not its raylet's children, and would go on."""
         self.cluster.remove_node(self.nodes[number], allow_graceful=False)
         for process in set(self._processes(number)) - set(workers):
             with contextlib.suppress(ProcessLookupError):
