@@ -29,7 +29,7 @@ NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py 
 SOAK_SECONDS ?= 600
 VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 
-.PHONY: help compare demo test test-all smoke test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
+.PHONY: help compare demo test test-all smoke smoke-sid test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
 	soak soak-ray asan tsan aarch64 bench bench-quick \
 	instructions pictures alerts reference pins clean
 
@@ -51,6 +51,10 @@ test-all: ## the same under every Python from 3.11 on that is found
 
 smoke: $(VENV)/.tested ## about a hundred of the tests
 	$(BIN)/pytest $(SMOKE)
+
+smoke-sid: ## the smoke under every Python of Debian's unstable release (needs root and Debian)
+	bash tools/chores/sid.sh sh -c 'set -e; for python in $$(python3 tools/chores/interpreters.py); do \
+		make --no-print-directory smoke PYTHON=$$python; done'
 
 test-lowest: ## tests with the lowest versions of other packages that pyproject.toml allows
 	$(MAKE) --no-print-directory smoke VENV=$(VENV)-lowest SMOKE='$(NEEDS)' \
