@@ -8,15 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, refused, until
 
 from shmacc import ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = forks
 
 NAME: Final = "enough"
 SHORT: Final = 0.05

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity
 from helpers.support import LONG, refused, until
 
@@ -52,7 +52,6 @@ def wait_for_room(process: Apart) -> None:
     until(lambda: activity(NAME, process.pid) == "waits for room")
 
 
-@forks
 def test_an_apply_waits_for_a_take(acc: ConditionalAccumulator) -> None:
     with Apart(apply, 4.0) as one, Apart(apply, 8.0) as other:
         wait_for_room(one)
@@ -64,7 +63,6 @@ def test_an_apply_waits_for_a_take(acc: ConditionalAccumulator) -> None:
     assert acc.take(2, timeout=0).value == 12.0
 
 
-@forks
 def test_producers_never_get_ahead_by_more_than_the_capacity() -> None:
     with make(3) as acc, Apart(_produce, 100) as one, Apart(_produce, 100) as other:
         total = count = 0
@@ -84,7 +82,6 @@ def _produce(number: int) -> bool:
         return all(own.apply_grad(float(i), NEVER_STALE) for i in range(number))
 
 
-@forks
 @pytest.mark.parametrize("make_room", ["take_partial", "advance_step", "round"])
 def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> None:
     with Apart(apply, 4.0) as waiting:
@@ -100,7 +97,6 @@ def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> No
     assert acc.snapshot().value == 4.0
 
 
-@forks
 @pytest.mark.parametrize("judged_by", ["take", "seal", "set_global_step"])
 def test_it_is_judged_when_it_gets_in(acc: ConditionalAccumulator, judged_by: str) -> None:
     with Apart(apply, 4.0, 0) as waiting:
@@ -139,7 +135,6 @@ def test_what_needs_no_room_is_answered_at_once(acc: ConditionalAccumulator) -> 
     assert not acc.apply_grad(9.0, 1)
 
 
-@forks
 def test_a_contributor_that_comes_in_while_it_waits_is_answered(
     acc: ConditionalAccumulator,
 ) -> None:
@@ -247,7 +242,6 @@ def test_counts_may_come_near_64_bits_without_a_capacity() -> None:
             acc.apply_partial(most, timeout=0)
 
 
-@forks
 @pytest.mark.parametrize("lanes", [2, 4])
 def test_with_lanes_it_is_exceeded_by_less_than_their_number(lanes: int) -> None:
     with make(3, lanes) as acc:

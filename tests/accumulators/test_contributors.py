@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.elements import ELEMENTS
 from helpers.support import refused, same_bits
 
@@ -107,7 +107,6 @@ def _apply(contributor: int, value: float, *, pipe: Pipe) -> None:
     pipe.hear()
 
 
-@forks
 def test_a_restarted_worker_is_in_once(acc: ConditionalAccumulator) -> None:
     """Killed after its apply, it just computes its batch again."""
     for worker in (3, 4, 3, 4, 4):
@@ -320,7 +319,6 @@ def _weigh(acc: ConditionalAccumulator, first: int, *, pipe: Pipe) -> list[int]:
     return accepted
 
 
-@forks
 def test_processes_that_apply_at_a_time_do_not_overflow_the_weights_together() -> None:
     with ConditionalAccumulator("f8", (), lanes=4) as acc:
         with Apart(_weigh, acc, 0) as one, Apart(_weigh, acc, 2**20) as other:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import forks
 from helpers.support import LONG
 
 import shmacc
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Crew
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 SHARED: Final = 10**12
 PROCESSES: Final = 3

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, until
 
 import shmacc
@@ -22,8 +22,6 @@ from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-pytestmark = forks
 
 NAME: Final = "ending"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import pytest
 from helpers import own_shm
-from helpers.apart import forks, needs_own_shm, run_apart
+from helpers.apart import needs_own_shm, run_apart
 from helpers.own_shm import BIND
 from helpers.support import SANITIZED
 
@@ -145,7 +145,6 @@ def _is_limited_in(resource_number: int) -> None:
         np.ones(4 * LARGE, np.uint8)  # NumPy's own has the room
 
 
-@forks
 @needs_mallinfo
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs the address space")
 @pytest.mark.parametrize("limit", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
@@ -169,7 +168,6 @@ def _locks_all() -> bool:
     return True
 
 
-@forks
 @needs_mallinfo
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer's shadow does not fit into memory")
 def test_nothing_is_kept_by_a_process_that_locks_its_memory() -> None:
@@ -186,7 +184,6 @@ def _promises_strictly(policy: Path) -> None:
     _keeps_nothing_any_more(partial(own_shm.mount, str(policy), str(POLICY), flags=BIND))
 
 
-@forks
 @needs_mallinfo
 @needs_own_shm
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has a malloc of its own")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import every_start_method, forks
+from helpers.apart import every_start_method
 from helpers.support import LONG, stop, until
 
 import shmacc
@@ -19,7 +19,7 @@ from shmacc import ConditionalAccumulator, errors
 if TYPE_CHECKING:
     from helpers.apart import Crew
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 
 def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Any]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, forks, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.support import LONG, START_METHODS, refused, until
 
 import shmacc
@@ -18,7 +18,7 @@ from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 NAME: Final = "mortal"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import every_start_method, forks
+from helpers.apart import every_start_method
 from helpers.process_work import SHARED, WIDTH, gradient
 from helpers.support import LONG, until
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Crew
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
@@ -82,7 +82,6 @@ def test_a_gradient_that_alone_is_too_large_is_an_error_and_changes_nothing(
     )
 
 
-@forks
 def test_an_apply_for_which_there_is_no_room_waits_for_a_take(group: HostGroup) -> None:
     assert group.apply(gradient(0), 1, contributor=group.lanes * 3)  # of lane 0, as contributor 0
     for contributor in range(3 * group.lanes):
@@ -98,7 +97,6 @@ def test_an_apply_for_which_there_is_no_room_waits_for_a_take(group: HostGroup) 
     assert (taken.count, taken["m"].indices[0], len(taken["m"].indices)) == (1, 1_000_000, ROWS)
 
 
-@forks
 def test_whether_it_is_stale_is_judged_when_it_looks_again(group: HostGroup) -> None:
     for contributor in range(3 * group.lanes):
         group.apply(gradient(0), 1, contributor=contributor + 100)

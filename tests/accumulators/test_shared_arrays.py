@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, Crew, Pipe, every_start_method, forks, run_apart
+from helpers.apart import Apart, Crew, Pipe, every_start_method, run_apart
 from helpers.inspect_tool import ask, run
 from helpers.support import refused, same_bits
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from helpers.numpy_model import Array
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 # What is collected unclosed on purpose.
 unclosed = pytest.mark.filterwarnings("ignore:unclosed SharedArrays:ResourceWarning")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.process_work import say_and_take
 from helpers.support import same_bits, until
 
@@ -97,7 +97,6 @@ def test_in_an_open_round_it_shows_the_round() -> None:
         acc.unlink()
 
 
-@forks
 def test_it_does_not_wait_in_line() -> None:
     with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
         acc.apply_grad(1.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.process_work import say_and_take
 from helpers.support import LONG, same_bits, until
 
@@ -198,7 +198,6 @@ def test_it_ends_a_round_that_is_open() -> None:
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
-@forks
 def test_a_take_that_waits_gets_it() -> None:
     with ConditionalAccumulator("f8", (), "restored") as acc:
         for _ in range(3):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.support import LONG, refused, until
 
 import shmacc
@@ -16,8 +16,6 @@ from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = forks
 
 NAME: Final = "steps"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm
+from helpers.apart import Apart, needs_own_shm
 from helpers.damage import Directory, SetField, Sizes, UndoLog
 from helpers.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
 from helpers.segment_file import SegmentFile
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from helpers.damage import Damage
 
 pytestmark = [
-    forks,
     needs_own_shm,
     pytest.mark.skipif(
         SANITIZED, reason="AddressSanitizer itself needs all the address space there is"

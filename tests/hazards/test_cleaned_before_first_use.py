@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.killing_scenes import NAME, SOON
 from helpers.lock_holder import held
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 
 def _clean() -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 MOST: Final = 256  # no test has a descriptor beyond
 

@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_scenes import NAME
 from helpers.stepping_tracer import Traced, needs_ptrace
 
@@ -20,7 +20,7 @@ from shmacc import ConditionalAccumulator, inspection
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_ptrace]
+pytestmark = needs_ptrace
 
 FEWEST: Final = 3  # stops in a sweep: it asks the kernel about an entry, and gives the lock back
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.interpreter import run
 from helpers.segment_file import SegmentFile
 from helpers.support import until
@@ -168,7 +168,6 @@ def _leave_a_lost_place() -> None:
         file.put("participants_top", layout.ShortWord(3))
 
 
-@forks
 def test_a_lost_place_is_not_the_new_one(first: ConditionalAccumulator) -> None:
     """Both bear the token of the same process; the take that waits belongs to one of them."""
     with Apart(_take) as taking:

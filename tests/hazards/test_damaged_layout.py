@@ -8,14 +8,12 @@ import struct
 
 import numpy as np
 from helpers import segment_layout as layout
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import _core
 from shmacc._layout import names
-
-pytestmark = forks
 
 
 def _look(path: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.segment_file import SegmentFile
 
 import shmacc
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 
 def _directory(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import every_call
-from helpers.apart import Apart, forks, needs_own_shm
+from helpers.apart import Apart, needs_own_shm
 from helpers.damage import several
 from helpers.every_call import PATIENCE, SHM_BYTES, Outcome, Scenario
 from helpers.segment_file import SegmentFile
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.damage import Damage
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = needs_own_shm
 
 EXAMPLES: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "0"))
 

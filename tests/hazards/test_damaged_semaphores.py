@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 
 import shmacc
 from shmacc import SparseConditionalAccumulator
@@ -21,8 +21,6 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-pytestmark = forks
 
 ROWS: Final = 100
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm
+from helpers.apart import Apart, needs_own_shm
 from helpers.every_call import SHM_BYTES, VICTIM, Scenario
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
@@ -32,7 +32,7 @@ from shmacc._multihost.segment import LocalSegment
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_own_shm, pytest.mark.threads]
+pytestmark = [needs_own_shm, pytest.mark.threads]
 
 # One example of the other tests is worth 2 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "600")) / 400

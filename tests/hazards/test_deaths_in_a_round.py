@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, until
 
 import shmacc
@@ -16,8 +16,6 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = forks
 
 SOON: Final = 1.0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, until
 
 from shmacc import NEVER_STALE, AccumulatorGroup, IndexedSlicesSpec, TensorSpec
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.numpy_model import Array
-
-pytestmark = forks
 
 NAME: Final = "lanes"
 WORKERS: Final = 4

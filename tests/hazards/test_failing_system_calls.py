@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import forks
 from helpers.killing_deeds import DEEDS, SCENE, Deed, clean_up, left
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import NAMES, Calling, needs_failures, plausible
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
 
 pytestmark = [
-    forks,
     needs_failures,
     pytest.mark.skipif(SANITIZED, reason="a sanitizer ends the process if its own calls fail"),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks, needs_root, run_apart
+from helpers.apart import Apart, needs_root, run_apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 OWNER: Final = 61001
 STRANGER: Final = 61002

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_root, run_apart
+from helpers.apart import Apart, needs_root, run_apart
 from helpers.lock_holder import activity
 from helpers.support import until
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_root]
+pytestmark = needs_root
 
 STRANGER: Final = 61002
 MANY: Final = 200

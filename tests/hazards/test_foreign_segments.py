@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks, needs_root, run_apart
+from helpers.apart import Apart, needs_root, run_apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_root]
+pytestmark = needs_root
 
 OWNER: Final = 61001
 STRANGER: Final = 61002

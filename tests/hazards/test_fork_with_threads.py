@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 FORKS: Final = 12
 ROWS: Final = 400

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.stepping_threads import TracedThread
 from helpers.stepping_tracer import needs_ptrace, on_one_core
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_ptrace, pytest.mark.threads]
+pytestmark = [needs_ptrace, pytest.mark.threads]
 
 WIDTH: Final = 64
 ROWS: Final = 2000  # half a MiB: each gradient of new rows makes the table grow

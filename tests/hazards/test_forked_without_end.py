@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.lock_holder import held
 from helpers.segment_file import SegmentFile
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 PLACES: Final = 4096
 FORKS: Final = 40

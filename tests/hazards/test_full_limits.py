@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.support import SANITIZED
 
@@ -29,8 +29,6 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 
 def left_behind() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, needs_own_shm, run_apart
+from helpers.apart import Apart, needs_own_shm, run_apart
 from helpers.own_shm import MIB
 from helpers.support import LONG, until
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_own_shm, pytest.mark.threads]
+pytestmark = [needs_own_shm, pytest.mark.threads]
 
 SIZE: Final = 64 * MIB
 PAGE: Final = 4096

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.watched_reserving import Reservation, let_it, needs_listener, watched
 
 import shmacc
@@ -15,7 +15,7 @@ from shmacc import SparseConditionalAccumulator
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_listener]
+pytestmark = needs_listener
 
 ROWS: Final = 500
 WIDTH: Final = 64

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
 from helpers.support import until
@@ -27,8 +27,6 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 NAME: Final = "opened"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.support import LONG, SANITIZED
 
@@ -34,7 +34,7 @@ from shmacc import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 EXCEPTIONS: Final = 300 if SANITIZED else 3000
 OFTEN: Final = 0.0003  # seconds until a signal comes, on the average

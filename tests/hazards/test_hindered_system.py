@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
 from helpers.lock_holder import held
 from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = needs_own_shm
 
 SIZE: Final = 16 * MIB
 SHM: Final = Path(names.SHM_DIRECTORY)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.killing_scenes import SOON
 from helpers.lock_holder import sleeps
 from helpers.segment_file import SegmentFile
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 NAME: Final = "idle"
 # Those in front look for the dead in front of them more often than those behind.

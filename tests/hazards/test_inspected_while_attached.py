@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.segment_file import SegmentFile
 from helpers.support import until
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 ROUNDS: Final = 250
 SHM: Final = Path(names.SHM_DIRECTORY)

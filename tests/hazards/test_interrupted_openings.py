@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
 from helpers.support import until
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 NAME: Final = "interrupted"
 

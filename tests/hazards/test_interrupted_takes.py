@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 NAME: Final = "interrupted"
 WIDTH: Final = 64

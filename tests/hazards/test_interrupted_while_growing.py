@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.watched_reserving import Reservation, needs_listener, watched
 
 import shmacc
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_listener, pytest.mark.threads]
+pytestmark = [needs_listener, pytest.mark.threads]
 
 MIB: Final = 1 << 20
 ROWS: Final = 40_000

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.apart import forks
 from helpers.killing_calls import deaths
 from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
 from helpers.stepping_calls import NAMES, needs_calls, needs_failures
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
 
-pytestmark = [forks, needs_calls, pytest.mark.beyond_asan]
+pytestmark = [needs_calls, pytest.mark.beyond_asan]
 
 
 def at_every_call(

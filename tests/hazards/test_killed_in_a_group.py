@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.killing_lines import at_every_line
 from helpers.killing_scenes import GroupScene, Record, leave_new
 from helpers.stepping_tracer import needs_ptrace
@@ -18,7 +17,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, TensorSpec, errors
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.killing_lines import at_every_line
 from helpers.killing_scenes import Record, Scene, array, leave_new, rows
 from helpers.stepping_tracer import needs_ptrace
@@ -15,7 +14,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import NEVER_STALE, errors
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 
 def _overflow(acc: Any, *gradient: Any) -> None:

@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_lines import at_every_line, deaths
 from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
 from helpers.stepping_tracer import needs_ptrace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 MODE: Final = 0o640
 

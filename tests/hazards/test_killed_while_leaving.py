@@ -6,7 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_lines import at_every_line, deaths, dies
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import needs_ptrace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 CLOSING: Final = Scene(
     "closing",

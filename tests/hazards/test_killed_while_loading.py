@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, optim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 Both = dict[str, Any]
 NOT_LOADED: Final = "load of a checkpoint into them has not come to its end"

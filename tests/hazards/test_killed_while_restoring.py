@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, leave_new, path, rows
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import needs_ptrace
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, needs_ptrace, pytest.mark.beyond_asan]
+pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 LOOKED_AT: Final = 40  # of the instants

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from helpers.apart import forks
 from helpers.killing_lines import at_every_line
 from helpers.killing_scenes import Record, Scene, array, rows
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import at_every_instruction
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 
 def _seal(acc: Any) -> None:

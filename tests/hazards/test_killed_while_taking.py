@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from helpers.apart import forks
 from helpers.killing_lines import at_every_line
 from helpers.killing_scenes import Record, Scene, array, leave_new, rows
 from helpers.stepping_tracer import needs_ptrace
@@ -13,7 +12,7 @@ from helpers.stepping_walk import at_every_instruction
 
 from shmacc import errors
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 MANY: Final = tuple(range(3000))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from helpers.apart import forks
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, rows
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import judge, kill, under_the_lock, walk
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
     from helpers.stepping_walk import Look
 
-pytestmark = [forks, needs_ptrace, pytest.mark.beyond_asan]
+pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 
 ADDING: Final = Scene(
     "adding to old rows and making new ones",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 from helpers import killing_updates as killing
-from helpers.apart import Apart, Pipe, forks, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.killing_images import Image
 from helpers.killing_updates import UpdateScene
 from helpers.segment_file import SegmentFile
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Traced
 
 pytestmark = [
-    forks,
     pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}"),
 ]
 

@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image, Windows
 from helpers.killing_lines import at_every_line, dies
 from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
@@ -22,7 +22,7 @@ from shmacc import NEVER_STALE, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 
 def in_vain(acc: Any) -> None:

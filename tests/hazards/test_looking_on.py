@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.support import until
 
 import shmacc
@@ -14,8 +14,6 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 NAME: Final = "looked-at"
 SHAPES: Final = [(1,), (2, 3), (4, 5, 6), (7,) * 4]

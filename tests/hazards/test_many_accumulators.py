@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
 
-pytestmark = [forks, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 MANY: Final = 500
 

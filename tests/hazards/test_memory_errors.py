@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.killing_scenes import NAME, path
 from helpers.support import SANITIZED
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Memory runs out in forked processes: what they break of themselves is theirs.
-pytestmark = forks
-
 # Of one function's code: more than allocations fail in a row, so often may it be dropped.
 _MOST_DROPPED: Final = 100
 

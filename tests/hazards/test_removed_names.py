@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 # Far less than the waits would last, far more than the slice in which they look around.
 MOMENT: Final = 5.0

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm, run_apart
+from helpers.apart import Apart, needs_own_shm, run_apart
 from helpers.damage import Overwrite, Resize, SetField, Sizes
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.damage import Damage
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = needs_own_shm
 
 SIZE: Final = 16 * MIB
 ROWS: Final = 100

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, Pipe, forks, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, Pipe, needs_own_shm, needs_root, run_apart
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
 from helpers.watched_reserving import Reservation, needs_listener, watched
@@ -24,8 +24,6 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-pytestmark = forks
 
 NAME: Final = "company"
 PAGE: Final = 4096

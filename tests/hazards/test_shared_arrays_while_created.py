@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import killing_calls, killing_lines
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.killing_deeds import Deed, nothing
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import needs_calls
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from helpers.killing_scenes import Record
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 GIVEN: Final = np.arange(3000, dtype=np.float64)  # a few pages
 LARGE: Final = 512 << 20

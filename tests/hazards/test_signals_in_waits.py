@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, run_apart
+from helpers.apart import Apart, run_apart
 from helpers.lock_holder import activity, held, sleeps, stopped_head
 from helpers.support import until
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so all of these happen in other processes.
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 # What is promised; a starved machine may be late now and then, but not each time.
 AT_ONCE: Final = 0.1

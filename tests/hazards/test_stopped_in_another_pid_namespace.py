@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.inspect_tool import ask, run, scribble
 from helpers.killing_scenes import NAME, SOON, path
 from helpers.stepping_namespaces import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 HOUR: Final = 3600.0
 
-pytestmark = [forks, needs_ptrace, needs_pid_namespaces]
+pytestmark = [needs_ptrace, needs_pid_namespaces]
 
 
 def test_held_there_is_held() -> None:

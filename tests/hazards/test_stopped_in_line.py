@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.killing_scenes import NAME, SOON, path
 from helpers.stepping_stops import (
     APPLYING,
@@ -24,8 +24,6 @@ from helpers.stepping_stops import (
 
 import shmacc
 from shmacc import NEVER_STALE
-
-pytestmark = forks
 
 
 def add_often(times: int) -> list[float]:

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.killing_scenes import NAME, SOON, Scene
 from helpers.stepping_stops import (
     APPLYING,
@@ -31,7 +30,7 @@ from helpers.support import until
 import shmacc
 from shmacc import errors, inspection
 
-pytestmark = [forks, needs_ptrace]
+pytestmark = needs_ptrace
 
 
 @pytest.mark.parametrize("scene", [APPLYING, TAKING], ids=str)

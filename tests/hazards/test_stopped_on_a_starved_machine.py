@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_scenes import NAME
 from helpers.stepping_stops import (
     APPLYING,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-pytestmark = forks
 EACH = 50
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.killing_scenes import NAME, SOON
 from helpers.lock_holder import held
 from helpers.support import LONG, until
@@ -21,8 +21,6 @@ from helpers.support import LONG, until
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc._layout import names
-
-pytestmark = forks
 
 
 def test_it_does_not_hold_up_those_inside() -> None:

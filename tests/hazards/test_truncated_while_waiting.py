@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.apart import Apart, forks
+from helpers.apart import Apart
 from helpers.lock_holder import held
 from helpers.support import until
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.apart import Pipe
-
-pytestmark = forks
 
 NAME = "truncated"
 

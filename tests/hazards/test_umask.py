@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from helpers.apart import forks, needs_root, run_apart
+from helpers.apart import needs_root, run_apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -79,7 +79,6 @@ def _locked_out(mode: int) -> None:
     assert modes("modes") == {}
 
 
-@forks
 @needs_root
 @pytest.mark.parametrize("mode", [0o000, 0o060, 0o400, 0o200], ids=oct)
 def test_a_mode_that_locks_its_maker_out(mode: int) -> None:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -26,8 +26,6 @@ from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors,
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = forks
 
 NAME: Final = "gone"
 FIELDS: Final = ("pids", "reasons", "contributors")

@@ -29,9 +29,6 @@ needs_own_shm = pytest.mark.skipif(
 )
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 
-# Forking under the test runner's own threads (NumPy has some) is the point of many of these tests.
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
 every_start_method = pytest.mark.parametrize("crew", START_METHODS, indirect=True)
 
 

@@ -10,10 +10,6 @@ from joblib.externals.loky import get_reusable_executor
 
 import shmacc
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
-
 
 @pytest.fixture(autouse=True)
 def _fresh_workers() -> None:

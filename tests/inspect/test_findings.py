@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
 from helpers.inspect_tool import (
     COMMAND,
     WITHOUT_ROOTS_POWERS,
@@ -161,7 +161,6 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
                 made.unlink()
 
 
-@forks
 def test_healthy_churn_is_not_wrong(namespace: str) -> None:
     crowd = [Apart(_make_and_unlink, number) for number in range(4)]
     try:
@@ -213,7 +212,6 @@ def _compare_holders(directory: str) -> None:
         acc.unlink()
 
 
-@forks
 @needs_own_shm
 def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: Path) -> None:
     run_apart(_compare_holders, str(tmp_path), shm=4 * MIB)
@@ -307,7 +305,6 @@ def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
         acc.unlink()
 
 
-@forks
 @needs_root
 @pytest.mark.parametrize("mode", [0o644, 0o640])
 def test_who_may_read_need_not_be_root(mode: int) -> None:
@@ -420,7 +417,6 @@ def _apply_without_end(*, pipe: Pipe) -> None:
             acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
 
 
-@forks
 def test_a_busy_segment_is_compared_all_the_same() -> None:
     rows = 300_000
     with SparseConditionalAccumulator("f4", [rows, 4], "busy") as acc:
@@ -468,7 +464,6 @@ def _fill(*, pipe: Pipe) -> None:
         acc.unlink()
 
 
-@forks
 @needs_own_shm
 def test_full_shared_memory_is_told() -> None:
     with Apart(_fill, shm=8 * MIB) as process:
@@ -496,7 +491,6 @@ def _remove_in_own_shm() -> list[str]:
         return [use.name.system_name for use in inspection.unlinked_uses()]
 
 
-@forks
 @needs_own_shm
 def test_memory_of_another_containers_segments_is_not_told() -> None:
     with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.opening import KINDS, in_shared_memory
 from helpers.support import refused
 
@@ -16,8 +15,6 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 NAMESPACE: Final = "SHMACC_NAMESPACE"
 

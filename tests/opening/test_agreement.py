@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.opening import KINDS, NAME, apply, in_shared_memory
 from helpers.support import refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-
-pytestmark = forks
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, refused
 
 import shmacc
@@ -19,8 +19,6 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 NAME: Final = "awaited"
 SOON: Final = 1.0  # 0.1, on a machine that is not starved

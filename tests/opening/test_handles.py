@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.opening import KINDS, apply, in_shared_memory
 
 import shmacc
@@ -17,8 +16,6 @@ from shmacc import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,14 +7,12 @@ import pickle
 from typing import Any
 
 import pytest
-from helpers.apart import Apart, Pipe, forks, needs_root, run_apart
+from helpers.apart import Apart, Pipe, needs_root, run_apart
 from helpers.opening import KINDS, NAME, exists, in_shared_memory, make, path
 from helpers.support import refused
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection
-
-pytestmark = forks
 
 
 def hold(*, pipe: Pipe) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.apart import forks
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -21,7 +20,7 @@ from shmacc import AccumulatorGroup, SharedArrays
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [forks, pytest.mark.threads]
+pytestmark = pytest.mark.threads
 
 TASKS, WIDTH = 12, 3
 MEMBERS = {

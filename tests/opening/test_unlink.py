@@ -8,13 +8,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, Pipe, forks, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
 from shmacc import errors, inspection
-
-pytestmark = forks
 
 
 @pytest.mark.parametrize("kind", KINDS)

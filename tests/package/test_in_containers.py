@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, forks, needs_own_shm, needs_root
+from helpers.apart import Apart, needs_own_shm, needs_root
 from helpers.support import SHM_DIRECTORY
 
 import shmacc
@@ -17,8 +17,6 @@ from shmacc import errors, testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-pytestmark = forks
 
 NOBODY: Final = 65534
 DOCKER: Final = 64 << 20  # bytes of /dev/shm, unless told otherwise

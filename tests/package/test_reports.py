@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.support import LONG, until
 
 import shmacc
@@ -143,7 +143,6 @@ def _waiting(acc: Any) -> Iterator[None]:
         thread.join()
 
 
-@forks
 def test_of_processes_that_are_gone() -> None:
     def fail() -> None:
         with AccumulatorGroup.attach(NAME) as group, group.round(1):

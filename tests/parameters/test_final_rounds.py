@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.stepping_tracer import Traced, on_one_core, refusal
 from helpers.support import LONG, until
 
@@ -19,7 +19,6 @@ from shmacc import NEVER_STALE, AccumulatorGroup, Parameters, _core, errors, ins
 if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
 
-pytestmark = forks
 traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.lock_holder import held
 from helpers.support import LONG
 
@@ -17,8 +17,6 @@ from shmacc import AccumulatorGroup, Parameters, errors, optim
 
 if TYPE_CHECKING:
     from shmacc import GroupTaken
-
-pytestmark = forks
 
 
 @pytest.fixture
