@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,6 +32,34 @@ def pytest_collection_finish() -> None:
     """Keep what is imported by now out of the collections after each test: ten times faster."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> None:
+    """Have a line in each entry of a traceback: without one, pytest fails, and its worker ends.
+
+    A test's timeout is raised between any two instructions, and some belong to no line.
+    """
+    if call.excinfo is None:
+        return
+    error: BaseException | None = call.excinfo.value
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = _with_lines(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    call.excinfo = pytest.ExceptionInfo.from_exception(call.excinfo.value)
+
+
+def _with_lines(traceback: TracebackType | None) -> TracebackType | None:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    for entry in reversed(entries):
+        line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno
+        traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, line)
+    return traceback
 
 
 @pytest.fixture(autouse=True)
