@@ -26,6 +26,23 @@ def _another_round_and_some(acc: Any) -> None:
     acc.apply_grad(*rows(1, 2), local_step=1)
 
 
+def _many_rows_and_then_few(acc: Any) -> None:
+    acc.apply_grad(*rows(*range(300), width=64))
+    for step in range(8):  # after so many small rounds in a row memory is given back
+        acc.take(1)
+        acc.apply_grad(*rows(4, 1, width=64), local_step=step + 1)
+    acc.take(1)
+
+
+GIVING_BACK: Final = Scene(
+    "no room, but memory of a larger round is given back",
+    "float64",
+    64,
+    before=_many_rows_and_then_few,
+    operation=lambda acc: acc.apply_grad(*rows(2, 1, width=64), local_step=9),
+    more=(2, 5, 6),
+)
+
 SCENES: Final = [
     Scene(
         # Buckets have ten places each, and few of these rows are in two gradients.
@@ -77,6 +94,7 @@ SCENES: Final = [
         before=lambda acc: _another_round(acc, [1.0, 2.0]),
         operation=lambda acc: acc.apply_grad(np.arange(1000), NEVER_STALE),
     ),
+    GIVING_BACK,
 ]
 
 
@@ -89,3 +107,10 @@ def test_at_every_line(scene: Scene, record_property: Record) -> None:
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
     at_every_instruction(scene, record_property)
+
+
+def test_memory_is_given_back_in_that_scene() -> None:
+    before, after = GIVING_BACK.prepare(), GIVING_BACK.perform()
+    assert sum(length for _, length in after.occupied) < sum(
+        length for _, length in before.occupied
+    )

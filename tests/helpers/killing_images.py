@@ -9,12 +9,14 @@ value is only a hint, and real deaths with its real value are other tests' busin
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from helpers import segment_layout as layout
 from helpers.segment_file import SegmentFile
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE: Final = mmap.PAGESIZE
+
+_memcmp: Final = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True)
@@ -139,16 +144,17 @@ class Windows:
         finally:
             os.close(fd)
         self._occupied = frozenset().union(*(image.occupied for image in images))
-        self._seen = [b"" for _ in self._maps]
-        self.look()
+        self._addresses = [np.frombuffer(window, np.uint8).ctypes.data for _, window in self._maps]
+        self._seen = [window[:] for _, window in self._maps]
 
     def look(self) -> tuple[int, ...]:
         """See what is there now; the offsets of the windows that have changed since last."""
         changed = []
         for number, (offset, window) in enumerate(self._maps):
-            now = window[:]
-            if now != self._seen[number]:
-                self._seen[number] = now
+            seen = self._seen[number]
+            # A look at each instruction: nothing is copied unless it has changed.
+            if _memcmp(self._addresses[number], seen, len(seen)):
+                self._seen[number] = window[:]
                 changed.append(offset)
         return tuple(changed)
 

@@ -165,9 +165,12 @@ def _run(function: Callable[[Mark], object]) -> None:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keep this process and its new children on one core: half the price of a step."""
+    """Keep this process and its new children on one core: half the price of a step.
+
+    It is the one that the system has given this process: two that step are not to share one.
+    """
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
+    os.sched_setaffinity(0, {_libc.sched_getcpu()})
     try:
         yield
     finally:
