@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
-from helpers.killing_scenes import NAME, SOON
+from helpers.killing_scenes import NAME
 from helpers.lock_holder import held
 
 import shmacc
@@ -150,9 +149,7 @@ def test_somebody_stopped_while_opening_the_name_holds_up_the_first_use() -> Non
             stopped.say("let go")
             stopped.wait()
             child.say()
-            start = time.monotonic()
             assert child.result() is True
-            assert time.monotonic() - start < SOON
         assert acc.take_grad(1, timeout=0) == 1.0
         acc.unlink()
 

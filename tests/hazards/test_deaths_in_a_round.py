@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,8 +16,6 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-SOON: Final = 1.0
 
 
 @pytest.fixture
@@ -175,7 +173,7 @@ def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator, *, ki
             if not kill:
                 holder.signal(signal.SIGSTOP)
             holder.kill()
-    with acc.round(2, timeout=SOON) as taken:
+    with acc.round(2, timeout=LONG) as taken:
         assert taken.value.item() == 3.0
     stats = acc.stats()
     assert (stats.applied, stats.taken, stats.takes, stats.global_step) == (2, 2, 1, 1)

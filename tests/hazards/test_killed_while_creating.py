@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from helpers.apart import Apart
 from helpers.killing_lines import at_every_line, deaths
-from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
+from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import judge, walk_between_marks
 
@@ -57,7 +57,7 @@ def go_on() -> None:
         assert acc.stats().attached == 1
         assert acc.num_accumulated() == 0
         acc.apply_grad([1], [[1.0, 2.0, 3.0]])
-        assert acc.take_grad(1, timeout=SOON).indices.tolist() == [1]
+        assert acc.take_grad(1, timeout=0).indices.tolist() == [1]
         for file in testing.leaked_names(names.current_namespace()):
             assert stat.S_IMODE(os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode) == MODE, file  # noqa: PTH116
         acc.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +10,7 @@ import pytest
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image, Windows
 from helpers.killing_lines import at_every_line, dies
-from helpers.killing_scenes import NAME, SOON, Record, Scene, path, rows
+from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.stepping_walk import LockView, judge, under_the_lock, walk
 from helpers.support import LONG, until
@@ -74,11 +73,10 @@ CANCELLING: Final = Scene(
 )
 
 
-def wait_for(number: int) -> tuple[int, float]:
-    """Wait in the queue; say how many gradients came, and when."""
+def wait_for(number: int) -> int:
+    """Wait in the queue; say how many gradients came."""
     with shmacc.attach(NAME) as acc:
-        taken = acc.take(number, timeout=LONG)
-    return taken.count, time.monotonic()
+        return int(acc.take(number, timeout=LONG).count)
 
 
 def in_line() -> int:
@@ -95,13 +93,6 @@ def waiting(*numbers: int) -> Iterator[list[Apart]]:
             waiters.append(stack.enter_context(Apart(wait_for, number)))
             until(lambda place=place: in_line() == place)  # type: ignore[misc]
         yield waiters
-
-
-def served_within_moments(waiter: Apart, start: float) -> int:
-    """How many gradients it got."""
-    count, end = waiter.result()
-    assert end - start < SOON
-    return int(count)
 
 
 @needs_ptrace
@@ -121,9 +112,8 @@ def test_the_next_in_line_is_served_at_once() -> None:
     ADDING.prepare().write(path())
     with waiting(5, 2) as (first, second):
         first.kill()
-        start = time.monotonic()
         run_apart(add_one)
-        assert served_within_moments(second, start) == 2
+        assert second.result() == 2
     ADDING.testify()
 
 
@@ -146,25 +136,25 @@ def test_the_apply_that_should_have_woken_the_taker() -> None:
         applier.run_to_mark()
         applier.run_until(lock.held)
         applier.run_until(lambda: not lock.held())
-        start = time.monotonic()
         applier.kill()
-        assert served_within_moments(waiter, start) == 2
+        assert waiter.result() == 2
     ADDING.testify()
 
 
-def all_or_none_are_cancelled(waiters: list[Apart], *, died: bool) -> bool:
+def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
     """See what a cancel did to those who wait, who ask for 3 gradients and for 1."""
-    cancelled = any(waiter.pipe.poll(0.2 if died else SOON) for waiter in waiters)
+    cancelled = []
     for waiter in waiters:
+        # It is served if it waits on, so it need not be known how long a cancel takes.
         run_apart(add_one)
         run_apart(add_one)
-        start = time.monotonic()
-        if cancelled:
-            with pytest.raises(errors.CancelledError):
-                served_within_moments(waiter, start)
-        else:
-            assert served_within_moments(waiter, start) >= 1
-    return cancelled
+        try:
+            assert waiter.result() >= 1
+            cancelled.append(False)
+        except errors.CancelledError:
+            cancelled.append(True)
+    assert len(set(cancelled)) == 1
+    return cancelled[0]
 
 
 def test_while_cancelling_at_every_line() -> None:
@@ -173,7 +163,7 @@ def test_while_cancelling_at_every_line() -> None:
         image.write(path())
         with waiting(3, 1) as waiters:
             died = dies(line, lambda: shmacc.attach(NAME), lambda acc: acc.cancel())
-            cancelled = all_or_none_are_cancelled(waiters, died=died)
+            cancelled = all_or_none_are_cancelled(waiters)
         ADDING.testify()
         if not died:
             assert cancelled
@@ -198,7 +188,7 @@ def test_while_cancelling_after_every_change() -> None:
             for _ in islice(looks, changes):
                 pass
             canceller.kill()
-            outcomes.append(all_or_none_are_cancelled(waiters, died=True))
+            outcomes.append(all_or_none_are_cancelled(waiters))
         CANCELLING.testify()
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}

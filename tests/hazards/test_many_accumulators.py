@@ -49,9 +49,9 @@ def _many() -> dict[str, Any]:
     _make(1).unlink()  # whatever is imported or cached once is there now
     gc.collect()
     before = used()
-    started = time.monotonic()
+    started = time.process_time()
     accs = [_make(i) for i in range(MANY)]
-    made = time.monotonic()
+    made = time.process_time()
     for value in (1.0, 2.0):
         for acc in accs:
             _apply(acc, value)
@@ -62,7 +62,7 @@ def _many() -> dict[str, Any]:
         taken = acc.take(2, timeout=0)
         values = taken.values if hasattr(taken, "values") else taken.value
         assert (values == 3.0).all()
-    used_for = time.monotonic() - made
+    used_for = time.process_time() - made
     for acc in accs[: MANY // 2]:
         acc.unlink()
         acc.close()

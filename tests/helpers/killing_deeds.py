@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image
-from helpers.killing_scenes import NAME, SOON, Scene, Testimony, path, rows
-from helpers.support import until
+from helpers.killing_scenes import NAME, Scene, Testimony, path, rows
+from helpers.support import SOON, slept, until
 
 import shmacc
 from shmacc import (
@@ -334,9 +333,9 @@ def judge() -> Testimony | None:
     except errors.NotFoundError:
         found = None
     # Under that name one can begin anew, and at once.
-    start = time.monotonic()
+    start = slept()
     with create() as acc:
-        assert time.monotonic() - start < SOON
+        assert slept() - start < SOON
         assert (acc.num_accumulated(), acc.global_step, acc.stats().attached) == (0, 0, 1)
         acc.unlink()
     clean_up()

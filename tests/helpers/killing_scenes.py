@@ -7,7 +7,6 @@ that is what `testify` looks at.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from helpers.apart import run_apart
 from helpers.killing_images import Image
+from helpers.support import SOON, slept
 
 import shmacc
 from shmacc import (
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 Record = Callable[[str, object], None]  # of pytest's record_property
 
 NAME: Final = "killed"
-
-# The promise is a fraction of a second; what it is measured on may be a busy machine.
-SOON: Final = 1.0
 
 
 def rows(*indices: int, width: int = 3, seed: int = 0) -> tuple[Array, Array]:
@@ -103,7 +100,7 @@ class Scene:
 
     def testify(self) -> Testimony:
         """What somebody finds who attaches now and goes on; the name is gone afterwards."""
-        start = time.monotonic()
+        start = slept()
         acc: Any = shmacc.attach(NAME)
         with acc:
             stats = acc.stats()
@@ -111,13 +108,13 @@ class Scene:
             state = tuple((key, saved.tobytes()) for key, saved in acc.state().items())
             acc.unseal()
             assert self.add(acc)
-            waited = time.monotonic() - start
+            waited = slept() - start
             round_at_stake = _content(acc.take_partial(0, timeout=0))
             assert self.add(acc)
             next_round = _content(acc.take(1, timeout=0))
             assert acc.num_accumulated() == 0
             acc.unlink()
-        assert waited < SOON, f"the next process waited for {waited:.2f} s"
+        assert waited < SOON, f"the next process slept for {waited:.2f} s"
         assert stats.waiting == 0
         assert stats.attached == 1
         counters = (

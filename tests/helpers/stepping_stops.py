@@ -12,7 +12,7 @@ import pytest
 from helpers.apart import Apart
 from helpers.killing_scenes import NAME, Scene, path, rows
 from helpers.stepping_walk import stopped, under_the_lock, walk
-from helpers.support import LONG, until
+from helpers.support import LONG, SOON, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, errors, inspection
@@ -76,13 +76,12 @@ class StopHalfWay:
             yield owner
 
 
-def add(pipe: Pipe) -> float:
-    """Add the third gradient; say when it was added."""
+def add(pipe: Pipe) -> None:
+    """Add the third gradient."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()
         assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
-        return time.monotonic()
 
 
 def take(number: int, pipe: Pipe) -> Any:
@@ -93,15 +92,16 @@ def take(number: int, pipe: Pipe) -> Any:
         return acc.take(number, timeout=LONG)
 
 
-def take_in_vain(number: int, timeout: float, pipe: Pipe) -> float:
-    """Take, but the timeout passes; say after how many seconds."""
+def take_in_vain(number: int, timeout: float, pipe: Pipe) -> None:
+    """Take, but the timeout passes, and not much more."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()
-        start = time.monotonic()
+        began, start = time.monotonic(), slept()
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(number, timeout=timeout)
-        return time.monotonic() - start
+        assert timeout <= time.monotonic() - began
+        assert slept() - start < timeout + SOON
 
 
 @contextmanager

@@ -24,6 +24,10 @@ SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
 # Generous, because a test machine may be starved; no passing test ever waits for this long.
 LONG: Final = 600.0 if "san.so" in os.environ.get("LD_PRELOAD", "") else 60.0
 
+# Where "at once" is promised: what a wait that is not broken off would last is longer.
+SOON: Final = 1.0
+ATTEMPTS: Final = 10
+
 # Where Linux keeps POSIX shared memory.
 SHM_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - no temporary file
 
@@ -36,6 +40,26 @@ def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition never came to hold"
         time.sleep(0.0005)
+
+
+def soon(measure: Callable[[], float], bound: float = SOON) -> None:
+    """Hold seconds to a bound in one of a few attempts: a busy machine is not late each time."""
+    measured: list[float] = []
+    while not measured or (min(measured) >= bound and len(measured) < ATTEMPTS):
+        measured.append(measure())
+    assert min(measured) < bound, measured
+
+
+def slept() -> float:
+    """Seconds in which this thread has not wanted to run, of a clock of no meaning.
+
+    That it runs slowly, or waits for a core, is the machine's doing; that it sleeps is its own.
+    """
+    try:
+        on_core, for_core, _ = Path("/proc/thread-self/schedstat").read_text("ascii").split()
+    except FileNotFoundError:  # the kernel does not count it
+        return time.monotonic()
+    return time.monotonic() - (int(on_core) + int(for_core)) * 1e-9
 
 
 def stop(*pids: int) -> None:

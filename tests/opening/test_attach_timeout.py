@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME: Final = "awaited"
-SOON: Final = 1.0  # 0.1, on a machine that is not starved
 ATTACH: Final[tuple[Callable[..., Any], ...]] = (shmacc.attach, ConditionalAccumulator.attach)
 every_attach = pytest.mark.parametrize("attach", ATTACH, ids=["attach", "class"])
 
@@ -134,11 +133,8 @@ def test_another_kind_ends_the_wait() -> None:
 
 
 def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*, pipe: Pipe) -> float:
-        raised: list[float] = []
-
+    def interrupted(*, pipe: Pipe) -> None:
         def handler(*_: object) -> None:
-            raised.append(time.monotonic())
             raise KeyboardInterrupt
 
         def say_first(*args: Any) -> Any:
@@ -150,13 +146,11 @@ def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> N
         signal.signal(signal.SIGUSR1, handler)
         with pytest.raises(KeyboardInterrupt):
             shmacc.attach(NAME, timeout=LONG)
-        return raised[0]
 
     with Apart(interrupted) as waiter:
         waiter.hear()
-        sent = time.monotonic()
         os.kill(waiter.pid, signal.SIGUSR1)
-        assert waiter.result() - sent < SOON
+        waiter.result()
 
 
 def test_pickled_handles_do_not_wait() -> None:
