@@ -45,12 +45,12 @@ demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on th
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
 
-test-all: ## the same under every Python from 3.11 on that is found
+test-all: ## the same under every Python from 3.11 on that is found; an hour
 	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
 		$(MAKE) --no-print-directory test PYTHON=$$python; done
 
-smoke: $(VENV)/.tested ## about a hundred of the tests
-	$(BIN)/pytest $(SMOKE)
+smoke: $(VENV)/.tested ## about 300 of the tests
+	$(BIN)/pytest --numprocesses 2 --dist worksteal $(SMOKE)
 
 smoke-sid: ## the smoke under every Python of Debian's unstable release (needs root and Debian)
 	bash tools/chores/sid.sh sh -c 'set -e; for python in $$(python3 tools/chores/interpreters.py); do \
@@ -70,7 +70,7 @@ lint: $(VENV)/.test ## style and types
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 
-coverage: ## which lines of Python and C++ the tests reach, into build/coverage
+coverage: ## count the lines that the tests reach, into build/coverage and docs/testing.md; ten minutes
 	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
 	bash tools/chores/coverage.sh $(TESTS)
@@ -202,7 +202,7 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
-.venv-ray/.installed: $(SOURCES) pyproject.toml CMakeLists.txt constraints/ray.txt $(VENV)/.installed
+.venv-ray/.installed: constraints/ray.txt $(VENV)/.installed
 	test -e .venv-ray/bin/pip || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
 	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
@@ -217,12 +217,12 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-compare/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
-.venv-bench/.installed: $(SOURCES) pyproject.toml CMakeLists.txt tools/bench/shmacc_bench/requirements.txt
+.venv-bench/.installed: $(VENV)/.installed tools/bench/shmacc_bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --upgrade pip
 	.venv-bench/bin/pip install --quiet --requirement tools/bench/shmacc_bench/requirements.txt
-	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps .
-	.venv-bench/bin/pip install --quiet .
+	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
+	.venv-bench/bin/pip install --quiet $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 # Version 1.0.0, which some targets are set against.

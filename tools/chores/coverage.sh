@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Which lines of the Python code and of the extension the tests reach. `make coverage` sets up the
-# environment that this runs in. What a process did that is killed is not counted.
+# Which lines of the Python code and of the extension the tests reach; writes the table in docs/testing.md.
+# `make coverage` sets up the environment that this runs in. The tests that kill processes are left out: the
+# counts of a killed process are lost.
 #
 #   tools/chores/coverage.sh [pytest arguments]
 set -euo pipefail
@@ -18,13 +19,13 @@ packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib
 echo "import ctypes, os; os._exit = ctypes.CDLL(None).exit" >"$packages/a0_counts.pth"
 
 if [ $# -eq 0 ]; then
-    # It judges by times, and an extension that is not optimised has others.
-    set -- tests --ignore-glob='*test_fairness*'
+    # test_fairness judges by times, and an extension that is not optimised has others.
+    set -- tests --ignore=tests/hazards --ignore-glob='*test_fairness*'
 fi
 
 status=0
 COVERAGE_PROCESS_START=$PWD/pyproject.toml "$bin/pytest" -p no:cacheprovider --timeout 1800 \
-    -o faulthandler_timeout=0 "$@" || status=$?
+    --numprocesses 2 --dist worksteal "$@" || status=$?
 
 "$bin/coverage" combine --quiet
 "$bin/coverage" html --quiet --directory "$out/python"
@@ -34,26 +35,29 @@ COVERAGE_PROCESS_START=$PWD/pyproject.toml "$bin/pytest" -p no:cacheprovider --t
     --exclude-unreachable-branches --merge-lines \
     --gcov-ignore-errors=source_not_found --gcov-suspicious-hits-threshold 0 \
     --html-details "$out/cpp.html" --txt "$out/cpp.txt" --json-summary "$out/cpp.json" "$objects"
-# The rows of the table in docs/testing.md.
-"$bin/python" - "$out" <<'EOF'
+"$bin/python" - "$out" docs/testing.md <<'EOF'
 import json
 import pathlib
+import re
 import sys
 
-out = pathlib.Path(sys.argv[1])
+out, page = map(pathlib.Path, sys.argv[1:])
 files = json.loads((out / "python.json").read_text())["files"]
+cpp = json.loads((out / "cpp.json").read_text())
 
 
 def row(what, package):
     found = [file["summary"] for name, file in files.items() if package in name.split("/")]
     number = sum(summary["num_statements"] for summary in found)
     reached = sum(summary["covered_lines"] for summary in found)
-    print(f"| {what} | {number:,} | {100 * reached / max(1, number):.0f} % |")
+    return f"| {what} | {number:,} | {100 * reached / max(1, number):.0f} % |\n"
 
 
-row("the library's Python (`shmacc`)", "shmacc")
-row("the command (`shmacc-inspect`)", "shmacc_inspect")
-cpp = json.loads((out / "cpp.json").read_text())
-print(f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |")
+rows = row("the library's Python (`shmacc`)", "shmacc")
+rows += row("the command (`shmacc-inspect`)", "shmacc_inspect")
+rows += f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |\n"
+head = "| part | lines | reached |\n| --- | ---: | ---: |\n"
+page.write_text(re.sub(re.escape(head) + r"(\|.*\n)*", lambda _: head + rows, page.read_text()))
+print(rows, end="")
 EOF
 exit "$status"
