@@ -19,13 +19,16 @@ SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '
 # What is built for one environment does not touch what is built for another.
 BUILT := build/$(VENV)
 
-# About a hundred tests that use everything once: processes, deaths, dtypes, the command, the README.
-SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py) \
-	tests/inspect/test_verbs.py tests/package/test_docs.py \
-	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py
+# About 300 tests that use everything once: processes, deaths, dtypes, the command, the programs in the pages.
+SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py \
+		rounds.py groups.py steps.py) \
+	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
+	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py \
+	tests/package/test_docs.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(SMOKE) tests/accumulators/test_arrays_in.py tests/tools/test_demo.py \
-	$(addprefix tests/inspect/test_,habits.py metrics.py terminal.py) tests/hazards/test_damaged_semaphores.py
+NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py plain_gradients.py) \
+	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
+	tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
 VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 

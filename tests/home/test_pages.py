@@ -28,14 +28,14 @@ EXAMPLES: Final = pages.examples(with_others=True)
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace: str) -> None:
-    Thrice.of_text(PROGRAMS[name], tmp_path, namespace, SECONDS, typos=(2,)).run()
+    Thrice.of_text(PROGRAMS[name], tmp_path, namespace, SECONDS).run()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_comes_to_its_result_whatever_was_before(
     example: Path, tmp_path: Path, namespace: str
 ) -> None:
-    Thrice(example, tmp_path, namespace, SECONDS, typos=(2,)).run()
+    Thrice(example, tmp_path, namespace, SECONDS).run()
     assert "assert" in example.read_text()
 
 
