@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "run"
 PARAMS: Final = "run.params"
-SOON: Final = 10.0  # seconds
 LARGE: Final = 2**21  # numbers
 
 
@@ -163,7 +162,7 @@ def test_a_take_that_failed_workers_leave_waiting_names_them(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parent that only keeps it open is not counted on, as after a death."""
-    monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.3)
+    monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.0)
     start(crew, idle, NAME)
     with shmacc.attach(NAME) as acc:
         assert isinstance(acc, ConditionalAccumulator)
@@ -172,7 +171,7 @@ def test_a_take_that_failed_workers_leave_waiting_names_them(
     worker = crew.start(fail_after_a_gradient_of_step_one, NAME)
     worker.result()
     start(crew, wait_in_line, NAME, 2)
-    until(lambda: [one.kind for one in stalls()] == [StallKind.QUORUM_OUT_OF_REACH], SOON)
+    until(lambda: [one.kind for one in stalls()] == [StallKind.QUORUM_OUT_OF_REACH])
     assert f"pid {worker.pid} has failed: ValueError: a bad batch" in stalls()[0].problem
 
 
@@ -195,12 +194,12 @@ def stalls() -> tuple[inspection.Stall, ...]:
 def test_a_chief_that_failed_is_named_with_its_exception(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_nobody_takes, "_AFTER_TAKES", 0.3)
+    monkeypatch.setattr(_nobody_takes, "_AFTER_TAKES", 0.0)
     chief = crew.start(take_and_fail, NAME)
     pid = chief.pid
     chief.result()
     start(crew, wait_for_the_step, NAME)
-    until(lambda: [one.kind for one in stalls()] == [StallKind.NOBODY_TAKES], SOON)
+    until(lambda: [one.kind for one in stalls()] == [StallKind.NOBODY_TAKES])
     assert stalls()[0].problem.endswith(f"pid {pid}, which did, has failed: KeyError: 'lr'")
 
 
@@ -220,13 +219,13 @@ def test_a_chief_that_dies_in_its_first_block_is_missed_beside_a_parent(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had taken nothing yet, but it had opened a round."""
-    monkeypatch.setattr(_nobody_takes, "AT_THE_START", 0.3)
+    monkeypatch.setattr(_nobody_takes, "AT_THE_START", 0.0)
     start(crew, idle, NAME)
     chief = start(crew, have_a_round_open, NAME)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     start(crew, wait_for_the_step, NAME)
     kill(chief)
-    until(lambda: [one.kind for one in stalls()] == [StallKind.NOBODY_TAKES], SOON)
+    until(lambda: [one.kind for one in stalls()] == [StallKind.NOBODY_TAKES])
 
 
 def test_a_final_round_that_a_process_holds_is_shown(crew: Crew) -> None:

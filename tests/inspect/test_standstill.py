@@ -118,7 +118,7 @@ def test_a_worker_that_was_stopped_before_the_step_that_it_waits_for(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what the take waits for, although it waits itself, as far as can be seen."""
-    monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.3)
+    monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.0)
     worker = start(crew, apply_and_wait_for_the_step, NAME)
     until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
     pid = stop(worker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,20 +127,21 @@ def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
 
 
 def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAccumulator) -> None:
-    process = subprocess.Popen(
-        [COMMAND, "watch", "embeddings", "--json", "--interval", "0.2", "--count", "3"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    while process.poll() is None:
-        embeddings.apply_grad([1], np.ones((1, 4), np.float32))
-        time.sleep(0.01)
-    out, _ = process.communicate()
-    lines = [json.loads(line) for line in out.splitlines()]
+    command = [COMMAND, "watch", "embeddings", "--json", "--interval", "0.2"]
+    with subprocess.Popen([*command, "--count", "3"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert len(process.stdout.readlines()) == 3
     assert process.returncode == 0
-    assert len(lines) == 3
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        first, *_ = lines = [json.loads(process.stdout.readline())]
+        embeddings.apply_grad([1], np.ones((1, 4), np.float32))
+        while not lines[-1]["gradients_per_second"]:
+            lines.append(json.loads(process.stdout.readline()))
+        process.terminate()
+    assert not first["gradients_per_second"]
     rate = lines[-1]["gradients_per_second"]
-    assert 1 < rate < 200
+    assert 0 < rate <= 1 / 0.2
     assert lines[-1]["bytes_per_second"] == pytest.approx(16 * rate)
     assert lines[-1]["steps_per_second"] == 0
 
