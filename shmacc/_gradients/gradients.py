@@ -194,6 +194,8 @@ def checked_rows(
     given: tuple[int, ...] | None,
     declared: Shape,
     row_counts: IndexArray | None = None,
+    *,
+    exact: bool,
 ) -> Rows:
     """Run all checks of a sparse gradient that need no round.
 
@@ -203,6 +205,7 @@ def checked_rows(
         given: The gradient's own ``grad_shape``.
         declared: The shape that was declared.
         row_counts: Of a partial, whose indices do not repeat, since each row has a count.
+        exact: Whether values of more dimensions than declared are refused, too.
 
     Raises:
         InvalidArgumentError: The first of TensorFlow's rows 2 to 7 that fails.
@@ -211,7 +214,7 @@ def checked_rows(
     refusal = None if ascending else _bad_indices(indices, repeats=row_counts is None)
     if refusal is None and given is not None:
         refusal = _outside_of_given(indices, values.shape, given)
-    conflict = _declared_conflict(values.shape, declared)
+    conflict = _declared_conflict(values.shape, declared, exact=exact)
     return Rows(indices, values, row_counts, ascending, refusal, conflict)
 
 
@@ -283,9 +286,11 @@ def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | 
             )
 
 
-def _declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | None:
-    """Return row 9's error, in TensorFlow's words; None if the values fit the declared shape."""
-    if declared is None:
+def _declared_conflict(
+    values_shape: tuple[int, ...], declared: Shape, *, exact: bool
+) -> str | None:
+    """Return row 9's error; None if the values fit the declared shape."""
+    if not declared:  # TensorFlow's SyncReplicasOptimizer declares a rank of 0, which no rows have
         return None
     if len(values_shape) < len(declared):
         return (
@@ -303,6 +308,8 @@ def _declared_conflict(values_shape: tuple[int, ...], declared: Shape) -> str | 
 def check_dense(shape: tuple[int, ...], declared: Shape) -> None:
     """Check that a dense gradient fits the declared shape.
 
+    if exact and len(values_shape) > len(declared):
+        return f"Shape mismatch: expected values rank {len(declared)}, got {len(values_shape)}"
     Raises:
         InvalidArgumentError: It does not.
     """

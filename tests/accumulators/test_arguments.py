@@ -197,6 +197,7 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
     ([2, 2, None], None, ones(1, 2), "Shape mismatch: expected values rank at least 3, got 2"),
     ([2, 2, None], None, ones(1, 3, 2), "Shape mismatch: expected values dim 1 to be 2, got 3"),
     ([None, None, 3], None, ones(1, 9, 4), "Shape mismatch: expected values dim 2 to be 3, got 4"),
+    ([2, 2], None, ones(1, 2, 2), "Shape mismatch: expected values rank 2, got 3"),
     # both: the declared one is reported
     ([2, 2, None], ones(1, 2, 2, 2), ones(1, 2),
      "Shape mismatch: expected values rank at least 3, got 2"),
@@ -271,14 +272,14 @@ def test_sparse_new_refusals(
         ([2, 2], [0], ones(1, 2), [2, -1]),
         (None, [9], ones(1, 2), [-1, -1]),
         # Longer than the declared rank, or than the values', as TensorFlow takes it; or flattened.
-        ([2], [0], ones(1, 2), [2, 2]),
+        ([2], [0], ones(1), [2, 2]),
         ([2], [0], ones(1), [2, 2, 2]),
         (None, [0], ones(1), [2, 2, 2]),
         ([2, 2], [0], ones(1, 2), [[2], [2]]),
         ([2, 2], [0], ones(1, 2), [[2, 2]]),
-        ([2], [0], ones(1, 2), 2),
-        # Values may have more dims than declared.
-        ([5], [0, 4], ones(2, 2, 2), None),
+        ([2], [0], ones(1), 2),
+        # Values may have more dims than declared, if one of those is open, or there are none.
+        ([5, None], [0, 4], ones(2, 2, 2), None),
         ((), [0], ones(1, 2, 2), None),
         # Empty gradients, rows of width zero.
         ([5, 3], [], ones(0, 3), None),

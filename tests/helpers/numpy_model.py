@@ -325,6 +325,8 @@ class SparseModel(Model):
             raise invalid(
                 f"Shape mismatch: expected values rank at least {len(declared)}, got {len(shape)}"
             )
+        if declared and None not in declared and len(shape) > len(declared):
+            raise invalid(f"Shape mismatch: expected values rank {len(declared)}, got {len(shape)}")
         self._check_dims(declared[1:], shape[1:])
 
     def _check_round(self, shape: tuple[int, ...]) -> None:

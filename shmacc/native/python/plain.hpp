@@ -56,11 +56,11 @@ inline nb::object plain_indices(nb::handle value) {
     return nb::none();
 }
 
-// A declared shape: integers, and None for what is unknown. Whether the array's dimensions from `first` on fit it;
-// the array may have more of them.
+// A declared shape: integers, and None for what is unknown. Whether the array's rank, and its dimensions from `first`
+// on, fit it.
 inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first) {
     const int rank = static_cast<int>(PyTuple_GET_SIZE(declared.ptr()));
-    if (PyArray_NDIM(array) < rank) return false;
+    if (PyArray_NDIM(array) != rank) return false;
     for (int i = first; i < rank; ++i) {
         PyObject* const dim = PyTuple_GET_ITEM(declared.ptr(), i);
         if (dim != Py_None && PyLong_AsLongLong(dim) != PyArray_DIM(array, i)) return false;
@@ -75,8 +75,7 @@ inline nb::object plain_dense(nb::handle value, int type_number, const Declared&
     nb::object plain = plain_array(value, type_number);
     if (plain.is_none() || !declared) return plain;
     auto* const array = reinterpret_cast<PyArrayObject*>(plain.ptr());
-    const bool fits = PyArray_NDIM(array) == PyTuple_GET_SIZE(declared->ptr()) && has_dims(array, *declared, 0);
-    return fits ? plain : nb::none();
+    return has_dims(array, *declared, 0) ? plain : nb::none();
 }
 
 // A gradient of a sparse member as plain indices and values, and whether the indices are strictly ascending.
@@ -93,10 +92,9 @@ inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values
     if (PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 || PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
         return {};
     int64_t limit = INT64_MAX;
-    if (declared) {
+    if (declared && PyTuple_GET_SIZE(declared->ptr()) > 0) {  // of a rank of 0, anything: gradients.py
         if (!has_dims(rows, *declared, 1)) return {};
-        PyObject* const first = PyTuple_GET_SIZE(declared->ptr()) ? PyTuple_GET_ITEM(declared->ptr(), 0)
-                                                                  : Py_None;
+        PyObject* const first = PyTuple_GET_ITEM(declared->ptr(), 0);
         if (first != Py_None) limit = PyLong_AsLongLong(first);
     }
     const RowCheck check = check_rows(static_cast<const int64_t*>(PyArray_DATA(keys)),
