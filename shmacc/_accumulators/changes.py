@@ -160,7 +160,7 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
             f"Array {array.name!r} has one dimension and a rowwise accumulator, which is of all of "
             "it: its gradient must be dense"
         )
-    rows = np.ascontiguousarray(taken.indices)
+    rows = arrays.index_array(taken.indices, f"the row numbers of array {array.name!r}")
     _check_rows(array, rows)
     return Change(
         array.number,
@@ -182,11 +182,11 @@ def _contents(array: Array, given: Any) -> Change:
         )
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
-    indices = arrays.as_array(given[0], f"the row numbers of array {array.name!r}")
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
+    rows = arrays.index_array(given[0], f"the row numbers of array {array.name!r}")
+    if rows.ndim != 1:
         raise InvalidArgumentError(
-            f"The row numbers of array {array.name!r} must be a vector of integers, but were "
-            f"{indices.dtype} {describe_shape(indices.shape)}"
+            f"The row numbers of array {array.name!r} must be a vector, but have shape "
+            f"{describe_shape(rows.shape)}"
         )
     rows = indices.astype(np.int64)
     values = _owned(given[1], array, what)

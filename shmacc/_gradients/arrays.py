@@ -116,22 +116,32 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
 
 
 def index_array(value: Any, what: str) -> IndexArray:
-    """Return row indices as C-contiguous int64 of any rank.
+    """Return row indices as C-contiguous int64 of any rank, in memory of their own.
+
+    They are checked, and used later: what another thread writes into its array meanwhile must not
+    change what was checked.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    plain = _core.plain_array(value, _INT64)
-    if plain is not None:
-        return plain
-    array, by_value = _view(value, what)
-    if array.dtype.kind not in "iu" and not (by_value and array.size == 0):
-        raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
-    array = _contiguous(array, what)
-    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
-        raise InvalidArgumentError(f"{what} must fit 64 bits, but one is {int(array.max())}")
-    return _contiguous(array, what, np.int64)
+    array = _core.plain_array(value, _INT64)
+    if array is None:
+        array, _ = _view(value, what, to_fill=False)
+        if array.dtype.kind == "f" and bool(np.isnan(array).any()):
+            raise InvalidArgumentError(
+                f"{what} must be integers, but some are NaN: {foreign.LEAVE}"
+            )
+        if array.dtype.kind not in "iu" and array.size:
+            raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+        array = _contiguous(array, what)
+        if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+            raise InvalidArgumentError(f"{what} must be below 2**63, but one is {int(array.max())}")
+    try:
+        return array.astype(np.int64, order="C", subok=False)
+    except MemoryError as error:
+        pass_on(error)
+        raise _too_large(array, what) from error
 
 
 def as_array(value: Any, what: str) -> ValueArray:
@@ -168,18 +178,22 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
     )
 
 
-def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
-    """Return the value as an array, and whether it came as plain Python numbers."""
+def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
+    """Return the value as an array, and whether it came as plain Python numbers.
+
+    to_fill: whether 0 may stand for a number that is missing. It is a row as any other.
+    """
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
+        instead = "pass the numbers to add, `masked.filled(0)` for instance"
         raise InvalidArgumentError(
-            f"{what} must not be a masked array, whose mask would be ignored: pass the numbers to "
-            "add, `masked.filled(0)` for instance"
+            f"{what} must not be a masked array, whose mask would be ignored: "
+            f"{instead if to_fill else foreign.LEAVE}"
         )
     if isinstance(value, DensePartial):
         raise InvalidArgumentError(
             f"{what} must not be a partial, whose counts would be ignored: apply_partial adds one"
         )
-    array, by_value = _array_of(value, what)
+    array, by_value = _array_of(value, what, to_fill=to_fill)
     if array.dtype == np.object_:
         raise InvalidArgumentError(
             f"{what} must be an array of numbers, or convertible to one, but {_named(value)}"
@@ -187,10 +201,10 @@ def _view(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
     return array, by_value
 
 
-def _array_of(value: Any, what: str) -> tuple[np.ndarray[Any, Any], bool]:
+def _array_of(value: Any, what: str, *, to_fill: bool) -> tuple[np.ndarray[Any, Any], bool]:
     try:
         if not isinstance(value, np.ndarray | list | tuple):
-            theirs = foreign.array(value, what)
+            theirs = foreign.array(value, what, to_fill=to_fill)
             if theirs is not None:
                 return theirs, False
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -241,7 +255,7 @@ def _convert(
     if by_value and array.size == 0:
         return array.astype(to)
     allowed = target in _SAME_KIND.get(source, "")
-    if by_value and source in "iuf" and target in "iu":
+    if by_value and source in "iuf" and target in "iub":
         allowed = True
         if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
             raise InvalidArgumentError(
@@ -251,7 +265,7 @@ def _convert(
         raise InvalidArgumentError(
             f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
         )
-    if target in "iu" and source != "b":
+    if target in "iub" and source != "b":
         _check_integer_range(array, to, what)
     with np.errstate(all="ignore"):
         converted = array.astype(to)
@@ -268,10 +282,9 @@ def _convert(
 def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: str) -> None:
     if array.size == 0:
         return
-    info = np.iinfo(to)
+    least, most = (0, 1) if to.kind == "b" else (np.iinfo(to).min, np.iinfo(to).max)
     for extreme in (array.min(), array.max()):
-        if not info.min <= int(extreme) <= info.max:
+        if not least <= int(extreme) <= most:
             raise InvalidArgumentError(
-                f"{what} hold {int(extreme)}, which does not fit {to.name} "
-                f"({info.min} to {info.max})"
+                f"{what} hold {int(extreme)}, which does not fit {to.name} ({least} to {most})"
             )

@@ -15,16 +15,21 @@ from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
+LEAVE = "leave these out, and what belongs to them"
+"""The way out where 0 is no neutral number, but a row like any other."""
 
-def array(value: Any, what: str) -> ValueArray | None:
+
+def array(value: Any, what: str, *, to_fill: bool) -> ValueArray | None:
     """Return another package's array, without a copy where its memory allows; None: NumPy's view.
+
+    to_fill: whether 0 may stand for a number that is missing.
 
     Raises:
         InvalidArgumentError: It has no numbers that can be read here, or some of them are missing;
             the message names the way out.
     """
     view = _owned(value, _VIEWS)
-    return None if view is None else view(value, what)
+    return None if view is None else view(value, what, to_fill)
 
 
 def slices(value: Any) -> Any:
@@ -85,17 +90,17 @@ def _check_readable(tensor: Any, what: str) -> None:
         )
 
 
-def _torch_array(tensor: Any, what: str) -> ValueArray | None:
+def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
     if not hasattr(tensor, "requires_grad"):  # a dtype, a module
         return None
     import torch  # the program has done so
 
     _check_readable(tensor, what)
     if type(tensor).__name__ == "MaskedTensor":
-        raise _refused(
-            what,
-            "must not be a masked tensor, whose mask would be ignored",
-            "the numbers to add, `masked.to_tensor(0)` for instance",
+        instead = "pass the numbers to add, `masked.to_tensor(0)` for instance"
+        raise InvalidArgumentError(
+            f"{what} must not be a masked tensor, whose mask would be ignored: "
+            f"{instead if to_fill else LEAVE}"
         )
     if tensor.layout != torch.strided:
         raise _refused(what, f"must be dense, but is a {tensor.layout} tensor", "`.to_dense()`")
@@ -139,7 +144,7 @@ def _torch_slices(tensor: Any) -> Any:
     return IndexedSlices(values, indices[0], tuple(tensor.shape))
 
 
-def _scipy_array(value: Any, what: str) -> None:
+def _scipy_array(value: Any, what: str, to_fill: bool) -> None:  # noqa: ARG001
     if hasattr(value, "tocsr"):
         raise _refused(what, "must be dense, but is a scipy.sparse matrix", "`.toarray()`")
 
@@ -157,11 +162,11 @@ def _scipy_slices(matrix: Any) -> Any:
     return IndexedSlices(by_row[rows].toarray(), rows, matrix.shape)
 
 
-def _polars_array(value: Any, what: str) -> ValueArray | None:
+def _polars_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
     if not hasattr(value, "to_numpy"):  # an expression, a lazy frame
         return None
     columns = value.get_columns() if hasattr(value, "get_columns") else [value]
-    _check_complete(sum(map(_polars_nulls, columns)), what, "`.fill_null(0)`")
+    _check_complete(sum(map(_polars_nulls, columns)), what, "`.fill_null(0)`" if to_fill else None)
     return np.asarray(value.to_numpy())
 
 
@@ -175,7 +180,7 @@ def _polars_nulls(column: Any) -> int:
     return int(nulls)
 
 
-def _pandas_array(value: Any, what: str) -> ValueArray | None:
+def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
     """Return columns of pandas' own dtypes; in those of NumPy's a NaN is no null, but NaN."""
     if not hasattr(value, "isna"):
         return None
@@ -184,28 +189,32 @@ def _pandas_array(value: Any, what: str) -> ValueArray | None:
     if not any(own):
         return None
     nulls = (value.loc[:, own] if value.ndim > 1 else value).isna()
-    _check_complete(int(np.asarray(nulls).sum()), what, "`.fillna(0)`")
+    _check_complete(int(np.asarray(nulls).sum()), what, "`.fillna(0)`" if to_fill else None)
     plain = [getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes]
     if not all(isinstance(dtype, np.dtype) for dtype in plain):
         return None  # strings, categories
     return np.asarray(value.to_numpy(dtype=np.result_type(*plain)))
 
 
-def _pyarrow_array(value: Any, what: str) -> None:
+def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
     for column in getattr(value, "columns", [value]):
         if hasattr(column, "null_count"):  # of encoded columns it is not that of their values
             import pyarrow.compute
 
             nulls = pyarrow.compute.count(column, mode="only_null").as_py()
-            _check_complete(nulls, what, "`pyarrow.compute.fill_null(array, 0)`")
+            way_out = "`pyarrow.compute.fill_null(array, 0)`" if to_fill else None
+            _check_complete(nulls, what, way_out)
 
 
-def _check_complete(nulls: int, what: str, way_out: str) -> None:
+def _check_complete(nulls: int, what: str, to_pass: str | None) -> None:
     if nulls:
-        raise _refused(what, f"must have no nulls, but {nulls} are missing", way_out)
+        raise InvalidArgumentError(
+            f"{what} must have no nulls, but {nulls} are missing: "
+            f"{LEAVE if to_pass is None else f'pass {to_pass}'}"
+        )
 
 
-_VIEWS: dict[str, Callable[[Any, str], ValueArray | None]] = {
+_VIEWS: dict[str, Callable[[Any, str, bool], ValueArray | None]] = {
     "torch": _torch_array,
     "scipy": _scipy_array,
     "polars": _polars_array,

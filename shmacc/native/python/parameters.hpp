@@ -1,4 +1,7 @@
 // Updates of parameters as Python asks for them: arrays viewed for as long as the update lasts.
+//
+// Row numbers are read several times under the lock, and once more after a death: nothing that Python can write to must
+// be among them (arrays.py: index_array). Of values it does not matter.
 #pragma once
 
 #include "python/handle.hpp"
@@ -32,7 +35,9 @@ class IncomingChanges {
                 const uint64_t rows_there = change.row_bytes ? bytes / change.row_bytes : 0;
                 if (change.row_bytes && (change.rows[0] < 0 || !strictly_ascending(change.rows, change.count) ||
                                          static_cast<uint64_t>(change.rows[change.count - 1]) >= rows_there))
-                    refuse_sizes();
+                    throw Error(Failure::kInvalidArgument,
+                                "The rows of an update must ascend, from 0 to below " +
+                                    std::to_string(rows_there) + ", as a round hands them out");
             }
             changes_.push_back(change);
         }

@@ -45,13 +45,18 @@ inline nb::object plain_array(nb::handle value, int type_number) {
 }
 
 // Row numbers as a plain array of int64; None: they are none. Those of int32, which JAX makes, are converted.
+//
+// It is always a copy. Row numbers are read several times, to be checked, sorted, looked up and put into tables: the last
+// two under the lock, all but the first without the GIL. So nothing that Python can write to must be among them. (Of
+// values it does not matter: whatever they are, they are numbers.)
 inline nb::object plain_indices(nb::handle value) {
-    nb::object array = plain_array(value, NPY_INT64);
-    if (!array.is_none()) return array;
-    array = plain_array(value, NPY_INT32);
-    if (array.is_none()) return array;
-    nb::object wide = nb::steal(PyArray_Cast(reinterpret_cast<PyArrayObject*>(array.ptr()), NPY_INT64));
-    if (wide) return wide;
+    nb::object given = plain_array(value, NPY_INT64);
+    const bool wide = !given.is_none();
+    if (!wide) given = plain_array(value, NPY_INT32);
+    if (given.is_none()) return given;
+    auto* const array = reinterpret_cast<PyArrayObject*>(given.ptr());
+    nb::object own = nb::steal(wide ? PyArray_NewCopy(array, NPY_CORDER) : PyArray_Cast(array, NPY_INT64));
+    if (own) return own;
     PyErr_Clear();  // there is no memory for it: Python says so
     return nb::none();
 }

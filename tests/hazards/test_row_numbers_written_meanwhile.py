@@ -1,0 +1,162 @@
+"""Row numbers that another thread writes into while a call waits for the lock are not looked at.
+
+They are checked when the call begins, and used several times under the lock: nothing that Python
+can write to is read again there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import run_apart
+from helpers.lock_holder import activity, held
+from helpers.support import until
+
+from shmacc import (
+    AccumulatorGroup,
+    IndexedSlices,
+    IndexedSlicesSpec,
+    Parameters,
+    SparseConditionalAccumulator,
+    optim,
+)
+from shmacc._records.taken import GroupPartial, SparsePartial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.threads
+
+ROWS: Final = [2, 3, 5, 7]
+# What is written over them: out of range, all the same, in another order, other rows.
+WRITTEN: Final = {
+    "out of range": [2**40, 2**50, -(2**40), -1],
+    "repeated": [3, 3, 3, 3],
+    "in another order": [7, 5, 3, 2],
+    "other rows": [1, 4, 6, 8],
+}
+
+
+@contextmanager
+def waiting(name: str, call: Callable[[], Any]) -> Iterator[None]:
+    """Make the call in a thread; it waits for the lock meanwhile, and goes on afterwards."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    with held(name):
+        thread.start()
+        until(lambda: activity(name, os.getpid()) == "waits for the lock")
+        yield
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def ones() -> np.ndarray[Any, Any]:
+    return np.ones((len(ROWS), 2), np.float32)
+
+
+def partial(rows: Any, counts: Any = None) -> SparsePartial:
+    counts = np.ones(len(rows), np.int64) if counts is None else counts
+    return SparsePartial(rows, ones(), np.array([10, 2]), counts, 1, 0)
+
+
+class OnlyArray:
+    """What NumPy views by itself."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Give the array itself."""
+        return self.array
+
+
+APPLIES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "apply_grad": lambda acc, rows: acc.apply_grad(rows, ones()),
+    "a weight": lambda acc, rows: acc.apply_grad(rows, ones(), weight=2),
+    "a given shape": lambda acc, rows: acc.apply_grad(rows, ones(), [10, 2]),
+    "another's array": lambda acc, rows: acc.apply_grad(OnlyArray(rows), ones()),
+    "slices": lambda acc, rows: acc.apply_indexed_slices_grad(IndexedSlices(ones(), rows)),
+    "a partial": lambda acc, rows: acc.apply_partial(partial(rows)),
+}
+OF_A_GROUP: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "a group": lambda acc, rows: acc.apply({"t": (rows, ones())}, 0),
+    "a group's partial": lambda acc, rows: acc.apply_partial(
+        GroupPartial({"t": partial(rows)}, 1, 0), 0
+    ),
+}
+
+
+def _apply(how: str, written: list[int]) -> list[int]:
+    rows = np.array(ROWS)
+    acc: Any
+    if how in OF_A_GROUP:
+        acc = AccumulatorGroup({"t": IndexedSlicesSpec((10, 2))}, "acc", reduction_type="SUM")
+        apply = OF_A_GROUP[how]
+    else:
+        acc = SparseConditionalAccumulator("f4", (10, 2), "acc", reduction_type="SUM")
+        apply = APPLIES[how]
+    with acc:
+        with waiting("acc", lambda: apply(acc, rows)):
+            rows[:] = written
+        taken = acc.take(1)
+        found: list[int] = (taken["t"] if how in OF_A_GROUP else taken).indices.tolist()
+        acc.unlink()
+    return found
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("how", [*APPLIES, *OF_A_GROUP])
+def test_of_an_apply(how: str, written: str) -> None:
+    assert run_apart(_apply, how, WRITTEN[written]) == ROWS
+
+
+def _apply_counted() -> list[int]:
+    rows, counts = np.array(ROWS), np.ones(len(ROWS), np.int64)
+    with SparseConditionalAccumulator("f4", (10, 2), "acc") as acc:
+        with waiting("acc", lambda: acc.apply_partial(partial(rows, counts))):
+            counts[:] = [0, -1, 2**62, 5]
+        found: list[int] = acc.take(1).row_counts.tolist()
+        acc.unlink()
+    return found
+
+
+def test_of_a_partials_counts() -> None:
+    assert run_apart(_apply_counted) == [1] * len(ROWS)
+
+
+def _update(written: list[int], by_values: bool) -> list[int]:
+    with (
+        Parameters(
+            {"t": np.zeros((10, 2), np.float32)}, "params", optimizer=optim.SGD(1)
+        ) as params,
+        AccumulatorGroup(params.member_specs(["t"])) as group,
+    ):
+        group.apply({"t": (ROWS, ones())}, 0)
+        with group.round(1) as taken:
+            rows = np.array(ROWS) if by_values else taken["t"].indices
+            values = {"t": (rows, -ones())} if by_values else None
+            with waiting("params", lambda: params.update(taken, values)):
+                rows[:] = written
+        found: list[int] = np.flatnonzero(params["t"].any(axis=1)).tolist()
+        params.unlink()
+    return found
+
+
+@pytest.mark.parametrize("by_values", [False, True])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_of_an_update(written: str, *, by_values: bool) -> None:
+    """Also those that a round handed out: which rows a death puts back is known, too."""
+    assert run_apart(_update, WRITTEN[written], by_values) == ROWS
