@@ -72,16 +72,46 @@ class Optimizer:
         """Return what it keeps of each element, in order."""
         return ()
 
-    def check_rate(self, rate: float, smallest: float) -> None:
-        """Refuse a learning rate that is too small for this optimizer.
+    def check_rate(
+        self,
+        rate: float,
+        smallest: float,  # noqa: ARG002  Ftrl's
+        largest: float = math.inf,
+    ) -> None:
+        """Refuse a learning rate that an array's dtype does not have.
 
         Args:
             rate: Not negative.
-            smallest: The smallest normal number of the array's dtype.
+            smallest: The smallest normal number of the dtype.
+            largest: The largest one.
 
         Raises:
-            InvalidArgumentError: It is; for `Ftrl`, which divides by it.
+            InvalidArgumentError: It is too large; or too small for `Ftrl`, which divides by it.
         """
+        if rate > largest:
+            raise InvalidArgumentError(
+                f"learning_rate must be at most {largest:.3g} in the array's dtype, but was "
+                f"{rate:g}"
+            )
+
+    def check_numbers(self, smallest: float, largest: float) -> None:
+        """Refuse this optimizer for arrays whose dtype does not have its numbers.
+
+        Args:
+            smallest: The smallest normal number of the dtype.
+            largest: The largest one.
+
+        Raises:
+            InvalidArgumentError: A number is too large; or as for `check_rate`.
+        """
+        self.check_rate(self.learning_rate, smallest, largest)
+        for field in dataclasses.fields(self):
+            number = getattr(self, field.name)
+            if abs(number) > largest:
+                raise InvalidArgumentError(
+                    f"{type(self).__name__}'s {field.name} must be at most {largest:.3g} in the "
+                    f"array's dtype, but was {number:g}"
+                )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
         """Return it as the extension takes it: its number, and its fields in order."""
@@ -217,6 +247,15 @@ class Adam(Optimizer):
         """Return ``m`` and ``v``."""
         return Slot("m"), Slot("v")
 
+    def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
+        """Refuse a `rate` also if its correction may be too large for the dtype."""
+        Optimizer.check_rate(self, rate, smallest, largest)
+        if rate / (1 - self.beta_1) > largest:
+            raise InvalidArgumentError(
+                f"learning_rate must be at most {largest * (1 - self.beta_1):.3g} for this Adam in "
+                f"the array's dtype, but was {rate:g}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Ftrl(Optimizer):
@@ -259,8 +298,9 @@ class Ftrl(Optimizer):
         """Return ``accumulator`` and ``linear``."""
         return Slot("accumulator", self.initial_accumulator_value), Slot("linear")
 
-    def check_rate(self, rate: float, smallest: float) -> None:
-        """Refuse a `rate` below `smallest`: the array's dtype does not have its reciprocal."""
+    def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
+        """Refuse a `rate` below `smallest`, too: the dtype does not have its reciprocal."""
+        Optimizer.check_rate(self, rate, smallest, largest)
         if rate < smallest:
             raise InvalidArgumentError(
                 f"learning_rate must be positive for Ftrl, and at least {smallest:.3g} in the "

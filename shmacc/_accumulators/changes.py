@@ -143,7 +143,8 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
             "new contents in values"
         )
     if rate is not None:
-        array.optimizer.check_rate(rate, float(np.finfo(array.dtype).tiny))
+        info = np.finfo(array.dtype)
+        array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
     if isinstance(taken, DenseTaken):
         _check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)
@@ -188,7 +189,6 @@ def _contents(array: Array, given: Any) -> Change:
             f"The row numbers of array {array.name!r} must be a vector, but have shape "
             f"{describe_shape(rows.shape)}"
         )
-    rows = indices.astype(np.int64)
     values = _owned(given[1], array, what)
     _check_like(array, values, (len(rows), *array.shape[1:]), "The new rows of array")
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
@@ -205,13 +205,9 @@ def _contents(array: Array, given: Any) -> Change:
 
 def _owned(given: Any, array: Array, what: str) -> ValueArray:
     """Return it in the array's dtype and in memory of its own: it may be a view of the arrays."""
-    values = arrays.as_array(given, what)
-    if not np.can_cast(values.dtype, array.dtype, "same_kind"):
-        raise InvalidArgumentError(
-            f"{what} must be {array.spec.dtype.name}, but were {values.dtype}"
-        )
+    values = arrays.converted(given, array.spec.dtype, what).view(array.dtype)
     try:
-        return values.astype(array.dtype, order="C", copy=not values.flags.owndata)
+        return values if values.flags.owndata else values.copy()
     except MemoryError as error:
         pass_on(error)
         raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error

@@ -383,7 +383,8 @@ class _Asked:
             initial = None
             if slot.initial and bytes_:
                 count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
-                initial = _bytes_of(np.full(count, slot.initial, array.dtype))
+                with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+                    initial = _bytes_of(np.full(count, slot.initial, array.dtype))
             made.append((bytes_, initial))
         return made
 
@@ -403,7 +404,8 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
             "An array with an optimizer has dtype float32 or float64, but array "
             f"{name!r} has {dtype}"
         )
-    optimizer.check_rate(optimizer.learning_rate, float(np.finfo(array.spec.dtype.numpy).tiny))
+    info = np.finfo(array.spec.dtype.numpy)
+    optimizer.check_numbers(float(info.tiny), float(info.max))
     return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
 
 

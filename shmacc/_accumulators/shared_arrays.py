@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._gradients import array_specs as given
+from shmacc._gradients import arrays
 from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._layout import layout
 from shmacc._layout.reports import Config
@@ -216,13 +217,18 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """Write numbers into the array of that name, as ``self[name][...] = value`` does.
 
         So ``params["emb"] -= step`` works, which Python ends by an assignment; NumPy recognises an
-        array that is assigned to itself, and copies nothing.
+        array that is assigned to itself, and copies nothing. Unlike NumPy's own assignment, it
+        refuses numbers that the array's dtype does not have, as an apply does.
 
         Raises:
             ValueError: It is read-only, or the value does not have its shape.
+            InvalidArgumentError: The value does not convert to the dtype.
             Everything else as for reading.
         """
-        self[name][...] = value
+        array, dtype = self[name], self._specs[self._numbers[name]].dtype
+        array[...] = arrays.converted(value, dtype, f"the numbers for array {name!r}").view(
+            array.dtype
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

@@ -167,7 +167,7 @@ def test_one_update_a_round(params: Parameters, group: AccumulatorGroup) -> None
         ({}, {"table": ([1, 1], np.ones((2, 3)))}, "Row 1 of array 'table' is given twice"),
         ({}, {"table": ([-1], np.ones((1, 3)))}, "no row -1"),
         ({}, {"table": np.ones((8, 2))}, "'table' must have shape"),
-        ({}, {"table": np.ones((8, 3), complex)}, "must be float32"),
+        ({}, {"table": np.ones((8, 3), complex)}, "do not convert to float32"),
         ({}, {"other": 1}, "no array 'other'"),
         ({}, {"table": (1, 2, 3)}, r"an array or \(indices, rows\)"),
         ({"words": np.ones(3, np.int64)}, {}, "'words' has no optimizer"),
