@@ -161,7 +161,7 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
             f"Array {array.name!r} has one dimension and a rowwise accumulator, which is of all of "
             "it: its gradient must be dense"
         )
-    rows = arrays.index_array(taken.indices, f"the row numbers of array {array.name!r}")
+    rows = arrays.row_numbers(taken.indices, f"the row numbers of array {array.name!r}")
     _check_rows(array, rows)
     return Change(
         array.number,
@@ -183,7 +183,7 @@ def _contents(array: Array, given: Any) -> Change:
         )
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
-    rows = arrays.index_array(given[0], f"the row numbers of array {array.name!r}")
+    rows = arrays.row_numbers(given[0], f"the row numbers of array {array.name!r}")
     if rows.ndim != 1:
         raise InvalidArgumentError(
             f"The row numbers of array {array.name!r} must be a vector, but have shape "

@@ -47,7 +47,7 @@ def int64(value: object, what: str) -> int:
             pass_on(error)
             raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
     if not _INT64_MIN <= value <= INT64_MAX:
-        raise InvalidArgumentError(f"{what} must fit 64 bits, but was {value}")
+        raise InvalidArgumentError(f"{what} must be from -2**63 to 2**63 - 1, but was {value}")
     return value
 
 

@@ -115,33 +115,39 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
         ) from error
 
 
-def index_array(value: Any, what: str) -> IndexArray:
-    """Return row indices as C-contiguous int64 of any rank, in memory of their own.
+def row_numbers(value: Any, what: str) -> IndexArray:
+    """Return row numbers as `index_array` does, but in memory of their own.
 
-    They are checked, and used later: what another thread writes into its array meanwhile must not
-    change what was checked.
+    They are checked now, and used later: what another thread writes into its array meanwhile must
+    not change what was checked.
+    """
+    given = index_array(value, what)
+    try:
+        return given.copy()
+    except MemoryError as error:
+        pass_on(error)
+        raise _too_large(given, what) from error
+
+
+def index_array(value: Any, what: str) -> IndexArray:
+    """Return row indices as C-contiguous int64 of any rank.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    array = _core.plain_array(value, _INT64)
-    if array is None:
-        array, _ = _view(value, what, to_fill=False)
-        if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-            raise InvalidArgumentError(
-                f"{what} must be integers, but some are NaN: {foreign.LEAVE}"
-            )
-        if array.dtype.kind not in "iu" and array.size:
-            raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
-        array = _contiguous(array, what)
-        if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
-            raise InvalidArgumentError(f"{what} must be below 2**63, but one is {int(array.max())}")
-    try:
-        return array.astype(np.int64, order="C", subok=False)
-    except MemoryError as error:
-        pass_on(error)
-        raise _too_large(array, what) from error
+    plain = _core.plain_array(value, _INT64)
+    if plain is not None:
+        return plain
+    array, _ = _view(value, what, to_fill=False)
+    if array.dtype.kind == "f" and bool(np.isnan(array).any()):
+        raise InvalidArgumentError(f"{what} must be integers, but some are NaN: {foreign.LEAVE}")
+    if array.dtype.kind not in "iu" and array.size:
+        raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+    array = _contiguous(array, what)
+    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+        raise InvalidArgumentError(f"{what} must be below 2**63, but one is {int(array.max())}")
+    return _contiguous(array, what, np.int64)
 
 
 def as_array(value: Any, what: str) -> ValueArray:

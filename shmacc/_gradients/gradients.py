@@ -14,7 +14,7 @@ import numpy as np
 from shmacc import _core
 from shmacc._gradients import arguments
 from shmacc._gradients.arguments import INT64_MAX, Shape, describe_shape
-from shmacc._gradients.arrays import index_array, sums_array
+from shmacc._gradients.arrays import index_array, row_numbers, sums_array
 from shmacc._gradients.dtypes import DType
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DenseTaken, SparseTaken
@@ -86,8 +86,8 @@ def sparse_sums(partial: Any, dtype: DType) -> Sums:
     )
     count, weight = count_and_weight(partial)
     values = sums_array(partial.values, dtype, "Values")
-    indices = index_array(partial.indices, "partial.indices")
-    counts = index_array(partial.row_counts, "partial.row_counts")
+    indices = row_numbers(partial.indices, "partial.indices")
+    counts = row_numbers(partial.row_counts, "partial.row_counts")
     given = given_shape(partial.shape)
     if count > 0 and (
         counts.shape != indices.shape
@@ -210,12 +210,23 @@ def checked_rows(
     Raises:
         InvalidArgumentError: The first of TensorFlow's rows 2 to 7 that fails.
     """
+    values = _with_row_shape(indices, values, declared)
     ascending = _check_sparse(indices, values, given, declared)
     refusal = None if ascending else _bad_indices(indices, repeats=row_counts is None)
     if refusal is None and given is not None:
         refusal = _outside_of_given(indices, values.shape, given)
     conflict = _declared_conflict(values.shape, declared, exact=exact)
     return Rows(indices, values, row_counts, ascending, refusal, conflict)
+
+
+def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
+    """Return the values, with the declared shape of a row if they are ``[]``, which has none.
+
+    So ``([], [])`` is an empty batch.
+    """
+    if not declared or None in declared[1:] or indices.shape != (0,) or values.shape != (0,):
+        return values
+    return values.reshape((0, *(dim or 0 for dim in declared[1:])))
 
 
 def _check_sparse(
@@ -297,6 +308,8 @@ def _declared_conflict(
             f"Shape mismatch: expected values rank at least {len(declared)}, "
             f"got {len(values_shape)}"
         )
+    if exact and len(values_shape) > len(declared):
+        return f"Shape mismatch: expected values rank {len(declared)}, got {len(values_shape)}"
     for i, expected in enumerate(declared[1:], start=1):
         if expected is not None and values_shape[i] != expected:
             return (
@@ -308,8 +321,6 @@ def _declared_conflict(
 def check_dense(shape: tuple[int, ...], declared: Shape) -> None:
     """Check that a dense gradient fits the declared shape.
 
-    if exact and len(values_shape) > len(declared):
-        return f"Shape mismatch: expected values rank {len(declared)}, got {len(values_shape)}"
     Raises:
         InvalidArgumentError: It does not.
     """

@@ -1,10 +1,14 @@
 """A member of gradients, partials and saved states, on its way to the extension."""
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from shmacc import _core
 from shmacc._gradients import arrays, foreign, gradients
 from shmacc._gradients.gradients import Rows, Sums
+from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec, TensorSpec
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import InvalidArgumentError
@@ -30,13 +34,13 @@ class Member:
         self._dtype = spec.dtype
         self._plain_type = spec.dtype.plain_type
         self._shape = spec.shape
+        # A declared shape is what a gradient must have. But to an accumulator whose shape leaves a
+        # dimension open, TensorFlow's own tests apply rows of more; it has no groups.
+        self._exact = bool(spec.name) or None not in (spec.shape or ())
 
     def tensor_spec(self) -> TensorSpec:
         return self._spec.tensor_spec()
 
-        # A declared shape is what a gradient must have. But to an accumulator whose shape leaves a
-        # dimension open, TensorFlow's own tests apply rows of more; it has no groups.
-        self._exact = bool(spec.name) or None not in (spec.shape or ())
     def gradient(self, value: Any, weight: int) -> MemberGradient:
         """Return this member of a group's gradient, checked."""
         if self._sparse:
@@ -85,10 +89,19 @@ class Member:
             prefix: What the names of its arrays begin with.
         """
         values = arrays.values_array(values, self._dtype, f"{prefix}values")
-        indices = arrays.index_array(indices, f"{prefix}indices")
+        indices = arrays.row_numbers(indices, f"{prefix}indices")
         shape = gradients.given_shape(given)
         values = arrays.weighted(values, weight, self._dtype, f"{prefix}values")
-        return gradients.checked_rows(indices, values, shape, self._shape, exact=self._exact)
+        if shape is None or len(shape) > 1 or np.ndim(given):
+            return gradients.checked_rows(indices, values, shape, self._shape, exact=self._exact)
+        # TensorFlow takes a number as a shape, too; but who passes one mostly means the step.
+        meant = f" (the given shape is {given}, a number: a step is passed as local_step={given})"
+        try:
+            rows = gradients.checked_rows(indices, values, shape, self._shape, exact=self._exact)
+        except InvalidArgumentError as error:
+            pass_on(error)
+            raise InvalidArgumentError(f"{error}{meant}") from None
+        return replace(rows, refusal=rows.refusal and rows.refusal + meant)
 
     def sums(self, partial: Any) -> Sums:
         """Return a partial of this member, whose sums are not compared with its shape yet."""

@@ -284,6 +284,25 @@ def test_nulls_are_refused_with_the_way_out(column: Any, way_out: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "ids",
+    [
+        pl.Series([1, None]),
+        pd.Series([1, None]),  # floats, with NaN
+        pd.Series([1, None], dtype="Int64"),
+        pd.Series([1, None], dtype="int64[pyarrow]"),
+        pd.array([1, None], dtype="Int64"),
+        pa.array([1, None]),
+        pa.chunked_array([[1], [None]]),
+    ],
+    ids=lambda ids: type(ids).__module__.partition(".")[0],
+)
+def test_nulls_among_ids_are_not_to_be_filled_with_row_0(ids: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="leave these out") as caught:
+        take_sparse((ids, np.ones((2, 1))))
+    assert "fill" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "column",
     [
         pl.Series(["a"]),
