@@ -63,6 +63,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     """
 
     _DEFAULT_NAME: ClassVar[str]
+    _COPY = "state() has a copy of what is in it"
 
     def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         self._label = self._DEFAULT_NAME if own is None else own

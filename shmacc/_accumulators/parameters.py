@@ -52,6 +52,7 @@ class Parameters(SharedArrays):
 
     _KIND = "parameters"
     _NOUN = "parameters"
+    _COPY = "snapshot() has copies of the arrays, and state() of all that an optimizer needs"
 
     def __init__(
         self,

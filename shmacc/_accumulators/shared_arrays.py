@@ -44,6 +44,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     _KIND = "arrays"
     _NOUN: ClassVar[str] = "shared arrays"
+    _COPY = "{name: array.copy() for name, array in arrays.items()} has copies of the arrays"
 
     def __init__(
         self,
@@ -221,8 +222,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         refuses numbers that the array's dtype does not have, as an apply does.
 
         Raises:
-            ValueError: It is read-only, or the value does not have its shape.
             InvalidArgumentError: The value does not convert to the dtype.
+            ValueError: It is read-only, or the value does not have its shape.
             Everything else as for reading.
         """
         array, dtype = self[name], self._specs[self._numbers[name]].dtype

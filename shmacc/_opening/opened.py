@@ -19,6 +19,7 @@ from shmacc._layout.reports import Config
 from shmacc._opening import exits, handles, removal
 from shmacc._opening.handles import Contents
 from shmacc._opening.options import Options, Owners, checked_owners
+from shmacc.errors import InvalidArgumentError
 
 _logger = logging.getLogger("shmacc")
 _Opened = TypeVar("_Opened", bound="Opened")
@@ -38,6 +39,8 @@ class Opened(exits.Owner):
     )
 
     _KIND: ClassVar[str]
+    _COPY: ClassVar[str]
+    """How to get a copy of what is in the segment."""
 
     def _open(
         self,
@@ -130,6 +133,17 @@ class Opened(exits.Owner):
         """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
         self._handle.config()  # a closed handle does not pickle
         return _unpickled, (type(self), self._segment_name, self._owners, self._own())
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Refuse to be copied: unlike a deep copy of anything else, it would be the same memory.
+
+        Raises:
+            InvalidArgumentError: Always; the message says how to get a copy.
+        """
+        raise InvalidArgumentError(
+            f"A deep copy of {self!r} would be the same memory: {self._COPY}; copy.copy() makes "
+            "another handle of the same"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -164,7 +164,8 @@ class ArraysSession {
         return {piece, (change.bytes + piece - 1) / piece};
     }
     static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
-        return change.by_optimizer ? shmacc::slots_of(spec.optimizer, last_dimension(spec)) : SlotShape{0, 1};
+        return change.by_optimizer ? shmacc::slots_of(spec.optimizer, last_dimension(spec))
+                                   : SlotShape{0, 1, false};
     }
     static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, const MemberSpec& spec) {
         const uint64_t number = change.by_optimizer ? spec.number_bytes() : 1;

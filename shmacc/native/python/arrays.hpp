@@ -166,7 +166,7 @@ class MappedArrays {
             Dims dims = *spec.round;
             const SlotShape slots = slots_of(spec.optimizer, dims.empty() ? 1 : dims.back());
             for (uint32_t region = 0; region <= slots.count; ++region) {
-                if (region == 1 && slots.group > 1 && !dims.empty()) dims.pop_back();
+                if (region == 1 && slots.rowwise && !dims.empty()) dims.pop_back();
                 arrays_[{i, region}] = {dtypes[i], dims, size_of(dims, dtypes[i]), nullptr};
                 reserved += reserved_for(arrays_[{i, region}].bytes);
             }

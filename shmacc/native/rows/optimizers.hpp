@@ -201,14 +201,15 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act
 }
 
 // The slots of an array with this optimizer: how many, and how many numbers share one of a slot, if the last
-// dimension is `last`.
+// dimension is `last`. rowwise: whether a slot lacks that dimension, also if it is 1.
 struct SlotShape {
     uint32_t count;
     uint64_t group;
+    bool rowwise;
 };
 inline SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
     return with_rule<float>(optimizer, 0, 1, [last](auto rule) {
-        return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1};
+        return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1, rule.kRowwise};
     });
 }
 
