@@ -126,7 +126,10 @@ def of_update(
     for name in [*gradients, *values]:
         if name not in known:
             names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
-            raise InvalidArgumentError(f"There is no array {name!r}; there are {names}")
+            raise InvalidArgumentError(
+                f"There is no array {name!r}; there are {names}. To leave out a member that is no "
+                "parameter: params.update({name: taken[name] for name in taken if name in params})"
+            )
     made = []
     for name, array in known.items():
         if name in values:

@@ -194,8 +194,10 @@ class Parameters(SharedArrays):
         the update is in; after an exception or a death the next round is the same one.
 
         Args:
-            taken: What the block of the round was given. Of a single accumulator it is for the only
-                array, or for that which a mapping of one names.
+            taken: What the block of the round was given; or a mapping from array to what it has of
+                a member, which leaves the others out: those that are no parameters, as a loss or a
+                count. Of a single accumulator it is for the only array, or for that which a mapping
+                names.
             values: New contents, by array, in place of what an optimizer would make of a gradient:
                 an array, or ``(indices, rows)`` with distinct indices. Arrays that are in neither
                 stay; so do the slots of these.
@@ -266,7 +268,8 @@ class Parameters(SharedArrays):
 
     def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
         """Return the open round, and its gradients by array."""
-        found = _core.find_round(taken)
+        rounds = _core.open_rounds()
+        found = next((block for block in rounds if block.given is taken), None)
         if found is not None and isinstance(taken, GroupTaken):
             return found, taken
         if found is not None:
@@ -276,15 +279,18 @@ class Parameters(SharedArrays):
                     'arrays: say of which it is, as in update({"name": taken})'
                 )
             return found, {self._arrays[0].name: taken}
-        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken) == 1:
-            found = _core.find_round(next(iter(taken.values())))
-            if found is not None and not isinstance(found.given, GroupTaken):
-                return found, taken
+        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken):
+            parts = {id(part) for part in taken.values()}
+            for block in rounds:
+                of_group = isinstance(block.given, GroupTaken)
+                own = block.given.values() if of_group else [block.given]
+                if parts <= {id(part) for part in own}:
+                    return block, taken
         raise FailedPreconditionError(
-            "An update is made in the block of a round, of what the block was given: "
-            f"`with group.round(n) as taken: params.update(taken)`; this {type(taken).__name__} is "
-            "not of a round that this process has open (rounds of shmacc.ray, which are over many "
-            "hosts, cannot be updated from)"
+            "An update is made in the block of a round, of what the block was given, or of a "
+            "mapping to some of its members: `with group.round(n) as taken: params.update(taken)`; "
+            f"this {type(taken).__name__} is not of a round that this process has open (rounds of "
+            "shmacc.ray, which are over many hosts, cannot be updated from)"
         )
 
     def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, npt.NDArray[Any]]]:

@@ -101,13 +101,12 @@ Raises:
     FailedPreconditionError: As for ``Round.__exit__``.
 )");
 
-    m.def(
-        "find_round",
-        [](nb::handle given) {
-            RoundBlock* const found = RoundBlock::of(given);
-            return found ? nb::cast(BlockAccess(nb::find(found))) : nb::object(nb::none());
-        },
-        nb::arg("given").none());
+    m.def("open_rounds", [] {
+        nb::list found;
+        for (size_t i = 0; i < RoundBlock::all_open().size(); ++i)  // Python may collect garbage meanwhile
+            found.append(BlockAccess(nb::find(RoundBlock::all_open()[i])));
+        return found;
+    });
 
     const auto itself = [](nb::handle self) { return nb::borrow(self); };
     nb::class_<Guarded>(m, "Guarded")

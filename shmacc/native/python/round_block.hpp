@@ -33,12 +33,8 @@ class RoundBlock {
     }
     ~RoundBlock() { give_up(); }
 
-    // The one whose block was given this very object; null: none that is open.
-    static RoundBlock* of(nb::handle given) {
-        for (RoundBlock* block : open_)
-            if (block->given_.is(given)) return block;
-        return nullptr;
-    }
+    // Those whose blocks have begun and not ended.
+    static const std::vector<RoundBlock*>& all_open() { return open_; }
     const nb::object& handle_object() const { return handle_; }
     const nb::object& taken() const { return taken_; }
     const nb::object& given() const { return given_; }
