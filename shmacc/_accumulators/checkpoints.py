@@ -2,9 +2,8 @@
 
 import contextlib
 import os
-import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from shmacc._accumulators import changes, saving
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.parameters import Parameters
+from shmacc._accumulators.replacing import replacing
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
@@ -24,16 +24,20 @@ _ATTEMPTS = 100
 def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
-    The file is there with all of it, or as it was before: a temporary file beside it is written,
-    flushed to the disk and renamed. In the block of a round, after `Parameters.update`, the states
-    are those after the round; before it, those before the round.
+    The file is there with all of it, or as it was before: a new file is written, flushed to the
+    disk, and takes its place and its rights. A process that is killed meanwhile leaves nothing (on
+    file systems without nameless files, as NFS, a hidden file beside it).
+
+    In the block of a round, after `Parameters.update`, the states are those after the round; before
+    it, those before the round.
 
     Args:
-        path: The file.
+        path: The file. A symbolic link is followed.
         what: Accumulators, groups and parameters, by names for `load`.
 
     Raises:
-        InvalidArgumentError: Something that cannot be saved.
+        InvalidArgumentError: Something that cannot be saved; or `path` is that of a device, a
+            directory, or anything else that is no file.
         FailedPreconditionError: Rounds ended all the while, so the states did not belong together;
             or a process died in `load`, so they do not either.
         OSError: Writing failed.
@@ -44,8 +48,7 @@ def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
         for name, state in _states(what).items()
         for key, array in state.items()
     }
-    target = Path(path)
-    with _replacing(target) as file:
+    with replacing(Path(path)) as file:
         saved: dict[str, Any] = arrays
         np.savez(file, **saved)
 
@@ -164,24 +167,3 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
     except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
         raise DataLossError(f"{path} is damaged, or no file of shmacc.save: {error}") from error
     return states
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Any]:
-    """Yield a file that gets the target's name when it is complete and on the disk."""
-    descriptor, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(made)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

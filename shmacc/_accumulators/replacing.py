@@ -1,0 +1,102 @@
+"""A file that has all of its new content at once, or stays as it was."""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from shmacc.errors import InvalidArgumentError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that takes the place of that under `path`, with its rights, at the block's end.
+
+    Until then it has no name, so the system frees it with a process that dies. Where the file
+    system has no such files (NFS), it has a name beside `path`, and stays behind a process that is
+    killed. A symbolic link stays, and leads to the new file.
+
+    Raises:
+        InvalidArgumentError: There is something under `path` that is no file.
+        OSError: The system refused.
+    """
+    replaced = _status(path)
+    target = Path(os.path.realpath(path))
+    with contextlib.ExitStack() as at_end:
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        at_end.callback(os.close, directory)
+        descriptor, name = _open_new(target)
+        if name is not None:
+            at_end.callback(name.unlink, missing_ok=True)
+        file = at_end.enter_context(os.fdopen(descriptor, "wb"))
+        yield file
+        file.flush()
+        if replaced is not None:
+            _give_rights(descriptor, replaced)
+        os.fsync(descriptor)
+        if name is None:
+            _link(descriptor, target, directory)
+        else:
+            name.replace(target)
+        os.fsync(directory)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgumentError(f"{path} must be a file, which is replaced, but is none")
+    return status
+
+
+def _open_new(target: Path) -> tuple[int, Path | None]:
+    """Open a new file in the same directory; return its descriptor, and its name if it has one."""
+    with contextlib.suppress(OSError):  # whatever is wrong but that comes again below
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        if Path(_of_descriptor(descriptor)).exists():
+            return descriptor, None
+        os.close(descriptor)
+    name = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), name
+
+
+def _of_descriptor(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
+    mode = stat.S_IMODE(replaced.st_mode)
+    for owner in replaced.st_uid, -1:  # another owner's: only root gives files away
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, owner, replaced.st_gid)
+            break
+    else:
+        mode &= ~stat.S_IRWXG  # these rights were another group's
+    os.fchmod(descriptor, mode)
+
+
+def _link(descriptor: int, target: Path, directory: int) -> None:
+    """Give a file without a name the target's.
+
+    A name that is taken needs a second one, which is renamed. It is always the same one: what a
+    process leaves that dies between the two calls, the next one takes away.
+    """
+    source = _of_descriptor(descriptor)
+    with contextlib.suppress(FileExistsError):
+        os.link(source, target, src_dir_fd=directory)  # with a descriptor it follows the link
+        return
+    name = target.with_name(f".{target.name}.shmacc-save")
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.link(source, name, src_dir_fd=directory)
+            break
+        name.unlink(missing_ok=True)
+    # Not there: another process that replaces the same file has renamed this one, or has taken it
+    # away and renamed its own, which is as if it had come a moment later.
+    with contextlib.suppress(FileNotFoundError):
+        name.replace(target)

@@ -1,0 +1,226 @@
+"""What `save` writes to: a file, in one step, with the rights that it had; nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, needs_root
+
+import shmacc
+from shmacc import Parameters, errors, optim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.apart import Pipe
+
+
+@pytest.fixture
+def params() -> Iterator[Parameters]:
+    """What is saved."""
+    with Parameters({"a": np.ones(2)}, "params", optimizer=optim.SGD(1)) as made:
+        yield made
+        made.unlink()
+
+
+@pytest.fixture(params=["without a name", "beside it"])
+def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where to save; by a new file without a name, or, as on NFS, with one."""
+    if request.param == "beside it":
+        _no_nameless_files(monkeypatch)
+    return tmp_path / "checkpoint.npz"
+
+
+def _no_nameless_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = os.open
+
+    def refusing(path: Any, flags: int, *mode: int, **how: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return system(path, flags, *mode, **how)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+def modes(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664, 0o400, 0o4755])
+def test_a_files_mode_stays(params: Parameters, path: Path, mode: int) -> None:
+    path.touch()
+    path.chmod(mode)
+    for _ in range(2):
+        shmacc.save(path, {"params": params})
+        assert modes(path) == mode
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0, 0o666)])
+def test_a_new_files_mode_is_that_of_any_new_file(
+    params: Parameters, path: Path, mask: int, mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        shmacc.save(path, {"params": params})
+    finally:
+        os.umask(before)
+    assert modes(path) == mode
+
+
+@needs_root
+def test_a_files_owner_stays(params: Parameters, path: Path) -> None:
+    path.touch()
+    os.chown(path, 1234, 2345)
+    path.chmod(0o640)
+    shmacc.save(path, {"params": params})
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, modes(path)) == (1234, 2345, 0o640)
+
+
+def _save_as_another(path: Path) -> tuple[int, int]:
+    with Parameters({"a": np.ones(2)}, optimizer=optim.SGD(1)) as own:
+        shmacc.save(path, {"params": own})
+    return path.stat().st_gid, modes(path)
+
+
+@needs_root
+def test_rights_of_a_group_are_not_given_to_another_one() -> None:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own is closed to other users
+        Path(directory).chmod(0o777)
+        path = Path(directory) / "checkpoint.npz"
+        path.touch()
+        os.chown(path, 1234, 2345)
+        path.chmod(0o664)
+        with Apart(_save_as_another, path, uid=1234) as process:
+            assert process.result() == (1234, 0o604)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symbolic_link_stays_and_is_followed(
+    params: Parameters, path: Path, *, there: bool
+) -> None:
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    real = elsewhere / "real.npz"
+    if there:
+        real.write_text("old")
+    path.symlink_to(Path("elsewhere") / "real.npz")
+    shmacc.save(path, {"params": params})
+    assert path.is_symlink()
+    assert zipfile.is_zipfile(real)
+    assert [each.name for each in elsewhere.iterdir()] == ["real.npz"]
+
+
+# Not a device of the system's: a save that replaced it would break the machine.
+def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
+    """What is no file, and its kind."""
+    pipe, link = directory / "pipe", directory / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    yield pipe, stat.S_IFIFO
+    yield link, stat.S_IFIFO
+    yield directory, stat.S_IFDIR
+    device = directory / "device"
+    with suppress(PermissionError):
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        yield device, stat.S_IFCHR
+
+
+def test_what_is_no_file_is_never_replaced(params: Parameters, path: Path) -> None:
+    for wrong, kind in no_files(path.parent):
+        names = sorted(path.parent.iterdir())
+        with pytest.raises(errors.InvalidArgumentError, match="must be a file"):
+            shmacc.save(wrong, {"params": params})
+        assert stat.S_IFMT(wrong.stat().st_mode) == kind
+        assert sorted(path.parent.iterdir()) == names
+
+
+def test_a_failure_leaves_nothing(
+    params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shmacc.save(path, {"params": params})
+    before = path.read_bytes()
+
+    def fail(file: Any, **_: Any) -> None:
+        file.write(b"something")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(KeyboardInterrupt):
+        shmacc.save(path, {"params": params})
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+STEPS: Final = ("savez", "fsync", "link", "replace")
+
+
+def _stop_at(step: str, path: Path, name: str, *, pipe: Pipe) -> None:
+    """Save, and wait to be killed before or, of writing, after a step."""
+
+    def stopping(call: Any, *, after: bool) -> Any:
+        def stopped(*args: Any, **how: Any) -> Any:
+            if after:
+                call(*args, **how)
+            pipe.say("at it")
+            pipe.hear()
+
+        return stopped
+
+    with Parameters.attach(name) as params:
+        if step == "savez":
+            np.savez = stopping(np.savez, after=True)
+        elif step == "replace":
+            Path.replace = stopping(Path.replace, after=False)  # type: ignore[method-assign]
+        else:
+            setattr(os, step, stopping(getattr(os, step), after=False))
+        shmacc.save(path, {"params": params})
+
+
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_save_leaves_no_other_file(
+    params: Parameters, tmp_path: Path, step: str, *, existing: bool
+) -> None:
+    path = tmp_path / "checkpoint.npz"
+    if existing:
+        shmacc.save(path, {"params": params})
+    elif step == "replace":
+        pytest.skip("a new name needs none")
+    before = path.read_bytes() if existing else None
+    with Apart(_stop_at, step, path, "params") as process:
+        process.hear()
+        process.kill()
+    assert (path.read_bytes() if path.exists() else None) == before
+    if step != "replace":  # between two calls: until the next save
+        assert list(tmp_path.iterdir()) == [path] * existing
+    shmacc.save(path, {"params": params})
+    assert list(tmp_path.iterdir()) == [path]
+    shmacc.load(path, {"params": params})
+
+
+def test_two_that_save_at_once_both_succeed(
+    params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One saves between the two calls by which the other one's file gets its name."""
+    path = tmp_path / "checkpoint.npz"
+    shmacc.save(path, {"params": params})
+    replace = Path.replace
+
+    def meanwhile(own: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        shmacc.save(path, {"params": params})
+        return replace(own, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    shmacc.save(path, {"params": params})
+    assert list(tmp_path.iterdir()) == [path]
+    shmacc.load(path, {"params": params})
