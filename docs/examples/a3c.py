@@ -90,14 +90,11 @@ def walk(params, place, random):
 
 
 def act(rank):
-    random, place, stretch = np.random.default_rng(rank), 0, 0
+    random, place = np.random.default_rng(rank), 0
     with shmacc.attach("a3c") as group, shmacc.Parameters.attach("a3c.params") as params:
         while group.running:
             place, gradient = walk(params, place, random)
-            # Applied once, even if an actor that is started in another's place applies it again.
-            number = stretch * ACTORS + rank
-            group.apply(gradient, shmacc.NEVER_STALE, contributor=number, timeout=10)
-            stretch += 1
+            group.apply(gradient, shmacc.NEVER_STALE, timeout=10)
 
 
 def steps_to_the_goal(params):
