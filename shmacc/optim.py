@@ -219,8 +219,8 @@ class Adam(Optimizer):
     """Adam: steps by the moments of an element's gradients.
 
     TensorFlow's ``ResourceApplyAdam``; of rows torch's ``SparseAdam``: the moments of other rows
-    stay as they are. ``t`` is how often the array was updated, this update included; one in
-    which the array has no rows is none::
+    stay as they are. ``t`` is how often the array was updated, this update included. One in
+    which the array has no rows is none; ``SparseAdam`` counts it, unless ``.grad`` is None::
 
         rate = learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t)      # in float64
         m += (g - m) * (1 - beta_1)
@@ -248,7 +248,7 @@ class Adam(Optimizer):
         return Slot("m"), Slot("v")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` also if its correction may be too large for the dtype."""
+        """Refuse a `rate` whose correction may exceed `largest`; any number is above `smallest`."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate / (1 - self.beta_1) > largest:
             raise InvalidArgumentError(
@@ -299,7 +299,7 @@ class Ftrl(Optimizer):
         return Slot("accumulator", self.initial_accumulator_value), Slot("linear")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` below `smallest`, too: the dtype does not have its reciprocal."""
+        """Refuse a `rate` above `largest`, or below `smallest`, which has no reciprocal there."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate < smallest:
             raise InvalidArgumentError(

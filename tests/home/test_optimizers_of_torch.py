@@ -11,6 +11,31 @@ from shmacc import optim
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.parametrize(("first", "expected"), [("empty", -0.0744), (None, -0.1)])
+def test_sparse_adam_counts_an_empty_gradient_and_ours_does_not(
+    first: str | None, expected: float
+) -> None:
+    """docs/torch.md gives both numbers; where torch has no gradient, both are equal."""
+    theirs = torch.nn.Parameter(torch.zeros(4, 1))
+    adam = torch.optim.SparseAdam([theirs], lr=0.1)
+    ours = Ours(np.zeros((4, 1), np.float32), optim.Adam(0.1), sparse=True)
+    for rows in [], [1]:
+        values = np.ones((len(rows), 1), np.float32)
+        ours.update((np.array(rows, np.int64), values))
+        theirs.grad = None
+        if rows or first == "empty":
+            theirs.grad = torch.sparse_coo_tensor(
+                torch.tensor([rows], dtype=torch.int64),
+                torch.from_numpy(values),
+                (4, 1),
+                check_invariants=True,
+            )
+        adam.step()
+    assert theirs[1].item() == pytest.approx(expected, abs=1e-4)
+    assert ours.params["table"][1, 0] == pytest.approx(-0.1, abs=1e-4)
+    ours.close()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
     table = beginning(dtype)

@@ -137,7 +137,7 @@ def test_steps_may_be_skipped(params: Parameters, group: AccumulatorGroup) -> No
 
 
 def test_adam_does_not_count_an_update_without_rows() -> None:
-    """Settled in detail: as torch's SparseAdam, which is not called then."""
+    """As torch's SparseAdam if ``.grad`` is None; it counts a gradient that is there and empty."""
     results = []
     for empty in (False, True):
         with (
