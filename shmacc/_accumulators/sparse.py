@@ -44,7 +44,8 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         Args:
             dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
             shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
-                unknown.
+                unknown. With such a dimension gradients may have more of them, as TensorFlow has
+                it; without, and in groups, they may not.
             shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
                 share the accumulator, and it lives until `unlink`. None or empty: private; it is
                 removed when this process closes it or ends.
