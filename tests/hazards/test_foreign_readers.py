@@ -272,19 +272,18 @@ def _wait_in_vain(*, pipe: Pipe) -> list[str]:
     pipe.hear()
     ends = []
     signal.signal(signal.SIGALRM, _raise_it)
-    waits: tuple[Callable[[], Any], ...] = (
-        lambda: acc.take(1, timeout=0.05),
-        lambda: acc.take(1),
-        lambda: acc.apply_grad(1.0),
-        lambda: acc.set_global_step(7),
+    waits: tuple[tuple[float, Callable[[], Any]], ...] = (
+        (0.0, lambda: acc.take(1, timeout=0.05)),
+        (0.4, lambda: acc.take(1)),
+        (0.4, lambda: acc.apply_grad(1.0)),
+        (0.4, lambda: acc.set_global_step(7)),
     )
-    for wait in waits:
-        signal.setitimer(signal.ITIMER_REAL, 0.4)
+    for alarm, wait in waits:
         try:
+            signal.setitimer(signal.ITIMER_REAL, alarm)
             wait()
         except (errors.DeadlineExceededError, AlarmError) as error:
             ends.append(type(error).__name__)
-        signal.setitimer(signal.ITIMER_REAL, 0)
     return ends
 
 
