@@ -29,7 +29,7 @@ pytestmark = needs_own_shm
 EXAMPLES: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "0"))
 
 fuzz = settings(
-    max_examples=EXAMPLES or 100,
+    max_examples=EXAMPLES or 40,
     # The short slice is the same every time; a long look is a new one each time.
     derandomize=not EXAMPLES,
     database=None,

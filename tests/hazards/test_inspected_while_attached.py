@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.threads
 
-ROUNDS: Final = 250
+ROUNDS: Final = 80
 SHM: Final = Path(names.SHM_DIRECTORY)
 FLOCK: Final = "hhqqi4x"
 

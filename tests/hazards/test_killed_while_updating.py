@@ -114,10 +114,7 @@ def test_a_damaged_log_is_an_error_and_no_crash() -> None:
     _remove()
     found = set()
     for word in range(20):
-        for wrong in _WRONG:
-            killing.write(interrupted)
-            found.add(run_apart(_scribble_and_recover, word, wrong))
-            _remove()
+        found |= run_apart(_scribble_and_recover_all, interrupted, word)
     assert found == {"DataLossError", "recovered"}
 
 
@@ -134,6 +131,15 @@ def _until_something_is_saved(child: Traced) -> None:
 
 def _is_stamped(file: SegmentFile) -> bool:
     return bool(file.record("journal").generation == file.committed("lane").generation + 1)
+
+
+def _scribble_and_recover_all(interrupted: killing.Images, word: int) -> set[str]:
+    found = set()
+    for wrong in _WRONG:
+        killing.write(interrupted)
+        found.add(_scribble_and_recover(word, wrong))
+        _remove()
+    return found
 
 
 def _scribble_and_recover(word: int, wrong: int) -> str:

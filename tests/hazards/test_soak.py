@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.beyond_asan
 
-SECONDS: Final = 6
+SECONDS: Final = 4
 _SOAK: Final = Path(__file__).parents[2] / "tools" / "soak" / "soak.py"
 
 

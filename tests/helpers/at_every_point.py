@@ -3,10 +3,15 @@
 Points are the lines, or the instructions, of shmacc's own Python that the call runs: wherever a
 signal handler can run, and more. What runs in the extension can only be interrupted where that
 makes an object of Python's, which may collect garbage, and so run anything: those are points, too.
+
+Python looks for signals where a function begins, where a call has returned and where a loop goes
+back, and what is called may raise for the same reason. Of the instructions, those before and after
+these are points; with SHMACC_EVERY_INSTANT=1 all are.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
 import gc
 import os
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 
 # Accumulators are closed by finalizers of weakref.
 _OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
+
+
+_ALL: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
+_CALLING: Final = ("RESUME", "PRECALL", "CALL", "BEFORE_WITH", "WITH_EXCEPT", "JUMP_BACK", "SEND")
 
 
 class Points(enum.Enum):
@@ -63,15 +72,21 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
             yield between
         return
 
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+    def tracing(frame: FrameType) -> Callable[..., Any]:
         frame.f_trace_opcodes = points is Points.INSTRUCTIONS
-        if event == points.value:
-            between.point()
+        code, calls = frame.f_code.co_code, True
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            nonlocal calls
+            called, calls = calls, event != "opcode" or _calls(code[frame.f_lasti])
+            if event == points.value and (called or calls):
+                between.point()
+            return trace
+
         return trace
 
-    def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        own = frame.f_code.co_filename.startswith(_OWN_FILES)
-        return trace(frame, event, argument) if own else None
+    def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
+        return tracing(frame) if frame.f_code.co_filename.startswith(_OWN_FILES) else None
 
     # Before the tracing begins: Python 3.12 looks whether any frame has this, and only then.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
@@ -80,6 +95,10 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
         yield between
     finally:
         sys.settrace(None)
+
+
+def _calls(instruction: int) -> bool:
+    return _ALL or dis.opname[instruction].startswith(_CALLING)
 
 
 @contextmanager
