@@ -1,6 +1,7 @@
 """A file that has all of its new content at once, or stays as it was."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -84,19 +85,19 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
     """Give a file without a name the target's.
 
     A name that is taken needs a second one, which is renamed. It is always the same one: what a
-    process leaves that dies between the two calls, the next one takes away.
+    process leaves that dies between the two calls, the next one takes away. By the directory's lock
+    nobody else has it meanwhile.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):
         os.link(source, target, src_dir_fd=directory)  # with a descriptor it follows the link
         return
     name = target.with_name(f".{target.name}.shmacc-save")
-    while True:
-        with contextlib.suppress(FileExistsError):
-            os.link(source, name, src_dir_fd=directory)
-            break
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
         name.unlink(missing_ok=True)
-    # Not there: another process that replaces the same file has renamed this one, or has taken it
-    # away and renamed its own, which is as if it had come a moment later.
-    with contextlib.suppress(FileNotFoundError):
+        os.link(source, name, src_dir_fd=directory)
         name.replace(target)
+    except BaseException:
+        name.unlink(missing_ok=True)
+        raise

@@ -156,6 +156,21 @@ def test_tensors_that_are_sparse_in_no_rows_are_refused(sparse: Any) -> None:
             sparse(tensor)
 
 
+def test_a_sparse_tensor_of_more_dimensions_than_declared_is_refused() -> None:
+    column = torch.ones(9, 2, 1).to_sparse(1)
+    with (
+        shmacc.SparseConditionalAccumulator(torch.float32, (9, 2)) as acc,
+        shmacc.AccumulatorGroup({"t": shmacc.IndexedSlicesSpec((None, 2))}) as group,
+    ):
+        for apply in (
+            lambda: acc.apply_indexed_slices_grad(column),
+            lambda: group.apply({"t": column}, 0),
+        ):
+            with pytest.raises(errors.InvalidArgumentError, match=r"expected .*rank 2, got 3"):
+                apply()
+        assert acc.num_accumulated() == group.num_accumulated() == 0
+
+
 def test_a_shape_that_does_not_fit_is_refused(sparse: Any) -> None:
     with refused():
         sparse(torch.zeros(8, 2).to_sparse(1))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import tempfile
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +45,7 @@ def _no_nameless_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refusing(path: Any, flags: int, *mode: int, **how: Any) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(95, "Operation not supported")
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return system(path, flags, *mode, **how)
 
     monkeypatch.setattr(os, "open", refusing)
@@ -129,7 +130,7 @@ def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
     yield link, stat.S_IFIFO
     yield directory, stat.S_IFDIR
     device = directory / "device"
-    with suppress(PermissionError):
+    with contextlib.suppress(PermissionError):
         os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
         yield device, stat.S_IFCHR
 
@@ -207,20 +208,34 @@ def test_a_killed_save_leaves_no_other_file(
     shmacc.load(path, {"params": params})
 
 
-def test_two_that_save_at_once_both_succeed(
-    params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One saves between the two calls by which the other one's file gets its name."""
+def _save_often(path: Path, name: str) -> None:
+    with Parameters.attach(name) as params:
+        for _ in range(50):
+            shmacc.save(path, {"params": params})
+
+
+def test_those_that_save_at_once_all_succeed(params: Parameters, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
-    shmacc.save(path, {"params": params})
-    replace = Path.replace
-
-    def meanwhile(own: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
-        shmacc.save(path, {"params": params})
-        return replace(own, target)
-
-    monkeypatch.setattr(Path, "replace", meanwhile)
-    shmacc.save(path, {"params": params})
+    with contextlib.ExitStack() as crew:
+        started = [crew.enter_context(Apart(_save_often, path, "params")) for _ in range(3)]
+        for process in started:
+            process.result()
     assert list(tmp_path.iterdir()) == [path]
     shmacc.load(path, {"params": params})
+
+
+@pytest.mark.parametrize("step", ["link", "replace"])
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
+    params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """As one that is mounted by itself in a container."""
+    path = tmp_path / "checkpoint.npz"
+    shmacc.save(path, {"params": params})
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(*((Path, "replace") if step == "replace" else (os, "link")), busy)
+    with pytest.raises(OSError, match="busy"):
+        shmacc.save(path, {"params": params})
+    assert list(tmp_path.iterdir()) == [path]
