@@ -11,6 +11,8 @@ from typing import IO
 
 from shmacc.errors import InvalidArgumentError
 
+_STDERR = 2
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -27,9 +29,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     replaced = _status(path)
     target = Path(os.path.realpath(path))
     with contextlib.ExitStack() as at_end:
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        directory = _above_streams(os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY))
         at_end.callback(os.close, directory)
-        descriptor, name = _open_new(target)
+        low, name = _open_new(target)
+        descriptor = _above_streams(low)
         if name is not None:
             at_end.callback(name.unlink, missing_ok=True)
         file = at_end.enter_context(os.fdopen(descriptor, "wb"))
@@ -64,6 +67,16 @@ def _open_new(target: Path) -> tuple[int, Path | None]:
         os.close(descriptor)
     name = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), name
+
+
+def _above_streams(descriptor: int) -> int:
+    """Return its duplicate if it is a closed standard stream's, which C libraries print to."""
+    if descriptor > _STDERR:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _of_descriptor(descriptor: int) -> str:

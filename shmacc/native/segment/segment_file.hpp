@@ -64,6 +64,20 @@ class Descriptor {
     int fd_;
 };
 
+// As open(2) does it, with a number above those of the standard streams. A process may have closed these, as daemons do,
+// and still print: what perror() writes goes to descriptor 2, whatever that leads to. So nothing that is kept has such a
+// number, and nothing that can be written to has one for a moment: while it is opened, those that are free lead to
+// what cannot be written to (O_PATH).
+inline Descriptor open_above_streams(const std::string& path, int flags, mode_t mode = 0) {
+    Descriptor streams[3];
+    for (Descriptor& stream : streams) {
+        stream = Descriptor(::open("/", O_PATH | O_CLOEXEC));
+        if (!stream) return Descriptor();
+        if (stream.get() > STDERR_FILENO) break;
+    }
+    return Descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
+}
+
 inline std::string four_octal(mode_t mode) {
     char text[8];
     snprintf(text, sizeof text, "%04o", mode & 07777u);
@@ -195,7 +209,7 @@ class SegmentFile {
 
     // A new file, which has no name yet.
     static std::shared_ptr<SegmentFile> create() {
-        Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+        Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a segment", errno);
         struct stat made{};
         fstat(fd.get(), &made);
@@ -317,8 +331,8 @@ class SegmentFile {
         (access == Access::kWrite ? writable_ : readable_) = std::move(fd);
     }
     static Descriptor same_file(int look, Access access) {
-        const std::string path = "/proc/self/fd/" + std::to_string(look);
-        return Descriptor(::open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+        return open_above_streams("/proc/self/fd/" + std::to_string(look),
+                                  access == Access::kWrite ? O_RDWR : O_RDONLY);
     }
 
     // Never destroyed: segments may be closed as late as the process's end.

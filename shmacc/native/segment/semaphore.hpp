@@ -30,7 +30,7 @@ class NamedSemaphore {
     // Makes it and gives it the name. While the returned descriptor is open, a cleaner leaves the semaphore
     // alone. No descriptor: the name is taken.
     static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
-        Descriptor fd(::open(kDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+        Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a semaphore", errno);
         std::vector<sem_t> fresh(count);
         for (sem_t& semaphore : fresh) sem_init(&semaphore, 1, 1);
@@ -68,8 +68,7 @@ class NamedSemaphore {
             errno = EINVAL;
             return Descriptor();
         }
-        const std::string same_file = "/proc/self/fd/" + std::to_string(look.get());
-        return Descriptor(::open(same_file.c_str(), access | O_CLOEXEC));
+        return open_above_streams("/proc/self/fd/" + std::to_string(look.get()), access);
     }
 
     // Gives an open file that has no name this one; false if the name is taken.
