@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 
 PINS := constraints/newest.txt
 BUILD_PINS := $(PINS)
+STRICT := --config-settings cmake.define.SHMACC_WARNINGS_ARE_ERRORS=ON
 SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
 # What is built for one environment does not touch what is built for another.
 BUILT := build/$(VENV)
@@ -82,7 +83,7 @@ dist: $(VENV)/.dist ## build what is published, into dist/, and use it under eve
 	rm -rf dist $(BUILT)/dist
 	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --sdist --outdir $(BUILT)/dist
 	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
-		$(BIN)/pip --python $$python wheel --quiet --no-deps --build-constraint $(BUILD_PINS) \
+		$(BIN)/pip --python $$python wheel --quiet --no-deps --build-constraint $(BUILD_PINS) $(STRICT) \
 			--wheel-dir $(BUILT)/dist $(BUILT)/dist/*.tar.gz; done
 	$(BIN)/check-wheel-contents $(BUILT)/dist
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist $(BUILT)/dist/*.whl
@@ -171,7 +172,7 @@ $(VENV)/.pip: constraints/newest.txt
 $(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) $(VENV)/.pip
 	rm -rf $(BUILT)/wheel
 	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(BUILT)/wheel \
-		--config-settings build-dir=$(BUILT)/cmake $(BUILD_OPTIONS) .
+		--config-settings build-dir=$(BUILT)/cmake $(STRICT) $(BUILD_OPTIONS) .
 	$(BIN)/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
 	$(BIN)/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
 	touch $@

@@ -15,7 +15,8 @@ if [ ! -e /opt/installed ]; then
 fi
 rm -rf build/aarch64/wheel
 CXX=aarch64-linux-gnu-g++ pip wheel --quiet --no-deps --no-build-isolation \
-    --wheel-dir build/aarch64/wheel -C build-dir=build/aarch64/cmake .
+    --wheel-dir build/aarch64/wheel -C build-dir=build/aarch64/cmake \
+    -C cmake.define.SHMACC_WARNINGS_ARE_ERRORS=ON .
 pip install --quiet --force-reinstall --no-deps build/aarch64/wheel/shmacc-*.whl
 pip install --quiet build/aarch64/wheel/shmacc-*.whl
 exec pytest -p no:cacheprovider --timeout 1800 "$@"

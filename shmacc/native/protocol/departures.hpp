@@ -74,7 +74,7 @@ class Departures {
         if (!died || has_failed(entry, token))
             write_reason(file_, reason_of_departed(i), identity_of(token),
                          read_reason(file_, participant, identity_of(token)));
-        const uint64_t fate = (died ? kDead : kFailed) | (news ? 0 : kTold);
+        const uint64_t fate = (died ? kDead : kFailed) | (news ? uint64_t{0} : uint64_t{kTold});
         store(made.token, with_fate(token, fate));
         return died;
     }
