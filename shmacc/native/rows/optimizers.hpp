@@ -171,7 +171,7 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
     const double* const numbers = optimizer.numbers;
     const T learning_rate = static_cast<T>(rate);
-    switch (optimizer.kind) {
+    switch (static_cast<OptimizerKind>(optimizer.kind)) {  // without a default: g++ asks for a rule of each
         case kSgd:
             if (numbers[1] == 0) return act(Sgd<T>{learning_rate});
             if (numbers[2] == 0) return act(Momentum<T, false>{learning_rate, number(1)});
@@ -196,8 +196,10 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act
             if (numbers[1] == -0.5) return act(Ftrl<T, true>{learning_rate, number(3), twice_l2, 0.5});
             return act(Ftrl<T, false>{learning_rate, number(3), twice_l2, -numbers[1]});
         }
-        default: return act(NewContents{});
+        case kNoOptimizer:
+        case kOptimizerKinds: break;
     }
+    data_loss("an array has no optimizer");
 }
 
 // The slots of an array with this optimizer: how many, and how many numbers share one of a slot, if the last
@@ -208,6 +210,7 @@ struct SlotShape {
     bool rowwise;
 };
 inline SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
+    if (optimizer.kind == kNoOptimizer) return {0, 1, false};
     return with_rule<float>(optimizer, 0, 1, [last](auto rule) {
         return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1, rule.kRowwise};
     });

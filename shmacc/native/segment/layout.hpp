@@ -42,6 +42,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 
@@ -149,15 +150,16 @@ struct OptimizerSpec {
 };
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
-// Calls act(T{}), T being the C++ type of those sums.
+// Calls act(T{}), T being the C++ type of those sums, which are named (unpack_directory).
 template <class Act>
 auto with_sum_type(uint32_t sum, Act act) {
-    switch (sum) {
+    switch (static_cast<Sum>(sum)) {  // without a default: g++ asks for a type of each
         case kFloat32: return act(float{});
         case kFloat64: return act(double{});
         case kInt64: return act(int64_t{});
-        default: return act(uint64_t{});
+        case kUint64: return act(uint64_t{});
     }
+    std::abort();
 }
 
 // FNV-like mix of 8-byte words: detects overwritten records, but does not protect against forged ones (every
