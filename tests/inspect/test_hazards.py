@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
+from helpers.apart import forks, run_apart
+from helpers.damage import SetField
 from helpers.inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
+from helpers.segment_file import SegmentFile
 from helpers.support import until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
@@ -205,3 +208,24 @@ def test_a_private_one_whose_creator_was_killed(crew: Crew, namespace: str) -> N
 def _make_private() -> None:
     with ConditionalAccumulator(np.float32, [2]):
         time.sleep(600)
+
+
+def _forge(path: str, field: str) -> None:
+    with SegmentFile(path) as file:
+        for lane in range(2):
+            file.look_at(lane, 0)
+            SetField("lane", field, (1 << 63) - 1).do(file, file)
+
+
+@forks
+@pytest.mark.parametrize("field", ["count", "weight", "applied", "dropped", "applied_bytes"])
+def test_what_is_added_up_over_lanes_is_so_inside_and_outside(field: str) -> None:
+    with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:
+        for contributor in range(2):
+            acc.apply_grad(1.0, contributor=contributor)
+        run_apart(_forge, str(path_of("lanes")), field)
+        assert inspection.describe("lanes").stats == acc.stats()
+        (listed,) = ask("list", "lanes")["segments"]
+        shown = ask("show", "lanes")["segment"]
+        assert listed["gradients"] == shown["gradients"] == acc.num_accumulated()
+        acc.unlink()

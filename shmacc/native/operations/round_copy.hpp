@@ -136,8 +136,8 @@ class RoundCopy {
         Member& first = in_lanes[0];
         MemberInRound sum{first.number(), 0, 0, {}};
         for (const Member& member : in_lanes) {
-            sum.count += member.state.count;
-            sum.weight += member.state.weight;
+            sum.count = added(sum.count, member.state.count);
+            sum.weight = added(sum.weight, member.state.weight);
             if (member.state.row_elements != first.state.row_elements)
                 data_loss("its lanes' shapes disagree");
         }

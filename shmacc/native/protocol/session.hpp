@@ -105,6 +105,15 @@ struct Totals {
     int64_t weight;
     uint64_t applied, dropped, applied_bytes, recoveries;
     uint64_t rows;  // if asked for
+
+    void add(const LaneState& lane) {
+        count = added(count, count_of(lane, round));
+        weight = added(weight, weight_of(lane, round));
+        applied += lane.applied;
+        dropped += lane.dropped;
+        applied_bytes += lane.applied_bytes;
+        recoveries += lane.recoveries;
+    }
 };
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     for (;;) {
@@ -113,12 +122,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
         for (const auto& lane : segment.lanes()) {
             const LaneState state = lane->committed().snapshot();
             generations.push_back(state.generation);
-            sum.count = added(sum.count, count_of(state, sum.round));
-            sum.weight = added(sum.weight, weight_of(state, sum.round));
-            sum.applied += state.applied;
-            sum.dropped += state.dropped;
-            sum.applied_bytes += state.applied_bytes;
-            sum.recoveries += state.recoveries;
+            sum.add(state);
             if (with_rows) sum.rows += lane->rows(sum.round.round);
         }
         load_barrier();

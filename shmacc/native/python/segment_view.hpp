@@ -333,12 +333,7 @@ class SegmentView {
                 if (member.round == sum.round.round && j + 1 < specs_.size()) sum.rows += member.rows;
                 seen.members.push_back(member);
             }
-            sum.count += count_of(state, sum.round);
-            sum.weight += weight_of(state, sum.round);
-            sum.applied += state.applied;
-            sum.dropped += state.dropped;
-            sum.applied_bytes += state.applied_bytes;
-            sum.recoveries += state.recoveries;
+            sum.add(state);
         }
         check_occupied(out.reserved);
         return out;
