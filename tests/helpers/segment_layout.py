@@ -260,6 +260,19 @@ class UndoRecord(ctypes.Structure):
     )
 
 
+class SavedRegion(ctypes.Structure):
+    _fields_ = (("entry_bytes", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class SavedArray(ctypes.Structure):
+    _fields_ = (
+        ("member", ctypes.c_uint64),
+        ("entries", ctypes.c_uint64),
+        ("listed", ctypes.c_uint64),
+        ("regions", SavedRegion * 3),
+    )
+
+
 class Word(ctypes.Structure):
     _fields_ = (("word", ctypes.c_uint64),)
 
@@ -344,6 +357,7 @@ class Table:
             "queue": QUEUE,
             "participants_top": PARTICIPANTS_TOP,
             "departed_top": PARTICIPANTS_TOP + 4,
+            "next_event": NEXT_EVENT,
             "event": EVENTS,
             "directory": self.region("directory"),
             "participant": self.region("participants"),
@@ -374,6 +388,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int]]] = {
     "queue": (QueueHead, 1),
     "participants_top": (ShortWord, 1),
     "departed_top": (ShortWord, 1),
+    "next_event": (Word, 1),
     "event": (Event, 32),
     "directory": (DirectoryEntry, 1),
     "participant": (Participant, 4),

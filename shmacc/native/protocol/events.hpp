@@ -68,7 +68,8 @@ class Events {
     std::vector<Gone> gone_since(int64_t step) const {
         std::vector<Gone> found;
         const uint64_t last = load(header_.next_event);
-        for (uint64_t serial = last - std::min<uint64_t>(last, kEvents - 1); serial <= last; ++serial) {
+        for (uint64_t back = std::min<uint64_t>(last, kEvents); back-- > 0;) {
+            const uint64_t serial = last - back;
             const Event event = load_words(header_.events[serial % kEvents]);
             if (event.serial != serial || event.step < step) continue;
             if (event.kind == kDeath) found.push_back({event.pid, "killed"});

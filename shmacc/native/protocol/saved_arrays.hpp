@@ -34,6 +34,9 @@ inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
             if (array.regions[k].entry_bytes)
                 regions[k] = member.array<unsigned char>(kArrayRegions[k], array.regions[k].bytes);
         }
+        // Entries that are listed take room in the log, those with bytes in what is saved: so they are bounded.
+        const bool has_bytes = std::any_of(std::begin(regions), std::end(regions), [](auto at) { return at; });
+        if (!array.listed && !has_bytes && array.entries > 0) data_loss("an undo record names no row");
         const uint64_t count = std::min(entries, array.entries);
         for (uint64_t i = 0; i < count; ++i) {
             uint64_t entry = i;

@@ -134,7 +134,7 @@ class Index {
             }
             if (++at == count_) at = 0;
         }
-        data_loss("its index is full");
+        is_full();
     }
 
   private:
@@ -257,8 +257,10 @@ class Index {
             if (bucket.tags[kBucketEntries - 1] == 0) return kAbsent;
             if (++at == count_) at = 0;
         }
-        return kAbsent;
+        is_full();
     }
+    // A sound one is never (`crowded`). Were it only that the row is absent, a search for each row would walk all around.
+    [[noreturn]] static void is_full() { data_loss("its index is full"); }
 
     // Bit i: tags[i] equals `tag`.
     static uint32_t matching(const Bucket& bucket, uint16_t tag) {

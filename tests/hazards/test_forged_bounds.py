@@ -1,0 +1,192 @@
+"""Every loop whose bounds come from the segment ends: forged ones give a result or a DataLossError.
+
+The locks are held meanwhile, and no signal helps. Each case forges what one loop goes by, with
+right checksums, and makes every call; a call that does not come back is a failure of its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers import every_call
+from helpers import segment_layout as layout
+from helpers.apart import Apart, forks, needs_own_shm
+from helpers.damage import Elsewhere, SetField, Sizes, UndoLog
+from helpers.every_call import PATIENCE, SHM_BYTES, Scenario
+from helpers.segment_file import SegmentFile
+
+import shmacc
+from shmacc import Parameters, errors, inspection, optim
+from shmacc._layout import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Pipe
+    from helpers.damage import Damage
+
+pytestmark = [forks, needs_own_shm]
+
+MOST: Final = (1 << 64) - 1
+_PAGE: Final = 4096
+_SAVED: Final = f"{names.SHM_DIRECTORY}/saved.npz"  # the process has its own
+ROWS: Final = Scenario("sparse", applies=3, contributors=True)
+DENSE: Final = Scenario("dense", applies=3)
+LANES: Final = Scenario("group", applies=3, lanes=2, contributors=True)
+
+
+@dataclass(frozen=True)
+class FullIndex:
+    """No bucket has a free entry, and no entry leads to a row."""
+
+    def do(self, file: SegmentFile, _: SegmentFile) -> None:
+        member = file.committed("member")
+        bucket = layout.Bucket((1 << 15,) * 10, member.index_stamp, (1 << 31,) * 10)
+        index = file.table.first(f"bucket{member.index}")
+        file.write(index, bytes(bucket) * member.index_buckets)
+
+
+FORGED: Final[dict[str, tuple[Scenario, Damage]]] = {
+    "events": (ROWS, SetField("next_event", "word", MOST)),
+    "an event": (ROWS, SetField("event", "serial", MOST, number=MOST % 64 % 32)),
+    "undo records of no rows": (ROWS, UndoLog(((0, 0, 0),) * 9, 1 << 62, 4096, 0)),
+    "undo records": (ROWS, UndoLog(((0, 1, 0),), 1 << 62, None, 1 << 62)),
+    "undo records of a dense member": (DENSE, UndoLog(((0, 0, 0),), 1 << 62, 4096, 0)),
+    "undo records in a lane": (LANES, Elsewhere(1, 1, UndoLog(((0, 0, 2),), 1 << 62, 4096, 0))),
+    "an index without room": (ROWS, FullIndex()),
+    "an index of contributors without room": (ROWS, Elsewhere(0, 1, FullIndex())),
+    "an index in a lane without room": (LANES, Elsewhere(1, 1, FullIndex())),
+    "no buckets": (ROWS, SetField("member", "index_buckets", 0)),
+    "rows": (ROWS, SetField("member", "rows", layout.MAX_ROWS)),
+    "rows of no bytes": (ROWS, Sizes(1 << 20, (0,), None, 1 << 20, 3)),
+    "an array of no gradients": (DENSE, SetField("member", "row_elements", 1 << 36)),
+    "dimensions": (ROWS, SetField("shape", "rank", MOST, number=0)),
+    "rounds that were idle": (ROWS, SetField("member", "round", 0)),
+    "a round to come": (ROWS, SetField("lane", "round", MOST)),
+    "the number of the round": (ROWS, SetField("round", "round", MOST)),
+    "rounds of little memory": (ROWS, SetField("lane", "small_rounds", MOST)),
+    "participants": (ROWS, SetField("participants_top", "word", (1 << 32) - 1)),
+    "the departed": (ROWS, SetField("departed_top", "word", (1 << 32) - 1)),
+    "one who is being written": (ROWS, SetField("departed", "token", 1 << 3)),
+    "waiters": (ROWS, SetField("queue", "top", (1 << 32) - 1)),
+    "tickets": (ROWS, SetField("queue", "next_ticket", MOST)),
+    "cancels": (ROWS, SetField("queue", "cancelled_through", MOST)),
+    "finishes": (ROWS, SetField("round", "restores", MOST)),
+    "when others may come": (ROWS, SetField("fairness", "keep_off_ns", (1 << 63) - 1)),
+    "generations": (ROWS, SetField("round", "needs", MOST)),
+    "opened rounds": (ROWS, SetField("round", "holder_serial", MOST)),
+    "a lane's generation": (LANES, SetField("lane_generation", "word", MOST)),
+}
+
+
+@pytest.mark.parametrize("attached", [False, True], ids=["at rest", "while attached"])
+@pytest.mark.parametrize("bound", FORGED)
+def test_every_call_on_an_accumulator_ends(bound: str, *, attached: bool) -> None:
+    scenario, damage = FORGED[bound]
+    scenario = Scenario(**(vars(scenario) | {"attached": attached}))
+    with Apart(every_call.serve, shm=SHM_BYTES) as victim:
+        victim.say(scenario)
+        root = Path(f"/proc/{victim.pid}/root")
+        paths = [root / path[1:] for path in victim.hear(PATIENCE)]
+        with SegmentFile(paths[0]) as file, SegmentFile(paths[1]) as other:
+            damage.do(file, other)
+        victim.say()
+        outcomes = victim.hear(PATIENCE)
+        victim.say(None)
+        victim.result(PATIENCE)
+    assert [outcome for outcome in outcomes if not outcome.fine] == []
+
+
+def _apply_beside_many(*, pipe: Pipe) -> str:
+    rows = np.arange(400_000)
+    with shmacc.SparseConditionalAccumulator("f4", None, "many") as acc:
+        acc.apply_grad(rows, np.ones((rows.size, 1), np.float32))
+        pipe.say(names.segment_name("many").path)
+        pipe.hear()
+        with pytest.raises(errors.DataLossError, match="index is full"):
+            acc.apply_grad(rows + rows.size, np.ones((rows.size, 1), np.float32))
+    return "ended"
+
+
+def test_an_index_without_room_is_walked_around_once_and_not_for_each_row() -> None:
+    with Apart(_apply_beside_many, shm=SHM_BYTES) as victim:
+        with SegmentFile(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}") as file:
+            FullIndex().do(file, file)
+        victim.say()
+        assert victim.result(PATIENCE) == "ended"
+
+
+def _saved(member: int, entries: int, listed: int, *regions: tuple[int, int]) -> bytes:
+    return bytes(layout.SavedArray(member, entries, listed, regions))
+
+
+# What the undo log of an update may say, and how many entries of it are counted.
+JOURNALS: Final = {
+    "entries of no bytes": (_saved(0, 1 << 62, 0), 1 << 62),
+    "listed entries of no bytes": (_saved(0, 1 << 62, 1), 1 << 62),
+    "entries of a byte": (_saved(0, 1 << 62, 0, (1, 1 << 40)), 1 << 62),
+    "entries past the last": (_saved(0, 1 << 62, 0, (1, 0)), 1 << 62),
+    "arrays without entries": (_saved(0, 0, 0) * 9, 1 << 62),
+    "an array of another number": (_saved(MOST, 1, 0), 1),
+    "nothing": (b"", 1 << 62),
+}
+
+UPDATES: Final[dict[str, Callable[[Parameters, Any], object]]] = {
+    "update": lambda params, taken: params.update(taken),
+    "skip": lambda params, taken: params.skip(taken),
+    "snapshot": lambda params, _: params.snapshot(timeout=1),
+    "state": lambda params, _: params.state(timeout=1),
+    "restore": lambda params, _: params.restore(params.state()),
+    "attach": lambda _, __: Parameters.attach("p").close(),
+    "describe": lambda _, __: inspection.describe("p"),
+    "check": lambda _, __: inspection.check("p"),
+    "save": lambda params, _: shmacc.save(_SAVED, {"p": params}),
+    "load": lambda params, _: shmacc.load(_SAVED, {"p": params}),
+}
+
+
+def _forge(path: str, log: bytes, counted: int) -> None:
+    with SegmentFile(path) as file:
+        number = file.current("lane")
+        state = file.record("lane", number)
+        for name in ("undo log", "undo rows"):
+            state.reserved[layout.LANE_REGIONS.index(name)] = _PAGE
+            file.write(file.table.region(name), bytes(_PAGE))
+        file.put("lane", state, number)
+        file.write(file.table.region("undo log"), log)
+        file.put("journal", layout.Journal(state.generation + 1, counted, 0))
+
+
+class _DoneError(Exception):
+    """The block may not end in order."""
+
+
+def _use(call: str, *, pipe: Pipe) -> None:
+    contents = {"a": np.ones((4, 2), np.float32)}
+    with (
+        Parameters(contents, "p", optimizer=optim.SGD(1.0)) as params,
+        shmacc.ConditionalAccumulator("f4", (4, 2)) as acc,
+    ):
+        shmacc.save(_SAVED, {"p": params})
+        acc.apply_grad(np.ones((4, 2)))
+        with suppress(_DoneError), acc.round(1) as taken:
+            pipe.say(names.segment_name("p").path)
+            pipe.hear()
+            with suppress(errors.DataLossError):
+                UPDATES[call](params, taken)
+            raise _DoneError
+
+
+@pytest.mark.parametrize("journal", JOURNALS)
+@pytest.mark.parametrize("call", UPDATES)
+def test_every_call_on_parameters_ends(call: str, journal: str) -> None:
+    log, counted = JOURNALS[journal]
+    with Apart(_use, call, shm=SHM_BYTES) as victim:
+        _forge(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}", log, counted)
+        victim.say()
+        victim.result(PATIENCE)
