@@ -139,3 +139,63 @@ def test_a_free_threaded_interpreter_that_keeps_its_gil_off_is_refused(tmp_path:
 def test_with_the_gil_on_it_is_not_refused(tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=True))
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+_SUBINTERPRETER: Final = """
+    try:
+        import _interpreters as interpreters
+    except ImportError:
+        import _xxsubinterpreters as interpreters
+
+
+    def make(isolated):
+        try:
+            return interpreters.create("isolated" if isolated else "legacy")
+        except TypeError:  # before Python 3.13
+            return interpreters.create(isolated=isolated)
+
+
+    def try_in(number, module):
+        # Nothing but what it prints gets out, in all versions.
+        call = f"try: import {{module}}\\nexcept ImportError as error: print(error)"
+        interpreters.run_string(number, call)
+
+
+    def use():
+        with shmacc.ConditionalAccumulator("f4", ()) as acc, shmacc.Parameters({{"w": [1.0]}}):
+            acc.apply_grad(3.0)
+            print(acc.take(1).value)
+
+
+    if {first}:
+        import shmacc
+
+        acc = shmacc.ConditionalAccumulator("f4", ())
+        use()
+    number = make({isolated})
+    for module in ("shmacc", "shmacc.inspection", "shmacc._core", "shmacc"):
+        try_in(number, module)
+    if {first}:
+        acc.apply_grad(1.0)
+    else:
+        import shmacc
+    use()
+    number = make({isolated})
+    try_in(number, "shmacc")
+    use()
+"""
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["legacy", "isolated"])
+@pytest.mark.parametrize("first", [True, False], ids=["in use", "not in use"])
+def test_a_sub_interpreter_is_refused_and_leaves_the_main_one_as_it_was(
+    *, first: bool, isolated: bool, tmp_path: Path
+) -> None:
+    ran = _run(tmp_path, program=_SUBINTERPRETER.format(first=first, isolated=isolated))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    refusals = [line for line in lines if "interpreter" in line]
+    assert len(refusals) == 5
+    ours = [line for line in refusals if line.startswith("shmacc works in a process's main ")]
+    assert isolated or refusals == ours
+    assert [line for line in lines if line not in refusals] == ["3.0"] * (3 if first else 2)

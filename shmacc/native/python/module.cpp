@@ -208,9 +208,26 @@ void refuse_without_gil() {
             "the same");
 }
 
+// An extension is loaded once a process, and so is what nanobind knows of its types: a second interpreter would put its
+// own in the place of the first one's, whose objects are unknown from then on. So it is refused before nanobind begins.
+bool refuse_in_subinterpreter() {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return false;
+    PyErr_SetString(
+        PyExc_ImportError,
+        "shmacc works in a process's main interpreter only, and this is a sub-interpreter; processes "
+        "are what it is for: use them in its place");
+    return true;
+}
+
+int (*execute)(PyObject*);  // nanobind's
+int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : execute(m); }
+
 }  // namespace
 }  // namespace shmacc
 
+// What the next macro defines has this name, and is called by what Python calls.
+#define PyInit__core init_by_nanobind
+extern "C" PyObject* init_by_nanobind();
 NB_MODULE(_core, m) {
     using namespace shmacc;
     refuse_without_gil();
@@ -268,12 +285,13 @@ NB_MODULE(_core, m) {
         .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
              nb::arg("terms").none())
         .def("restore", &Handle::restore, nb::arg("members"), nb::arg("step"), nb::arg("terms").none())
-        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"))
+        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
+             nb::arg("timeout").none())
         .def("take",
              nb::overload_cast<TakenRound&, int64_t, int64_t, std::optional<double>, bool>(&Handle::take),
              nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"), nb::arg("timeout").none(),
              nb::arg("raise_departures"))
-        .def("look", &Handle::look, nb::arg("taken"))
+        .def("look", &Handle::look, nb::arg("taken"), nb::arg("timeout").none())
         .def("reduce", &Handle::reduce, nb::arg("pieces"), nb::arg("count"), nb::arg("weight"))
         .def("check_departures", &Handle::check_departures)
         .def("keep", &Handle::keep, nb::arg("taken"))
@@ -390,4 +408,19 @@ NB_MODULE(_core, m) {
           nb::arg("positions"), nb::arg("values"));
     watch_forks();
     export_layout(m);
+}
+#undef PyInit__core
+
+// From Python 3.13 on it is called in the main interpreter for all of them, and only what it returns runs in another one.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+    using namespace shmacc;
+    if (refuse_in_subinterpreter()) return nullptr;
+    PyObject* const made = init_by_nanobind();
+    if (!made || !PyObject_TypeCheck(made, &PyModuleDef_Type)) return made;
+    for (PyModuleDef_Slot* slot = reinterpret_cast<PyModuleDef*>(made)->m_slots; slot->slot != 0; ++slot) {
+        if (slot->slot != Py_mod_exec || slot->value == reinterpret_cast<void*>(execute_in_main)) continue;
+        execute = reinterpret_cast<int (*)(PyObject*)>(slot->value);
+        slot->value = reinterpret_cast<void*>(execute_in_main);
+    }
+    return made;
 }
