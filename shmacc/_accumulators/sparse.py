@@ -70,8 +70,9 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
                 than one, the order of additions is not that of arrival, and a quorum may be
                 exceeded by lanes - 1.
             capacity: How many gradients may be pending: an apply that would be one more waits for
-                a take. None: any number, or as an existing accumulator has it. With several lanes
-                it may be exceeded by lanes - 1.
+                a take. None: any number, or as an existing accumulator has it. A partial counts as
+                its gradients; one of more than the capacity is added if nothing is pending. With
+                several lanes it may be exceeded by lanes - 1.
 
         Raises:
             AlreadyExistsError: It exists, and `if_exists` is "error".
@@ -224,14 +225,14 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
-            return not self._handle.drop_if_stale(step, 0)
+            return not self._handle.drop_if_stale(step, 0, seconds)
         terms = sums.count, sums.weight, who, seconds
         return self._add(self._member.rows_of_sums(sums), step, terms)
 
     def _add(self, rows: gradients.Rows, step: int, terms: arguments.Terms | None) -> bool:
         if rows.conflict is not None:
-            count = 1 if terms is None else terms[0]
-            if rows.refusal is None and self._handle.drop_if_stale(step, count):
+            count, _, _, seconds = (1, 1, None, None) if terms is None else terms
+            if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)

@@ -21,7 +21,9 @@ class Stats:
         num_accumulated: Gradients waiting to be taken.
         rows: Distinct rows that they touch (sparse; dense: 0).
         global_step: The accumulator's step.
-        sealed: Whether applies are refused.
+        sealed: Whether applies at `global_step` are refused: since a round is open, or its update
+            has begun, or by ``take_partial(seal=True)``. (The last refuses those of a later step,
+            too, which otherwise wait.)
         finished: Whether the accumulator is finished: nothing is accepted or taken any more.
         waiting: Takes that wait in the queue, of living processes.
         attached: Living processes that have the segment open.
@@ -72,7 +74,7 @@ def stats_of(state: State) -> Stats:
         num_accumulated=state["count"],
         rows=state["all_rows"],
         global_step=state["step"],
-        sealed=state["sealed"],
+        sealed=state["sealed"] or held is not None or update is not None,
         finished=state["finished"],
         waiting=state["waiting"],
         attached=state["attached"],

@@ -149,7 +149,10 @@ _DEFINITIONS: Final = (
         lambda seen, _: int(seen.final_round is not None),
     ),
     _Definition(
-        "sealed", "gauge", "1 if applies are refused.", lambda seen, _: int(seen.stats.sealed)
+        "sealed",
+        "gauge",
+        "1 if applies at the step are refused: a round is open, or by a seal.",
+        lambda seen, _: int(seen.stats.sealed),
     ),
     _Definition("applied", "counter", "Gradients accepted.", lambda seen, _: seen.stats.applied),
     _Definition(

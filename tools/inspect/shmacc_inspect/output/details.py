@@ -282,8 +282,9 @@ class Details:
         error: Why the segment cannot be read; null if it can.
         token: Identifies this segment among those that had the name; its semaphore's name ends with
             it.
-        sealed: Whether applies are refused; of parameters, whether a load into them has not ended,
-            so that they take no update.
+        sealed: Whether applies at the step are refused: since a round is open, or its update has
+            begun, or by a take that sealed it; of parameters, whether a load into them has not
+            ended, so that they take no update.
         round_holder_pid: The process that has a round open (`with acc.round(n)`), or that loads
             parameters; null: none.
         round_holder_pid_is_here: Whether that is a pid of this pid namespace.
