@@ -432,32 +432,50 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)
         )
 
-    def snapshot(self) -> _Taken_co:
+    def snapshot(self, *, timeout: float | None = None) -> _Taken_co:
         """Return what a take would give now; consumes nothing, and waits for no number.
 
         Of an empty accumulator it is as `take_partial` of none; in an open round it shows the
         round.
-        """
-        return rounds.look(self._handle, self._taken, partial=False)
 
-    def contributors(self) -> IndexArray:
+        Args:
+            timeout: Seconds to wait for the lock, which a stopped process may hold; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+        """
+        return rounds.look(self._handle, self._taken, timeout, partial=False)
+
+    def contributors(self, *, timeout: float | None = None) -> IndexArray:
         """Return who is in the open round, without consuming it: int64, ascending.
 
         Only applies that were given a ``contributor`` are listed.
+
+        Args:
+            timeout: As for `snapshot`.
+
+        Raises:
+            As for `snapshot`.
         """
         contributors: IndexArray = rounds.look(
-            self._handle, lambda taken: taken.contributors, partial=True
+            self._handle, lambda taken: taken.contributors, timeout, partial=True
         )
         return contributors
 
-    def state(self) -> dict[str, ValueArray]:
+    def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
         """Return everything accumulated, and the step, as a dict of arrays for ``np.savez``.
 
         Consumes nothing. In an open round it is that of the round.
+
+        Args:
+            timeout: As for `snapshot`.
+
+        Raises:
+            As for `snapshot`.
         """
         members = self._spec.members
         return rounds.look(
-            self._handle, lambda taken: saving.to_arrays(taken, members), partial=True
+            self._handle, lambda taken: saving.to_arrays(taken, members), timeout, partial=True
         )
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from shmacc._accumulators import changes, saving
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.replacing import replacing
+from shmacc._gradients import arguments
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
@@ -21,7 +23,9 @@ Saved = Accumulator[Any, Any] | Parameters
 _ATTEMPTS = 100
 
 
-def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
+def save(
+    path: str | os.PathLike[str], what: Mapping[str, Saved], *, timeout: float | None = None
+) -> None:
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
     The file is there with all of it, or as it was before: a new file is written, flushed to the
@@ -34,10 +38,12 @@ def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     Args:
         path: The file. A symbolic link is followed.
         what: Accumulators, groups and parameters, by names for `load`.
+        timeout: Seconds to wait for their locks, which a stopped process may hold; None: for ever.
 
     Raises:
         InvalidArgumentError: Something that cannot be saved; or `path` is that of a device, a
             directory, or anything else that is no file.
+        DeadlineExceededError: The timeout passed. Nothing was written.
         FailedPreconditionError: Rounds ended all the while, so the states did not belong together;
             or a process died in `load`, so they do not either.
         OSError: Writing failed.
@@ -45,7 +51,7 @@ def save(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     _check(what)
     arrays = {
         f"{name}/{key}": array
-        for name, state in _states(what).items()
+        for name, state in _states(what, arguments.timeout(timeout)).items()
         for key, array in state.items()
     }
     with replacing(Path(path)) as file:
@@ -118,8 +124,9 @@ def _check(what: object) -> None:
             )
 
 
-def _states(what: Mapping[str, Saved]) -> dict[str, dict[str, ValueArray]]:
+def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
     """Return states that belong together: no round ended, and no update, while they were read."""
+    deadline = None if timeout is None else time.monotonic() + timeout
     for name, one in what.items():
         if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001
             raise FailedPreconditionError(
@@ -127,7 +134,7 @@ def _states(what: Mapping[str, Saved]) -> dict[str, dict[str, ValueArray]]:
             )
     for _ in range(_ATTEMPTS):
         marks = [_mark(one) for one in what.values()]
-        states = {name: one.state() for name, one in what.items()}
+        states = {name: one.state(timeout=_left(deadline)) for name, one in what.items()}
         if marks == [_mark(one) for one in what.values()]:
             break
     else:
@@ -141,6 +148,10 @@ def _states(what: Mapping[str, Saved]) -> dict[str, dict[str, ValueArray]]:
             if update == "in" or (update == "begun" and step + 1 in steps):
                 states[name] = saving.emptied(states[name], step + 1)
     return states
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _mark(one: Saved) -> tuple[object, ...]:

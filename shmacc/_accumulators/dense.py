@@ -135,7 +135,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
-            return not self._handle.drop_if_stale(step, 0)
+            return not self._handle.drop_if_stale(step, 0, seconds)
         terms = sums.count, sums.weight, who, seconds
         return self._handle.apply_dense(self._member.array_of_sums(sums), step, terms)
 

@@ -179,7 +179,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         members, count, weight = self._members_of(partial)
         who = gradients.partial_contributors(partial)
         if count == 0:
-            return not self._handle.drop_if_stale(step, 0)
+            return not self._handle.drop_if_stale(step, 0, seconds)
         return self._handle.apply_group(members, step, (count, weight, who, seconds))
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:

@@ -202,8 +202,8 @@ class Parameters(SharedArrays):
                 an array, or ``(indices, rows)`` with distinct indices. Arrays that are in neither
                 stay; so do the slots of these.
             learning_rate: In place of the optimizers' own, for this update: for schedules.
-            timeout: Seconds to wait for another process's snapshot, restore or update; None: for
-                ever.
+            timeout: Seconds to wait for another process's snapshot, restore or update, or its
+                operation on the accumulator; None: for ever.
 
         Returns:
             True; False if the round is in the parameters already: a chief that died between the
@@ -312,15 +312,23 @@ class Parameters(SharedArrays):
         )
         return step, copies
 
-    def state(self) -> dict[str, ValueArray]:
-        """Return arrays, slots and step as a dict of arrays for ``np.savez``, of one instant."""
+    def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
+        """Return arrays, slots and step as a dict of arrays for ``np.savez``, of one instant.
+
+        Args:
+            timeout: As for `snapshot`.
+
+        Raises:
+            As for `snapshot`.
+        """
+        seconds = arguments.timeout(timeout)
         state: dict[str, ValueArray] = {}
         places = []
         for array in self._arrays:
             for region, key in enumerate(array.keys()):
                 state[key] = array.empty(region)
                 places.append((array.number, region, state[key]))
-        step, updates = self._read(places, None)
+        step, updates = self._read(places, seconds)
         state["arrays"] = np.array([array.name for array in self._arrays])
         state["specs"] = np.array([array.described() for array in self._arrays])
         state["step"] = np.array(step)

@@ -51,12 +51,13 @@ def take(
 def look(
     handle: _core.Handle,
     finish: Callable[[TakenRound], _Result],
+    timeout: object = None,
     *,
     partial: bool,
 ) -> _Result:
     """Return what a take of all that is there would give; consumes nothing."""
     taken = TakenRound(not partial, seal=False)
-    handle.look(taken)
+    handle.look(taken, arguments.timeout(timeout))
     return finish(taken)
 
 

@@ -68,7 +68,7 @@ class LocalSegment:
         """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
         taken = TakenRound(advance=False, seal=False, ends=self._ends)
         if self._round:
-            self._handle.look(taken)
+            self._handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
                 # An earlier forwarder that was stopped, and is alive: a new step ends its round.

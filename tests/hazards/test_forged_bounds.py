@@ -1,5 +1,8 @@
 """Every loop whose bounds come from the segment ends: forged ones give a result or a DataLossError.
 
+docs/hazards.md: "Bytes are overwritten, at rest or in use; files truncated, forged": "A result, or
+an error of `shmacc.errors`".
+
 The locks are held meanwhile, and no signal helps. Each case forges what one loop goes by, with
 right checksums, and makes every call; a call that does not come back is a failure of its own.
 """
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
-from helpers.apart import Apart, forks, needs_own_shm
+from helpers.apart import Apart, needs_own_shm
 from helpers.damage import Elsewhere, SetField, Sizes, UndoLog
 from helpers.every_call import PATIENCE, SHM_BYTES, Scenario
 from helpers.segment_file import SegmentFile
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.damage import Damage
 
-pytestmark = [forks, needs_own_shm]
+pytestmark = needs_own_shm
 
 MOST: Final = (1 << 64) - 1
 _PAGE: Final = 4096

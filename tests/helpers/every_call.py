@@ -174,7 +174,7 @@ def _look_divided(acc: Any, scenario: Scenario) -> None:
     whole = [size // 3, size // 3, size]
     ends = {"sparse": [[0] * 3], "dense": [whole], "group": [[0] * 3, whole]}[scenario.kind]
     taken = TakenRound(advance=False, seal=False, ends=np.array(ends, np.int64))
-    acc._handle.look(taken)
+    acc._handle.look(taken, None)
     for columns in taken.columns():
         for column in columns:
             column.sum()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import forks, run_apart
+from helpers.apart import run_apart
 from helpers.damage import SetField
 from helpers.inspect_tool import WITHOUT_ROOTS_POWERS, ask, path_of, run, scribble, start
 from helpers.segment_file import SegmentFile
@@ -217,7 +217,6 @@ def _forge(path: str, field: str) -> None:
             SetField("lane", field, (1 << 63) - 1).do(file, file)
 
 
-@forks
 @pytest.mark.parametrize("field", ["count", "weight", "applied", "dropped", "applied_bytes"])
 def test_what_is_added_up_over_lanes_is_so_inside_and_outside(field: str) -> None:
     with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:

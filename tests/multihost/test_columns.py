@@ -59,7 +59,7 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
 def test_a_division_that_is_not_of_all_that_there_is_is_refused(ends: list[list[int]]) -> None:
     def look() -> None:
         taken = _core.TakenRound(advance=False, seal=False, ends=np.array(ends, np.int64))
-        group.handle.look(taken)
+        group.handle.look(taken, None)
 
     with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
         assert group.apply({"m": np.ones(4)}, 0)
@@ -75,7 +75,7 @@ def test_what_was_divided_is_in_columns_only_and_what_was_not_has_none() -> None
         divided = _core.TakenRound(advance=False, seal=False, ends=np.array([[4000]], np.int64))
         whole = _core.TakenRound(advance=False, seal=False)
         for taken in divided, whole:
-            group.handle.look(taken)
+            group.handle.look(taken, None)
         for part in divided.values, divided.indices, divided.row_counts, divided.shape:
             with pytest.raises(FailedPreconditionError, match="was divided"):
                 part(0)

@@ -95,9 +95,10 @@ class Apply : public Operation {
     }
 
     // For a gradient that does not fit the round: true if it is dropped anyway.
-    bool drop_if_stale(int64_t local_step, int64_t gradients) {
+    bool drop_if_stale(int64_t local_step, int64_t gradients, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        ApplySession session(segment_, std::nullopt, false, kForever, interruption_);
+        ApplySession session(segment_, std::nullopt, false, lock_deadline(deadline), interruption_);
+        if (!session.held()) apply_deadline_exceeded({});
         if (!is_refused(session.round, is_closed(session.round), local_step)) return false;
         drop(session, activity, gradients);
         return true;
@@ -120,6 +121,7 @@ class Apply : public Operation {
         put_in(session, request, [&] {
             round.needs = session.state.generation + 1;
             segment_.round().commit(round);
+            Lane::keep_no_undo(session.before, session.state);
         });
         let_others_go_on(session);
     }

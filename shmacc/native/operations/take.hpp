@@ -94,12 +94,13 @@ class Take : public Operation {
     }
 
     // Ends a round that `take` has opened: it takes effect. False: it was ended already, by a new step, or given up.
-    bool consume_round(uint64_t serial) {
+    // updated: by this process, which knows that its update is in.
+    bool consume_round(uint64_t serial, bool updated) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         const RoundState round = session.state;
         if (round.holder.serial != serial || !round_is_open(round)) return false;
-        if (round.final.phase == kUpdateBegun) {
+        if (round.final.phase == kUpdateBegun && !updated) {
             session.release();
             segment_.give_up_round(serial);
             refuse_in_update(round, "The block cannot end in order");
@@ -112,9 +113,12 @@ class Take : public Operation {
     }
 
     // What a take would give now, of all that is there; consumes nothing and waits for nobody but the lock.
-    RoundCopy look(bool partial, const Division* division) {
+    RoundCopy look(bool partial, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        if (!session.held())
+            throw Error(Failure::kDeadlineExceeded, "Another process kept the lock; nothing was read",
+                        {{"step", segment_.round().snapshot().step}});
         return RoundCopy(session, *segment_.specs(),
                          {0, 0, kForever, partial, division, false, false, false, OnDeath::kWait, {}}, false);
     }

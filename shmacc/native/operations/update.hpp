@@ -136,10 +136,7 @@ class ArraysSession {
         lane().commit(state, arrays_);
         lane().give_back(before_, state);
     }
-    // Memory of an unusually large journal goes with the commit.
-    void keep_no_journal() {
-        for (uint32_t region : {kUndoLog, kUndoRows}) state.reserved[region] = state.needed[region] = 0;
-    }
+    void keep_no_journal() { Lane::keep_no_undo(before_, state); }
 
     RoundState round;
     LaneState state;  // to be changed, then committed
@@ -254,18 +251,22 @@ class UpdatedRound {
             throw Error(Failure::kFailedPrecondition,
                         "The round was ended before its update: by advance_step, set_global_step or restore, "
                         "which do not wait for it");
-        if (state.final.phase == kUpdateIn && state.final.serial == serial_)
+        if (state.final.serial == serial_ && (is_in || state.final.phase == kUpdateIn))
             throw Error(Failure::kFailedPrecondition,
                         "This block has made its update, or skipped it: a round has one");
         commit(state, is_in ? kUpdateIn : kUpdateBegun);
         return true;
     }
-    void end(Interruption& interruption) {
+    // If a lane is busy until the deadline, the round says that its update has begun, as after a death between 3 and 4;
+    // this process knows that it is in (HeldRounds), so the block ends all the same.
+    void end(int64_t deadline, Interruption& interruption) {
+        is_in_ = true;
         HeldLocks locks(segment_);
-        locks.acquire_all(kForever, interruption);
+        if (!locks.acquire_all(deadline, interruption)) return;
         RoundState state = current();
         if (state.holder.serial == serial_) commit(state, kUpdateIn);
     }
+    bool is_in() const { return is_in_; }
 
   private:
     // With all lanes' locks. What lanes hold is not looked at, so that nothing is allocated here.
@@ -284,6 +285,7 @@ class UpdatedRound {
 
     OpenSegment& segment_;
     const uint64_t serial_, parameters_;
+    bool is_in_ = false;
 };
 
 struct UpdateRequest {
@@ -328,7 +330,7 @@ class Update : public Operation {
             session.commit(request.step + 1);
             break;
         }
-        round.end(interruption_);
+        round.end(request.deadline, interruption_);
         return true;
     }
 

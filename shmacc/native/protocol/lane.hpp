@@ -125,6 +125,14 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
+    // Of a restore, which saves all that is there: the memory for that goes with the commit. before: as committed; what
+    // reserve_undo has reserved since is committed, too, and is there until then, if it is to be put back.
+    static void keep_no_undo(LaneState& before, LaneState& now) {
+        for (uint32_t region : {kUndoLog, kUndoRows}) {
+            before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
+            now.reserved[region] = now.needed[region] = 0;
+        }
+    }
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             if (now.reserved[region] < before.reserved[region]) mapping_.punch(region, now.reserved[region]);

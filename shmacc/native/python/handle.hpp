@@ -171,8 +171,9 @@ class Handle {
         });
     }
 
-    bool drop_if_stale(int64_t local_step, int64_t gradients) {
-        return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients); });
+    bool drop_if_stale(int64_t local_step, int64_t gradients, std::optional<double> timeout) {
+        const int64_t deadline = deadline_after(timeout);
+        return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
     }
 
     // What was taken is in `taken`. For what a function returns is lost if a signal handler raises right after the
@@ -213,12 +214,13 @@ class Handle {
     // The caller takes over what it was offered. False: the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
     // What a take would give now.
-    void look(TakenRound& taken) {
+    void look(TakenRound& taken, std::optional<double> timeout) {
+        const int64_t deadline = deadline_after(timeout);
         const OpenSegment::Use segment = attached();
         need_numpy();
         run<Take>([&](Take& act) {
             taken.to_fill(segment->specs()) = std::move(
-                act.look(!taken.advances(), taken.division(*segment->specs())).taken);
+                act.look(!taken.advances(), taken.division(*segment->specs()), deadline).taken);
         });
     }
     // What the pieces of a round, (table, numbers, counts, values, count, weight) of each, add up to.
@@ -241,7 +243,8 @@ class Handle {
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;
-        const bool consumed = run<Take>([&](Take& act) { return act.consume_round(serial); });
+        const bool updated = rounds_.is_updated(serial);
+        const bool consumed = run<Take>([&](Take& act) { return act.consume_round(serial, updated); });
         rounds_.remove(serial);
         return consumed;
     }
@@ -312,6 +315,7 @@ class Handle {
             });
     }
     bool holds_round(uint64_t serial) const { return !closed_ && rounds_.has(serial); }
+    void note_update(uint64_t serial) { rounds_.note_update(serial); }
 
     int64_t step() const {
         OpenSegment& segment = this->segment();

@@ -20,7 +20,7 @@ class IncomingChanges {
             const auto [array, region, by_optimizer, rows, values, bytes] =
                 nb::cast<std::tuple<uint32_t, uint32_t, bool, nb::object, nb::object, uint64_t>>(item);
             if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
-                (by_optimizer && region != 0))
+                (by_optimizer && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
             const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
             ArrayChange change{array, region, by_optimizer, nullptr, 0, 0, bytes, numbers->data()};
@@ -65,7 +65,17 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
     const IncomingChanges incoming(*segment, changes);
     const UpdateRequest request{step, incoming.get(), learning_rate, deadline_after(timeout)};
     UpdatedRound round(*accumulator, serial, *segment);
-    return handle.update([&](Update& act) { return act.update(request, round); });
+    const auto note = [&] {
+        if (round.is_in()) rounds.note_update(serial);
+    };
+    try {
+        const bool is_new = handle.update([&](Update& act) { return act.update(request, round); });
+        note();
+        return is_new;
+    } catch (...) {  // a signal handler's, after the update
+        note();
+        throw;
+    }
 }
 
 // begins_load: updates are refused until `end_load`.

@@ -193,7 +193,7 @@ class HeldRounds {
         Opening& operator=(const Opening&) = delete;
         // for_loop: it is no thread's; see OwnRound.
         void add(uint64_t serial, bool for_loop) {
-            held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin()});
+            held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin(), false});
         }
 
       private:
@@ -213,6 +213,15 @@ class HeldRounds {
         return std::any_of(rounds_.begin(), rounds_.end(), [serial](const Round& round) {
             return round.serial == serial && round.opened.is_here();
         });
+    }
+    // Its update is in, whatever the round's state says.
+    void note_update(uint64_t serial) {
+        for (Round& round : rounds_)
+            if (round.serial == serial) round.updated = true;
+    }
+    bool is_updated(uint64_t serial) const {
+        return std::any_of(rounds_.begin(), rounds_.end(),
+                           [serial](const Round& round) { return round.serial == serial && round.updated; });
     }
     void remove(uint64_t serial) {
         rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(),
@@ -234,6 +243,7 @@ class HeldRounds {
         uint64_t serial;
         pthread_t thread;
         Origin opened;
+        bool updated;
     };
 
     std::vector<Round> rounds_;
