@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from helpers.apart import Crew
 
 NOBODY = 65534
-A_MOMENT = 5.0  # seconds; a test machine may be starved, and the tool has to start as well
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
     taker = start(crew, inspect_tool.wait_in_line, "table", 10**9)
     until(lambda: table.stats().waiting == 1)
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
-        began = time.monotonic()
+        # Nothing here waits for the lock: it would wait until the end of the test.
         shown = ask("show", "table", "--rows", "1", "--values")
         assert (shown["lock"]["held"], shown["lock"]["holder_pid"]) == (True, pid)
         assert shown["lock"]["holder_condition"] == "stopped"
@@ -139,7 +138,6 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
         assert ask("cancel", "table", "--yes")["cancelled"] == 1
         assert taker.result() is None
         assert ask("clean")["would_remove"] == []
-        assert time.monotonic() - began < 8 * A_MOMENT
     # It was killed in the middle; the next operation undoes what it had begun.
     notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
     assert any("interrupted by the death" in note for note in notes)

@@ -91,7 +91,7 @@ def test_so_does_a_death(group: AccumulatorGroup, params: Parameters) -> None:
         assert not group.apply({"a": np.ones(3)}, 0)
         chief.kill()
     assert not group.apply({"a": np.ones(3)}, 0)
-    with group.round(99, timeout=1) as taken:
+    with group.round(99, timeout=LONG) as taken:
         assert params.update(taken) is False
     assert (params.step, group.global_step) == (1, 1)
 
