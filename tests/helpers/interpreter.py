@@ -22,6 +22,9 @@ _PREAMBLE: Final = """
             time.sleep(0.0005)
 """
 
+# Scripts that fork beside a thread do so on purpose.
+FORKS: Final = "ignore:This process (pid:DeprecationWarning"
+
 
 def run(
     script: str, *args: str, seconds: float = LONG, warnings: str = "error"
@@ -29,7 +32,7 @@ def run(
     """Exit status, output and complaints of a script; it must end within so many seconds."""
     code = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script)
     done = subprocess.run(
-        [sys.executable, "-P", "-W", warnings, "-c", code, *args],
+        [sys.executable, "-P", "-W", warnings, "-W", FORKS, "-c", code, *args],
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -8,6 +8,7 @@ Ctrl-C. Nothing is left afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,12 +16,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shmacc import inspection, testing
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
+# Python 3.15 gives it of the main module of a spawned process, while it prints a traceback.
+_OF_TRACEBACKS: Final = "ignore:Module globals is missing a __spec__:DeprecationWarning"
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,14 @@ class Thrice:
         assert _TYPO in seen
         assert process.returncode not in {0, None}
 
-    def _start(self, run: str, **disturbed: int) -> subprocess.Popen[str]:
+    @contextlib.contextmanager
+    def _start(self, run: str, **disturbed: int) -> Iterator[subprocess.Popen[str]]:
+        """Start the program; in the end none of its processes is left, whatever has happened."""
         counts = self.folder / run
         counts.mkdir()
         how = {f"DISTURBED_{name.upper()}": str(value) for name, value in disturbed.items()}
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", str(self.script)],
+        with subprocess.Popen(
+            [sys.executable, "-W", "error", "-W", _OF_TRACEBACKS, str(self.script)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -119,7 +127,12 @@ class Thrice:
             | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(_HOOK)}
             | {"DISTURBED_FOLDER": str(counts)}
             | how,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def _end(self, process: subprocess.Popen[str]) -> tuple[str, str]:
         """Wait for the end of all of its processes: they have its stdout."""
