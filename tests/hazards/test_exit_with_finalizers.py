@@ -19,8 +19,6 @@ from shmacc.inspection import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A hang would be one for ever; this is for a starved machine.
-SECONDS: Final = 30.0
 STATUS: Final = 7
 CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
@@ -145,7 +143,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 @pytest.mark.parametrize("finalizer", FINALIZERS)
 def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
-    status, output, complaints = run(BEGIN + FINALIZERS[finalizer] + END, seconds=SECONDS)
+    status, output, complaints = run(BEGIN + FINALIZERS[finalizer] + END)
     assert (status, complaints) == (STATUS, "")
     if finalizer in EARLY:
         assert output == (
@@ -170,7 +168,7 @@ def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
     """They go on in the extension for as long as they need no Python; nobody waits for them."""
     with SparseConditionalAccumulator("f8", None, "rows") as rows:
         script = BEGIN + DAEMONS + FINALIZERS[finalizer] + END
-        status, _, complaints = run(script, seconds=SECONDS)
+        status, _, complaints = run(script)
         # Their takes may hear of a close, and say so.
         assert status == STATUS, complaints
         assert all(word not in complaints for word in CRASHES), complaints
@@ -214,7 +212,7 @@ def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
         ThreadPoolExecutor(2) as pool,
     ):
         answer = pool.submit(answers.take, 1, timeout=LONG)
-        ends = pool.submit(run, script, seconds=SECONDS)
+        ends = pool.submit(run, script)
         try:
             until(lambda: asks.stats().waiting == 1 or ends.done())
             assert asks.apply_grad(3.0)

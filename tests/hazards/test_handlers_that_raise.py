@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.beyond_asan
 
-EXCEPTIONS: Final = 300 if SANITIZED else 3000
+EXCEPTIONS: Final = 300 if SANITIZED else 1500
 OFTEN: Final = 0.0003  # seconds until a signal comes, on the average
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import Apart
-from helpers.lock_holder import held
+from helpers.lock_holder import activity, held, sleeps
 from helpers.support import until
 
 import shmacc
@@ -34,6 +34,11 @@ def _wait(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
     return str(raised.value)
 
 
+def _until_it_sleeps(waiter: Apart, doing: str) -> None:
+    # Awake it is in the middle of an operation, and ends at the first page that it touches.
+    until(lambda: activity(NAME, waiter.pid) == doing and sleeps(waiter.pid))
+
+
 CALLS = {
     "apply": lambda acc: acc.apply_grad(1.0),
     "take": lambda acc: acc.take_grad(5),
@@ -49,12 +54,7 @@ def test_for_the_lock(call: str) -> None:
         Apart(_wait, CALLS[call]) as waiter,
     ):
         waiter.hear()
-        until(
-            lambda: any(
-                process.activity == "waits for the lock"
-                for process in inspection.describe(NAME).processes
-            )
-        )
+        _until_it_sleeps(waiter, "waits for the lock")
         os.truncate(names.segment_name(NAME).path, 0)
         assert "truncated" in waiter.result()
         inspection.remove(NAME, force=True)
@@ -63,7 +63,7 @@ def test_for_the_lock(call: str) -> None:
 def test_in_line() -> None:
     with ConditionalAccumulator("float32", (), NAME), Apart(_wait, CALLS["take"]) as waiter:
         waiter.hear()
-        until(lambda: len(inspection.describe(NAME).line) == 1)
+        _until_it_sleeps(waiter, "waits in the queue")
         os.truncate(names.segment_name(NAME).path, 0)
         assert "truncated" in waiter.result()
         inspection.remove(NAME, force=True)
