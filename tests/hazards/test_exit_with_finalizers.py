@@ -179,6 +179,47 @@ def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
     assert acc.apply_grad(1.0, local_step=5)
 
 
+LINGERS: Final = """
+    class Lingers:
+        def __del__(self, sleep=time.sleep):
+            sleep(0.3)
+    import builtins
+    builtins.lingers = Lingers()
+    begun = []
+"""
+# Python exits a thread that asks for the GIL at the end: here it does so beneath the extension.
+LETS_GO: Final = {
+    "the text of an exception": """
+    class Slow(Exception):
+        def __str__(self):
+            begun.append(True)
+            while True:
+                time.sleep(0.001)
+    acc = shmacc.attach("exits")
+    daemon(lambda: acc.__exit__(Slow, Slow(), None))
+""",
+    "the copy of an array": """
+    acc = shmacc.SparseConditionalAccumulator("f8", (None, 1))
+    gradient = np.full(10**6, -1), np.ones((10**6, 1))
+    def apply():
+        while True:
+            try:
+                acc.apply_grad(*gradient)
+            except shmacc.errors.InvalidArgumentError:
+                begun.append(True)
+    daemon(apply)
+""",
+}
+
+
+@pytest.mark.usefixtures("acc")
+@pytest.mark.parametrize("call", LETS_GO)
+def test_with_a_daemon_thread_in_a_call_of_pythons(call: str) -> None:
+    script = LINGERS + LETS_GO[call] + "\n    until(lambda: begun)\n" + END
+    status, _, complaints = run(script)
+    assert status == STATUS, complaints
+
+
 MEETS_OTHERS: Final = (
     WARM_UP
     + """

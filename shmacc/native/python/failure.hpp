@@ -29,7 +29,7 @@ inline std::string describe_exception(nb::handle error) {
     };
     append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
            "");
-    append(PyObject_Str(error.ptr()), kMostOfText, ": ");
+    append(call_python([error] { return PyObject_Str(error.ptr()); }), kMostOfText, ": ");
     return text;
 }
 

@@ -236,6 +236,8 @@ NB_MODULE(_core, m) {
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        // No exception of C++: the thread is exited in a call of Python's that let go of the GIL (take_gil).
+        if (!pointer) sleep_until_the_end();
         try {
             std::rethrow_exception(pointer);
         } catch (const Error& error) {

@@ -55,7 +55,8 @@ inline nb::object plain_indices(nb::handle value) {
     if (!wide) given = plain_array(value, NPY_INT32);
     if (given.is_none()) return given;
     auto* const array = reinterpret_cast<PyArrayObject*>(given.ptr());
-    nb::object own = nb::steal(wide ? PyArray_NewCopy(array, NPY_CORDER) : PyArray_Cast(array, NPY_INT64));
+    nb::object own = nb::steal(call_python(
+        [&] { return wide ? PyArray_NewCopy(array, NPY_CORDER) : PyArray_Cast(array, NPY_INT64); }));
     if (own) return own;
     PyErr_Clear();  // there is no memory for it: Python says so
     return nb::none();

@@ -43,13 +43,23 @@ inline bool finalizing() {
 
 // When a thread asks for the GIL while the interpreter shuts down, Python exits it by unwinding its stack,
 // which no destructor survives; it sleeps instead until the process is gone.
+[[noreturn]] inline void sleep_until_the_end() {
+    for (;;) pause();  // a handler that never ends rethrows nothing
+}
+
+// Calls a function of C's, which throws nothing, and may ask for the GIL.
+template <class Call>
+auto call_python(Call call) {
+    try {
+        return call();
+    } catch (...) {
+        sleep_until_the_end();
+    }
+}
+
 inline void take_gil(PyThreadState* state) {
     while (finalizing()) pause();
-    try {
-        PyEval_RestoreThread(state);
-    } catch (...) {        // the call throws nothing: this is the unwinding
-        for (;;) pause();  // never left, so never rethrown
-    }
+    call_python([state] { PyEval_RestoreThread(state); });
 }
 
 // The thread that shuts the interpreter down keeps the GIL: it could not be distinguished from the others
