@@ -1,4 +1,6 @@
-"""By which exception a child of multiprocessing ends.
+"""By which exception a child of multiprocessing ends, or of a package that was made from it.
+
+Those packages are multiprocess (for pathos) and billiard (for celery).
 
 Up to Python 3.12 multiprocessing calls its finalizers while that exception is being handled. Since
 3.13 it calls them as functions of ``atexit``, when the exception is forgotten: so what the child
@@ -11,8 +13,17 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+_PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
+
+
+def loaded(module: str) -> list[Any]:
+    """Return the module of that name of each such package that is imported."""
+    found = (sys.modules.get(f"{package}.{module}") for package in _PACKAGES)
+    return [one for one in found if one is not None]
 
 
 def ending() -> BaseException | None:
@@ -35,23 +46,31 @@ def _run(run: Callable[[], object]) -> None:
 
 
 def _wrap(_: object = None) -> None:
-    process = sys.modules["multiprocessing.process"].current_process()
-    if getattr(process.run, "func", None) is not _run:  # a child of a child registers again
-        process.run = partial(_run, process.run)
+    for processes in loaded("process"):
+        process = processes.current_process()
+        if getattr(process.run, "func", None) is not _run:  # a child of a child registers again
+            process.run = partial(_run, process.run)
 
 
 def _wrap_when_it_begins() -> None:
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
+    for util in loaded("util"):
         util.register_after_fork(_wrap, _wrap)
 
 
+def is_unpickling() -> bool:
+    """Return whether this child, of spawn or of a forkserver, unpickles what it was sent."""
+    return any(
+        getattr(processes.current_process(), "_inheriting", False)
+        for processes in loaded("process")
+    )
+
+
 def _wrap_what_is_unpickled() -> None:
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is None or not getattr(processes.current_process(), "_inheriting", False):
+    if not is_unpickling():
         return
     _wrap_when_it_begins()  # but for processes of SpawnProcess, which call no such functions:
-    sys.modules["multiprocessing.context"].SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
+    for context in loaded("context"):
+        context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 
 
 if sys.version_info >= (3, 13):

@@ -8,6 +8,8 @@ functions, and so finalizers, at the end of an ordinary process: there the excep
 that was printed, if it went through the program's outermost frame. A child of multiprocessing ends
 by ``os._exit``: but it calls multiprocessing's own finalizers first, which know the exception
 (children.py). There it leaves the segment at once, since it may have its parent's handles as well.
+A worker of billiard's Pool, as celery has them, runs no finalizers, but it calls the pool's
+``on_process_exit``.
 
 What goes unseen is a ``SystemExit`` with a status that leaves a program, but no ``with`` block of
 an accumulator: Python forgets it before any function of ours runs.
@@ -64,7 +66,7 @@ class Owner:
         """Close; of an accumulator with the exception for which the process leaves it."""
         # Not by the finalizer: after an interruption it is still alive.
         self._opener = None
-        _finish(self._handle, None, error)
+        _finish(self._handle, [], error)
         known = self._finalizer.detach()
         if known is not None:
             _forget(known[2][1])
@@ -72,36 +74,67 @@ class Owner:
 
 def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
-    at_exit = None
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        at_exit = _leave_at_exit(handle)
-        process = sys.modules["multiprocessing.process"].current_process()
-        if getattr(process, "_inheriting", False):
-            # A child of spawn or of a forkserver forgets all finalizers once it has unpickled what
-            # it was sent, this object for instance, and then does what is registered so.
+    at_exit = _leave_at_exit(handle)
+    if children.is_unpickling():
+        # This child forgets all finalizers once it has unpickled what it was sent, this object for
+        # instance, and then does what is registered so.
+        for util in children.loaded("util"):
             util.register_after_fork(handle, _leave_at_exit)
     return weakref.finalize(owner, _finish, handle, at_exit)
 
 
-def attached_in_child(handle: _core.Handle) -> None:
-    """Leave when this forked child ends; called by the extension at the child's first use."""
-    if "multiprocessing.util" in sys.modules:
-        _leave_at_exit(handle)
+def used_in_child(handle: _core.Handle) -> None:
+    """Leave when this forked child ends; called by the extension before the child's first use."""
+    _leave_at_exit(handle)
 
 
-def _leave_at_exit(handle: _core.Handle) -> Any:
+def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     # It does not keep the handle: an interruption after this may leave nothing else that knows it.
     known = (weakref.ref(handle),)
-    return sys.modules["multiprocessing.util"].Finalize(None, _leave, known, exitpriority=0)
+    _BilliardsExit.of_this_worker(handle)
+    makers = {util.Finalize for util in children.loaded("util")}  # billiard's is multiprocessing's
+    return [finalize(None, _leave, known, exitpriority=0) for finalize in makers]
 
 
-def _forget(at_exit: Any) -> None:
-    if at_exit is not None:
-        at_exit.cancel()
+class _BilliardsExit:
+    """What a worker of billiard's Pool calls before it ends by ``os._exit``."""
+
+    _RECYCLED = 155  # its exit status after ``maxtasksperchild`` tasks
+
+    def __init__(self, before: Callable[[int, int], object] | None) -> None:
+        self._before = before
+        self.handles: weakref.WeakSet[_core.Handle] = weakref.WeakSet()
+
+    @classmethod
+    def of_this_worker(cls, handle: _core.Handle) -> None:
+        """Leave that handle's segment at the end, if this process is such a worker."""
+        pools = sys.modules.get("billiard.pool")
+        if pools is None:
+            return
+        worker = getattr(sys.modules["billiard.process"].current_process(), "_target", None)
+        if not isinstance(worker, pools.Worker):
+            return
+        if not isinstance(worker.on_exit, cls):
+            worker.on_exit = cls(worker.on_exit)
+        worker.on_exit.handles.add(handle)
+
+    def __call__(self, pid: int, status: int) -> None:
+        """Call what the pool's maker asked for, then leave all."""
+        try:
+            if self._before is not None:
+                self._before(pid, status)
+        finally:
+            error = None if status in {0, self._RECYCLED} else SystemExit(status)
+            for handle in list(self.handles):
+                handle.leave(error)
 
 
-def _finish(handle: _core.Handle, at_exit: Any, error: BaseException | None = None) -> None:
+def _forget(at_exit: list[Any]) -> None:
+    for one in at_exit:
+        one.cancel()
+
+
+def _finish(handle: _core.Handle, at_exit: list[Any], error: BaseException | None = None) -> None:
     at_end = not threading.main_thread().is_alive()
     error = _uncaught() if error is None and at_end else error
     if at_end and _daemons_are_left():

@@ -127,7 +127,7 @@ def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
 
 
 def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAccumulator) -> None:
-    command = [COMMAND, "watch", "embeddings", "--json", "--interval", "0.2"]
+    command = [str(COMMAND), "watch", "embeddings", "--json", "--interval", "0.2"]
     with subprocess.Popen([*command, "--count", "3"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert len(process.stdout.readlines()) == 3

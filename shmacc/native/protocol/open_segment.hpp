@@ -85,6 +85,8 @@ class OpenSegment {
             else if (segment_->users_ == 0)
                 segment_->leave();
         }
+        // False: it is a handle of this forked child's parent, which the child has not used.
+        bool is_here() const { return origin_.is_here(); }
         // A handle, before it is used: if it is the parent's of this forked child, it is the child's from now on.
         void adopt() {
             segment_->after_fork();

@@ -124,6 +124,12 @@ class Handle {
     // For an operation: keeps the segment open while another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
+        // Each handle that a forked child uses keeps it attached, so each is left at its end, whichever attached it.
+        // First of all: it runs Python, which may raise, or close the handle.
+        if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
+            nb::module_::import_("shmacc._opening.exits").attr("used_in_child")(nb::find(this));
+            segment().check_file();
+        }
         segment_->adopt();
         OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         if (!use->attached()) attach_child(*use);
@@ -449,9 +455,6 @@ class Handle {
             segment.check_file();
             segment.now_attached();
         });
-        // After that: it runs Python.
-        if (!finalizing())
-            nb::module_::import_("shmacc._opening.exits").attr("attached_in_child")(nb::find(this));
     }
     void claim(OpenSegment& segment) {
         const auto claimed = segment.claim();

@@ -1,0 +1,156 @@
+"""A child that ends in order has left in order, whichever handles it used, in whichever order.
+
+A child of fork has its parent's handle and may attach by name, too; it applies through either, and
+closes either, or leaves both to the end of the process.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.support import LONG, START_METHODS
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ACTS: Final = ("attach", "apply to given", "apply to own", "close given", "close own")
+BEFORE: Final = (
+    ("attach", "apply to own"),
+    ("attach", "close own"),
+    ("apply to given", "close given"),
+    ("apply to own", "close own"),
+)
+Order = tuple[str, ...]
+
+
+def orders() -> Iterator[Order]:
+    """All orders of all choices of acts, an apply among them."""
+    for count in range(1, len(ACTS) + 1):
+        for order in itertools.permutations(ACTS, count):
+            if "attach" not in order and ("apply to own" in order or "close own" in order):
+                continue
+            if any(order.index(b) < order.index(a) for a, b in BEFORE if {a, b} <= set(order)):
+                continue
+            if any(act.startswith("apply") for act in order):
+                yield order
+
+
+ORDERS: Final = tuple(orders())
+_kept: list[Any] = []  # until the process ends
+
+
+def act_in_order(given: ConditionalAccumulator, order: Order) -> None:
+    """Do these acts."""
+    own: Any = None
+    for act in order:
+        if act == "attach":
+            own = ConditionalAccumulator.attach(given.shared_name)
+        one = own if act.endswith("own") else given
+        if act.startswith("apply"):
+            assert one.apply_grad(1.0, shmacc.NEVER_STALE)
+        elif act.startswith("close"):
+            one.close()
+    _kept.append((given, own))
+
+
+def act_in_all_orders(given: list[ConditionalAccumulator]) -> None:
+    """Do all of them, each with an accumulator of its own."""
+    for acc, order in zip(given, ORDERS, strict=True):
+        act_in_order(acc, order)
+
+
+def task() -> int:
+    """Be a task that comes after the initializer."""
+    return len(_kept)
+
+
+def by_process(context: Any, given: list[ConditionalAccumulator]) -> None:
+    """A process runs them."""
+    process = context.Process(target=act_in_all_orders, args=(given,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def by_pool(context: Any, given: list[ConditionalAccumulator]) -> None:
+    """A pool's worker runs them."""
+    with context.Pool(1, act_in_all_orders, (given,)) as pool:
+        assert pool.apply(task) == len(ORDERS)
+        pool.close()
+        pool.join()
+
+
+def by_executor(context: Any, given: list[ConditionalAccumulator]) -> None:
+    """An executor's worker runs them."""
+    with concurrent.futures.ProcessPoolExecutor(1, context, act_in_all_orders, (given,)) as pool:
+        assert pool.submit(task).result(LONG) == len(ORDERS)
+
+
+def assert_left_in_order(accumulators: list[ConditionalAccumulator]) -> None:
+    """Nobody who applied is dead, or attached."""
+    for acc, order in zip(accumulators, ORDERS, strict=True):
+        applies = sum(act.startswith("apply") for act in order)
+        try:
+            with pytest.raises(errors.DeadlineExceededError):
+                acc.take(applies + 1, timeout=0, on_death="raise")
+        except errors.WorkerDiedError as error:
+            raise AssertionError(f"{order}: {error.reasons}") from None
+        assert acc.num_accumulated() == applies, order
+        assert acc.stats().attached == 1, order
+
+
+@pytest.fixture
+def accumulators() -> Iterator[list[ConditionalAccumulator]]:
+    """One for each order."""
+    made = [
+        ConditionalAccumulator("f8", (), f"order{i}", unlink_on_close=True)
+        for i in range(len(ORDERS))
+    ]
+    yield made
+    for acc in made:
+        acc.close()
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("run", [by_process, by_pool, by_executor])
+def test_a_child_that_ends_in_order_is_not_dead(
+    accumulators: list[ConditionalAccumulator], run: Any, method: str
+) -> None:
+    """A forked child's copy need not be closed, and an object kept until the end is closed then."""
+    run(multiprocessing.get_context(method), accumulators)
+    assert_left_in_order(accumulators)
+
+
+PROGRAM: Final = """
+import os
+import sys
+sys.path[:0] = {path!r}
+from {module} import ORDERS, act_in_all_orders
+from shmacc import ConditionalAccumulator
+
+given = [ConditionalAccumulator.attach(f"order{{i}}") for i in range(len(ORDERS))]
+child = os.fork()
+if child == 0:
+    act_in_all_orders(given)
+else:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_bare_fork_that_ends_as_a_program_does_is_not_dead(
+    accumulators: list[ConditionalAccumulator],
+) -> None:
+    text = PROGRAM.format(path=[*sys.path, str(Path(__file__).parent)], module=Path(__file__).stem)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True)
+    assert_left_in_order(accumulators)

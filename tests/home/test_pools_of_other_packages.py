@@ -1,0 +1,156 @@
+"""Workers of other packages' pools end as those of multiprocessing: multiprocess, billiard.
+
+multiprocess is that of pathos, billiard that of celery.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import billiard
+import billiard.pool
+import multiprocess
+import pytest
+from helpers.support import LONG, START_METHODS
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+NAME: Final = "pool"
+PACKAGES: Final = {"billiard": billiard, "multiprocess": multiprocess}
+TASKS: Final = 4
+
+_used: dict[str, ConditionalAccumulator] = {}  # of this process
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator, which forked workers inherit."""
+    with ConditionalAccumulator("f8", (), NAME, unlink_on_close=True) as made:
+        _used["acc"] = made
+        yield made
+        _used.clear()
+
+
+@pytest.fixture(params=[(p, m) for p in PACKAGES for m in START_METHODS], ids=" by ".join)
+def context(request: pytest.FixtureRequest) -> Any:
+    """A package's context of one start method."""
+    package, method = request.param
+    return PACKAGES[package].get_context(method)
+
+
+def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
+    """Keep what came as an argument, or attach by name."""
+    os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver has that of an earlier test
+    _used["acc"] = ConditionalAccumulator.attach(NAME) if given is None else given
+
+
+def apply(_: int) -> bool:
+    """Be a task."""
+    return _used["acc"].apply_grad(1.0, shmacc.NEVER_STALE)
+
+
+def news(acc: ConditionalAccumulator) -> Any:
+    """Why those are gone who are."""
+    try:
+        acc.take(2**40, timeout=0, on_death="raise")
+    except errors.WorkerDiedError as error:
+        return error.reasons
+    except errors.DeadlineExceededError:
+        return ()
+    raise AssertionError
+
+
+def by_name(acc: ConditionalAccumulator) -> dict[str, Any]:
+    """Workers attach."""
+    assert acc.shared_name == NAME
+    return {"initializer": get_ready, "initargs": (None, os.environ["SHMACC_NAMESPACE"])}
+
+
+def as_an_argument(acc: ConditionalAccumulator) -> dict[str, Any]:
+    """Workers are given it."""
+    return {"initializer": get_ready, "initargs": (acc, os.environ["SHMACC_NAMESPACE"])}
+
+
+def by_fork(_: ConditionalAccumulator) -> dict[str, Any]:
+    """Workers have it."""
+    return {}
+
+
+def end_well(pool: Any, acc: ConditionalAccumulator) -> None:
+    """Run tasks, and let the workers end."""
+    assert pool.map(apply, range(TASKS), chunksize=1) == [True] * TASKS
+    pool.close()
+    pool.join()
+    assert news(acc) == ()
+    assert acc.stats().attached == 1
+    assert acc.num_accumulated() == TASKS
+
+
+@pytest.mark.parametrize("how", [by_name, as_an_argument])
+def test_workers_that_end_well_are_not_dead(
+    acc: ConditionalAccumulator, context: Any, how: Any
+) -> None:
+    end_well(context.Pool(2, **how(acc)), acc)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("how", [by_name, by_fork])
+def test_nor_are_those_that_are_replaced(
+    acc: ConditionalAccumulator, package: str, how: Any
+) -> None:
+    context = PACKAGES[package].get_context("fork")
+    end_well(context.Pool(2, maxtasksperchild=2, **how(acc)), acc)
+
+
+def fail(acc: ConditionalAccumulator) -> None:
+    """Fail after an apply."""
+    acc.apply_grad(1.0, shmacc.NEVER_STALE)
+    raise ValueError("bad batch")
+
+
+def test_a_process_that_fails_is_told_of_with_its_exception(
+    acc: ConditionalAccumulator, context: Any
+) -> None:
+    process = context.Process(target=fail, args=(acc,))
+    process.start()
+    process.join(LONG)
+    assert process.exitcode == 1
+    assert news(acc) == ("ValueError: bad batch",)
+
+
+def die(_: int) -> None:
+    """Be ended from outside of Python."""
+    apply(0)
+    os._exit(0)
+
+
+def test_a_worker_that_dies_is_dead(acc: ConditionalAccumulator) -> None:
+    pool = billiard.get_context("fork").Pool(1)
+    pool.apply_async(die, (0,))
+    with pytest.raises(errors.WorkerDiedError, match="killed"):
+        acc.take(2**40, timeout=LONG, on_death="raise")
+    pool.terminate()
+    pool.join()
+
+
+def test_the_pools_own_call_at_a_workers_end_is_made_too(
+    acc: ConditionalAccumulator, tmp_path: Any
+) -> None:
+    def tell(_: int, status: int) -> None:
+        (tmp_path / "status").write_text(str(status))
+
+    pool = billiard.pool.Pool(1, on_process_exit=tell, context=billiard.get_context("fork"))
+    pool.map(apply, range(1))
+    pool.close()
+    pool.join()
+    assert (tmp_path / "status").read_text() == "0"
+    assert news(acc) == ()
