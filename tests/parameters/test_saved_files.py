@@ -235,7 +235,8 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
     def busy(*_: Any, **__: Any) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(*((Path, "replace") if step == "replace" else (os, "link")), busy)
+    owner: Any = Path if step == "replace" else os
+    monkeypatch.setattr(owner, step, busy)
     with pytest.raises(OSError, match="busy"):
         shmacc.save(path, {"params": params})
     assert list(tmp_path.iterdir()) == [path]
