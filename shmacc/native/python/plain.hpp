@@ -55,8 +55,13 @@ inline nb::object plain_indices(nb::handle value) {
     if (!wide) given = plain_array(value, NPY_INT32);
     if (given.is_none()) return given;
     auto* const array = reinterpret_cast<PyArrayObject*>(given.ptr());
-    nb::object own = nb::steal(call_python(
-        [&] { return wide ? PyArray_NewCopy(array, NPY_CORDER) : PyArray_Cast(array, NPY_INT64); }));
+    nb::object own = nb::steal(call_python([&] {
+        return wide ? PyArray_SimpleNew(PyArray_NDIM(array), PyArray_DIMS(array), NPY_INT64)
+                    : PyArray_Cast(array, NPY_INT64);
+    }));
+    if (own && wide)  // NumPy's own way to copy is slower, by a tenth of a small apply
+        std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(own.ptr())), PyArray_DATA(array),
+                    static_cast<size_t>(PyArray_NBYTES(array)));
     if (own) return own;
     PyErr_Clear();  // there is no memory for it: Python says so
     return nb::none();
