@@ -192,6 +192,45 @@ def test_a_childs_exit_status_says_how_it_ends(
     process.close()
 
 
+def fail_as(end: str, text: str) -> None:
+    """Fail by an exception, and end by another one while it is handled."""
+    try:
+        fail_by_name(text)
+    except ValueError:
+        if end == "exit in an exit":
+            try:
+                sys.exit(2)
+            finally:
+                sys.exit(1)
+        if end == "from None":
+            raise SystemExit(1) from None
+        sys.exit(1 if end == "status" else 0 if end == "in order" else end)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("status", "ValueError: bad batch"),  # as torch.multiprocessing.spawn ends its workers
+        ("exit in an exit", "ValueError: bad batch"),
+        ("from None", "ValueError: bad batch"),
+        ("no data", "SystemExit: no data"),
+        ("in order", None),
+    ],
+)
+def test_an_exit_while_an_exception_is_handled_is_told_by_that_exception(
+    acc: ConditionalAccumulator, method: str, end: str, reason: str | None
+) -> None:
+    process: Any = multiprocessing.get_context(method).Process(
+        target=fail_as, args=(end, "bad batch")
+    )
+    process.start()
+    process.join()
+    assert news(acc) == (((process.pid,), (reason,), ()) if reason else None)
+    assert news(acc) is None
+    process.close()
+
+
 # Programs
 
 
@@ -243,6 +282,14 @@ def test_programs_that_end_in_order(acc: ConditionalAccumulator, end: str) -> No
         ("raise ValueError('no such file')", "ValueError: no such file"),
         ("with acc: raise ValueError('no such file')", "ValueError: no such file"),
         ("with acc: sys.exit(3)", "SystemExit: 3"),
+        (
+            "with acc:\n        try: raise ValueError('a')\n        except ValueError: sys.exit(3)",
+            "ValueError: a",
+        ),
+        (
+            "try:\n        with acc: raise ValueError('a')\nexcept ValueError: sys.exit(3)",
+            "ValueError: a",
+        ),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("leave_a_daemon(); raise ValueError('beside it')", "ValueError: beside it"),
     ],

@@ -13,6 +13,19 @@ inline bool is_in_order(nb::handle error) {
     return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
 }
 
+// A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn does in its workers, has failed by
+// that exception, and not by the SystemExit, whose number says nothing.
+inline nb::object failed_by(nb::handle error) {
+    nb::object cause = nb::borrow(error);
+    while (PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) {
+        if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) break;
+        nb::object handled = nb::steal(PyException_GetContext(cause.ptr()));
+        if (!handled) break;
+        cause = std::move(handled);
+    }
+    return cause;
+}
+
 // The type's name and 200 characters of the text. An exception that cannot be described has no text.
 inline std::string describe_exception(nb::handle error) {
     constexpr Py_ssize_t kMostOfName = 100, kMostOfText = 200;
@@ -51,7 +64,8 @@ inline bool is_known(nb::handle error, uint64_t segment) {
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t segment) {
     if (is_in_order(error)) return std::nullopt;
     try {
-        return is_known(error, segment) ? "" : describe_exception(error);
+        const nb::object cause = failed_by(error);
+        return is_known(cause, segment) ? "" : describe_exception(cause);
     } catch (...) {
         PyErr_Clear();
         return "";
