@@ -115,7 +115,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         Args:
             shared_name: The name.
             writable: Whether this process may write into them. If not, their memory is mapped
-                read-only: no flag of an array changes that.
+                read-only: no flag of an array changes that. A write that NumPy does not refuse, as
+                by torch, is undone and raises FailedPreconditionError in the main thread.
             timeout: For how many seconds to wait until they exist; None: not at all. (In all calls
                 that wait for something else, None is for ever.)
             owners: As at construction.
@@ -249,6 +250,15 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def writable(self) -> bool:
         """Whether arrays that are got from here can be written."""
         return self._writable
+
+    def _release(self, *, at_once: bool) -> None:
+        """Let this process write to read-only arrays that it has got: they become its own.
+
+        Args:
+            at_once: Nobody else writes to them any more. Otherwise all of them become this
+                process's own together, by the first write to one.
+        """
+        self._mapped.release(at_once)
 
     def close(self) -> None:
         """Detach. Idempotent. Arrays that were got before stay as they are."""

@@ -300,6 +300,8 @@ class Chief:
                 self._group.finish()  # another chief has no replicas now, either
                 self._group.unlink()
                 self._shared.unlink()
+            if maker == os.getpid():
+                self._shared._release(at_once=True)  # noqa: SLF001
         finally:
             self._group.close()
             self._shared.close()

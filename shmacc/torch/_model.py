@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 import torch
 from torch import nn
 
+from shmacc import _core
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import dtypes
 from shmacc._gradients.handlers import pass_on
@@ -46,7 +47,8 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(module, _EMBEDDINGS) and module.max_norm is not None:
             raise InvalidArgumentError(
                 f"Module {name!r} has max_norm, by which its forward pass writes into parameters; "
-                "these are written between rounds by nobody: clip the rows in the round"
+                "these are written between rounds by nobody. Leave it out, and scale the rows that "
+                "were looked up: rows * (max_norm / rows.norm(dim=-1, keepdim=True)).clamp(max=1)"
             )
     return found
 
@@ -119,7 +121,7 @@ def check_agreement(own: dict[str, torch.Tensor], shared: SharedArrays) -> None:
 
 
 def in_memory(array: ValueArray) -> torch.Tensor:
-    """Return a tensor on shared memory; if that is read-only, torch does not know and may crash."""
+    """Return a tensor on shared memory; if that is read-only, torch does not know."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return tensor(array)
@@ -140,13 +142,16 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
     """Refuse a model that has left shared memory: what it computes is nobody else's.
 
     Raises:
-        FailedPreconditionError: A tensor has other memory; the message names it.
+        FailedPreconditionError: A tensor has other memory; or a thread has written to a read-only
+            one since, which is undone. The message names it.
     """
+    _core.check_writes()
     for name, place in places.items():
         if own[name].data_ptr() != place:
             raise FailedPreconditionError(
-                f"{name!r} is not in shared memory any more: the model was converted or moved "
-                "(`.to()`, `.half()`, `.share_memory()`); do that before it is shared"
+                f"{name!r} is not in shared memory any more: the model was converted or moved, or "
+                "got other memory (`.to()`, `.half()`, `.share_memory()`, `parameter.data = ...`); "
+                "do that before it is shared"
             )
 
 

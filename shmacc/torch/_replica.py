@@ -24,8 +24,8 @@ class Replica:
     """A process that computes gradients, for `SyncReplicas` or `AsyncReplicas`.
 
     The model's parameters are the shared ones from now on, which only the chief can write: a write
-    here (an optimizer's step) is a segmentation fault. Buffers are this process's own, and get the
-    shared ones' contents at each step.
+    here (an optimizer's step) is undone, and raises FailedPreconditionError. Buffers are this
+    process's own, and get the shared ones' contents at each step.
 
     A replica that is killed and started again computes the batch of `global_step` again: its
     gradient is in the round once. At the end of a ``with`` block without an exception it leaves:
@@ -231,7 +231,12 @@ class Replica:
             )
 
     def close(self) -> None:
-        """Detach, without leaving. Idempotent. The model keeps the parameters as they are."""
+        """Detach, without leaving. Idempotent.
+
+        The model keeps the parameters: the shared ones, as others change them, until this process
+        writes to one; from then on all are its own.
+        """
         self._closed = True
         self._group.close()
+        self._shared._release(at_once=False)  # noqa: SLF001
         self._shared.close()

@@ -24,6 +24,7 @@
 #include <memory>
 #include <vector>
 
+#include "python/guard.hpp"
 #include "python/handle.hpp"
 
 namespace shmacc {
@@ -127,25 +128,37 @@ class NewArrays {
 // An array's memory in this process. It needs the file only to be made.
 class ArrayMapping {
   public:
-    ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable)
+    // owner, name: of a read-only array, as WriteGuard has them.
+    ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable, const void* owner,
+                 std::string name)
         : bytes_(reserved_for(bytes)) {
         file.check_open();
         reserve_in_file(file.fd(), region_offset(region), bytes_);
-        base_ = mmap(nullptr, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file.fd(),
+        base_ = mmap(nullptr, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                     writable ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE, file.fd(),
                      static_cast<off_t>(region_offset(region)));
         if (base_ == MAP_FAILED)
             throw Error(Failure::kResourceExhausted,
                         "Mapping " + std::to_string(bytes_) +
                             " bytes of the segment failed: " + std::strerror(errno));
+        if (!writable) guard_.emplace(base_, bytes_, owner, std::move(name));
     }
-    ~ArrayMapping() { munmap(base_, bytes_); }
+    ~ArrayMapping() {
+        guard_.reset();
+        munmap(base_, bytes_);
+    }
     ArrayMapping(const ArrayMapping&) = delete;
     ArrayMapping& operator=(const ArrayMapping&) = delete;
     void* base() const { return base_; }
 
+    void release(bool at_once) {
+        if (guard_) guard_->release(at_once);
+    }
+
   private:
     const uint64_t bytes_;
     void* base_;
+    std::optional<WriteGuard> guard_;
 };
 
 // The arrays that a handle's segment has, as NumPy's.
@@ -202,6 +215,12 @@ class MappedArrays {
         return made;
     }
 
+    // Read-only arrays may be written from now on: they become this process's own, together at the first write. at_once:
+    // nobody changes them any more, so each page may become its own when it is written.
+    void release(bool at_once) {
+        for (auto& [place, array] : arrays_)
+            if (array.mapping) array.mapping->release(at_once);
+    }
     // Arrays that were handed out keep what they need.
     void forget() {
         for (auto& [place, array] : arrays_) array.mapping.reset();
@@ -238,12 +257,16 @@ class MappedArrays {
     // handle.
     std::shared_ptr<ArrayMapping> map(OpenSegment& segment, const Place& place) {
         Array& array = arrays_[place];
+        const Config& config = segment.config();
+        std::string name = "Array '" + (*segment.specs())[place.first].name + "' of " +
+                           (config.kind == kParameters ? "parameters '" : "shared arrays '") +
+                           std::string(config.name, config.name_length) + "'";
         std::shared_ptr<ArrayMapping> made;
         {
             WithoutGil released;
             made = std::make_shared<ArrayMapping>(segment.file(),
-                                                  region_of_array(segment.config(), place.first, place.second),
-                                                  array.bytes, writable_);
+                                                  region_of_array(config, place.first, place.second),
+                                                  array.bytes, writable_, this, std::move(name));
         }
         if (array.mapping) return array.mapping;
         if (!handle_.closed()) array.mapping = made;

@@ -197,6 +197,19 @@ void set_error(const Error& error) {
     PyErr_SetObject(type, made.ptr());
 }
 
+// Called by the interpreter, after a write to a read-only array.
+int raise_refused_write(void*) {
+    try {
+        check_writes();
+        return 0;
+    } catch (const Error& error) {
+        set_error(error);
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    }
+    return -1;
+}
+
 // What a handle keeps in this process is guarded by the GIL. A free-threaded interpreter enables its GIL when it
 // imports an extension that does not declare that it needs none, as this one, unless it was told not to.
 void refuse_without_gil() {
@@ -328,6 +341,7 @@ NB_MODULE(_core, m) {
         .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
              nb::arg("writable"))
         .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"), nb::arg("slot") = 0)
+        .def("release", &MappedArrays::release, nb::arg("at_once"))
         .def("forget", &MappedArrays::forget);
 
     nb::class_<SegmentView>(m, "SegmentView")
@@ -408,6 +422,8 @@ NB_MODULE(_core, m) {
     m.def("merge_columns", &merge_columns_of, nb::arg("rows"), nb::arg("counts"), nb::arg("lengths"));
     m.def("put_values", &put_values_of, nb::arg("wholes"), nb::arg("firsts"), nb::arg("lengths"),
           nb::arg("positions"), nb::arg("values"));
+    raise_written = &raise_refused_write;
+    m.def("check_writes", &check_writes);
     watch_forks();
     export_layout(m);
 }

@@ -1,0 +1,277 @@
+"""torch writes to read-only memory: an exception says what to do, and nothing has changed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from helpers.support import LONG
+from torch import nn
+
+import shmacc
+from shmacc import errors
+from shmacc.optim import SGD, Adam
+from shmacc.torch import Replica, SyncReplicas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME: Final = "replicas"
+ADAM: Final = Adam(0.1)
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+class Words(nn.Module):
+    """Rows, and a layer of some pages."""
+
+    def __init__(self) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.rows = nn.Embedding(100, 64)
+        self.layer = nn.Linear(64, 200)
+
+    def forward(self, words: torch.Tensor) -> Any:
+        """Return logits."""
+        return self.layer(self.rows(words))
+
+
+def chief_of(model: nn.Module, optimizer: Any = ADAM, total: int = 1) -> SyncReplicas:
+    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer)
+
+
+def step(optimizer: Any, model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        optimizer(model.parameters(), lr=0.1).step()
+    finally:
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def to_numpy(model: Any) -> None:
+    model.layer.weight.detach().numpy()[3] = 1
+    len(())  # Python raises at the end of a call
+
+
+@torch.no_grad()
+def in_place(write: Callable[[torch.Tensor], Any], model: Any) -> None:
+    write(model.layer.weight)
+    len(())
+
+
+def ones_like(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.ones_like(value) for name, value in state.items()}
+
+
+def look_up(model: Any) -> None:
+    nn.functional.embedding(torch.tensor([3, 4]), model.rows.weight, max_norm=0.01)
+
+
+WRITES: Final[dict[str, Callable[[Any], Any]]] = {
+    "load_state_dict": lambda model: model.load_state_dict(ones_like(model.state_dict())),
+    "SGD": lambda model: step(torch.optim.SGD, model),
+    "SGD, foreach": lambda model: step(
+        lambda parameters, lr: torch.optim.SGD(parameters, lr, foreach=True), model
+    ),
+    "Adam": lambda model: step(torch.optim.Adam, model),
+    "Adam, fused": lambda model: step(
+        lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model
+    ),
+    "embedding with max_norm": look_up,
+    "nn.init": lambda model: nn.init.xavier_uniform_(model.layer.weight),
+    "reset_parameters": lambda model: model.layer.reset_parameters(),
+    "apply": lambda model: model.apply(
+        lambda module: nn.init.zeros_(module.weight) if isinstance(module, nn.Linear) else None
+    ),
+    "clipping rows": lambda model: in_place(
+        lambda weight: weight.copy_(torch.renorm(weight, 2, 0, 0.1)), model
+    ),
+    "a row": lambda model: in_place(lambda weight: weight[3].add_(1), model),
+    "one number": lambda model: in_place(lambda weight: weight[-1, -1].fill_(7), model),
+    "data": lambda model: in_place(lambda weight: weight.data.mul_(2), model),
+    "out=": lambda model: in_place(lambda weight: torch.mul(weight, 2, out=weight), model),
+    "numpy": to_numpy,
+}
+
+
+def contents(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def hand_over(replica: Replica, model: nn.Module) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(errors.DeadlineExceededError):
+        replica.step()
+
+
+class Training:
+    """A chief and a replica, of which one's model is written to."""
+
+    def __init__(self, which: str) -> None:
+        """Make them; `which` is the one that is written to."""
+        self.of_chief, self.of_replica = Words(), Words()
+        self.written = self.of_chief if which == "chief" else self.of_replica
+        self.of_torch = "torch" in which
+        self.chief = chief_of(self.of_chief, None if self.of_torch else ADAM)
+        self.replica = Replica(self.of_replica, NAME, 0, timeout=0.01)
+
+    def update(self) -> None:
+        """One round."""
+        hand_over(self.replica, self.of_replica)
+        with self.chief.round(timeout=LONG):
+            if self.of_torch:
+                torch.optim.SGD(self.of_chief.parameters(), 0.1).step()
+        assert self.replica.step()
+
+    def close(self) -> None:
+        """End it."""
+        self.replica.close()
+        self.chief.close()
+
+
+@pytest.fixture(params=["chief", "replica", "replica of torch's optimizer"])
+def training(request: pytest.FixtureRequest, namespace: str) -> Iterator[Training]:  # noqa: ARG001
+    """A training, of which one model is read-only."""
+    made = Training(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_raises_and_changes_nothing(training: Training, write: Any) -> None:
+    before = contents(training.of_chief)
+    with pytest.raises(RuntimeError, match="read-only in this process") as caught:
+        write(training.written)
+    # A RuntimeError is what torch's load_state_dict makes of each exception.
+    loads = write is WRITES["load_state_dict"]
+    assert isinstance(caught.value, errors.FailedPreconditionError) != loads
+    assert "copy.deepcopy(model)" in str(caught.value)
+    same(training.of_chief, before)
+    same(training.of_replica, before)
+    training.update()
+    assert not torch.equal(training.of_chief.layer.weight, before["layer.weight"])
+    same(training.of_replica, contents(training.of_chief))
+
+
+@pytest.mark.parametrize("write", ["clipping rows", "SGD"])
+def test_a_write_in_the_block_leaves_the_round_as_it_was(write: str) -> None:
+    training = Training("chief")
+    before = contents(training.of_chief)
+    hand_over(training.replica, training.of_replica)
+    with (
+        pytest.raises(errors.FailedPreconditionError, match=r"in a round change \.grad"),
+        training.chief.round(timeout=LONG),
+    ):
+        WRITES[write](training.of_chief)
+    same(training.of_chief, before)
+    with training.chief.round(timeout=LONG) as update:
+        assert update.step == 0
+    training.close()
+
+
+def test_a_thread_that_writes_is_told_at_its_next_step() -> None:
+    """Unless the main thread is told before."""
+    training = Training("replica")
+    before = contents(training.of_chief)
+
+    def work() -> None:
+        WRITES["one number"](training.of_replica)
+        training.replica.step()
+
+    with (
+        ThreadPoolExecutor() as executor,
+        pytest.raises(errors.FailedPreconditionError, match="read-only in this process"),
+    ):
+        executor.submit(work).result(LONG)
+    same(training.of_replica, before)
+    training.close()
+
+
+def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
+    """As the page on torch makes one: torch.from_numpy(params["layer"])."""
+    with shmacc.Parameters({"layer": torch.ones(50, 50)}, optimizer=ADAM) as params:
+        with warnings.catch_warnings(action="ignore"):  # torch says once that it is not writable
+            tensor = torch.from_numpy(params["layer"])
+        with pytest.raises(errors.FailedPreconditionError, match="Array 'layer'"):
+            in_place(lambda weight: weight.zero_(), _Holder(tensor))
+        assert torch.equal(tensor, torch.ones(50, 50))
+
+
+class _Holder:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.layer = self
+        self.weight = weight
+
+
+def test_what_may_be_written_instead() -> None:
+    """A copy; the model before it is shared."""
+    model = Words()
+    WRITES["load_state_dict"](model)
+    with chief_of(model), Replica(Words(), NAME, 0, timeout=0.01):
+        assert torch.equal(model.layer.weight, torch.ones(200, 64))
+        for name, write in WRITES.items():
+            if name != "clipping rows":
+                write(copy.deepcopy(model))
+        same(model, ones_like(model.state_dict()))
+
+
+# -- after the end ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, None], ids=["shmacc.optim", "torch.optim"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: Any) -> None:
+    """By torch alone. Only a chief with torch's optimizer goes on in memory that others read."""
+    models = Words(), Words()
+    with chief_of(models[0], optimizer), Replica(models[1], NAME, 0, timeout=0.01):
+        pass
+    for model, other in (models[::-1], models):
+        before, others = contents(model), contents(other)
+        alone = copy.deepcopy(model)
+        torch.manual_seed(3)
+        write(alone)
+        torch.manual_seed(3)
+        write(model)
+        same(model, contents(alone))
+        assert any(not torch.equal(before[name], value) for name, value in contents(model).items())
+        same(other, others)  # the replica's is its own since its first write
+
+
+def test_a_replica_that_has_left_trains_on_by_itself() -> None:
+    """It follows the others until it first writes; all its parameters are its own then."""
+    model, leaves, stays = Words(), Words(), Words()
+    with (
+        chief_of(model, SGD(0.1), 2) as chief,
+        Replica(stays, NAME, 1, timeout=0.01) as replica,
+    ):
+
+        def update() -> None:
+            hand_over(replica, stays)
+            with chief.round(timeout=LONG):
+                pass
+            assert replica.step()
+
+        with Replica(leaves, NAME, 0, timeout=LONG):
+            pass
+        update()
+        same(leaves, contents(model))
+        own = contents(leaves)
+        WRITES["a row"](leaves)
+        update()
+        own["layer.weight"][3] += 1
+        same(leaves, own)
+        assert not torch.equal(model.rows.weight, own["rows.weight"])
+        same(stays, contents(model))
