@@ -228,6 +228,7 @@ class Parameters(SharedArrays):
     def skip(
         self,
         taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
+        values: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
     ) -> bool:
@@ -237,16 +238,19 @@ class Parameters(SharedArrays):
 
         Args:
             taken: As for `update`.
+            values: New contents, as for `update`: of arrays that are no parameters, for instance.
             timeout: Seconds to wait, as for `update`; None: for ever.
 
         Returns:
             True; False if the round is in the parameters already.
 
         Raises:
-            FailedPreconditionError, DeadlineExceededError: As for `update`.
+            InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         found, _ = self._round_of(taken)
-        return self._commit(found, [], None, arguments.timeout(timeout))
+        arrays = {array.name: array for array in self._arrays}
+        made = changes.of_update(arrays, {}, {} if values is None else values, None)
+        return self._commit(found, made, None, arguments.timeout(timeout))
 
     def _commit(
         self,

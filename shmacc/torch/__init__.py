@@ -6,7 +6,15 @@ each replica's is in an update wholly or not at all, and once.
 """
 
 from shmacc.torch._chief import Update
+from shmacc.torch._clipping import clip_grad_norm_, clip_grad_value_
 from shmacc.torch._replica import Replica
 from shmacc.torch._replicas import AsyncReplicas, SyncReplicas
 
-__all__ = ["AsyncReplicas", "Replica", "SyncReplicas", "Update"]
+__all__ = [
+    "AsyncReplicas",
+    "Replica",
+    "SyncReplicas",
+    "Update",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+]

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,14 @@ from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
 
 
+@dataclass(slots=True)
+class _Block:
+    """What becomes of a round's block."""
+
+    skipped: bool = False
+    ended: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """What a round's gradients are of.
@@ -39,6 +47,20 @@ class Update:
     step: int
     replicas: tuple[int, ...]
     weight: int
+    _block: _Block = field(default_factory=_Block, repr=False, compare=False)
+
+    def skip(self) -> None:
+        """Let the round pass: its gradients change no parameter, buffer or optimizer's slot.
+
+        `global_step` moves on, and replicas go on to their next batch. An optimizer of torch is not
+        to be called in this block.
+
+        Raises:
+            FailedPreconditionError: The block has ended.
+        """
+        if self._block.ended:
+            raise FailedPreconditionError("A round is skipped in its block, which has ended")
+        self._block.skipped = True
 
 
 class Chief:
@@ -122,6 +144,12 @@ class Chief:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is this process's, and is neither copied nor pickled: "
+            "copy the model (copy.deepcopy), or take its state_dict()"
+        )
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self._group.shared_name!r} of {self._total}, "
@@ -135,7 +163,7 @@ class Chief:
 
     @property
     def global_step(self) -> int:
-        """How many updates the parameters have had."""
+        """How many updates the parameters have had; skipped ones count."""
         return int(self._run[run.STEP])
 
     @property
@@ -163,7 +191,8 @@ class Chief:
         With an optimizer of `shmacc.optim` the end of the block makes the update, of what is in
         ``.grad`` then. Until then an exception or a death changes
         nothing, and whenever a chief dies the next round has the same gradients, or the next ones
-        if the update was in: parameters are those of a run without deaths.
+        if the update was in: parameters are those of a run without deaths. To let bad gradients
+        pass, the block calls `Update.skip`.
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
@@ -207,8 +236,12 @@ class Chief:
                     on_model.check_in_place(self._own, self._places)
                     on_model.check_trained(self._parameters, self._group.members)
                     self._updates.begin(self._group)
-                    yield self._begin(taken)
-                    self._end(taken, rate)
+                    update = self._begin(taken)
+                    try:
+                        yield update
+                    finally:
+                        update._block.ended = True  # noqa: SLF001
+                    self._end(taken, rate, skipped=update._block.skipped)  # noqa: SLF001
             self._follow()
             if not done:
                 return
@@ -229,17 +262,20 @@ class Chief:
                 parameter.grad = gradient
         return Update(self.global_step, tuple(sorted(ranks)), weight)
 
-    def _end(self, taken: GroupTaken, rate: float | None) -> None:
+    def _end(self, taken: GroupTaken, rate: float | None, *, skipped: bool = False) -> None:
         """Bring the update in, with what the block does not change."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
-        values = {name: taken[name].value for name in self._buffers if name in taken}
+        buffers = {name: taken[name].value for name in self._buffers if name in taken}
         numbers, left = self._run.copy(), self._left.copy()
         left[ranks] = False  # has come back
         left[leaving] = True  # in an asynchronous round also after its last gradient
         numbers[run.STEP] += bool(len(ranks))
-        values |= {run.RUN: numbers, run.LEFT: left}
-        self._updates.end(taken, self._parameters, values, rate)
+        values = {run.RUN: numbers, run.LEFT: left}
+        if skipped:
+            self._updates.skip(taken, values)
+        else:
+            self._updates.end(taken, self._parameters, buffers | values, rate)
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -290,9 +326,9 @@ class Chief:
     def close(self) -> None:
         """End the training: replicas that wait return, and the names are removed. Idempotent.
 
-        The model keeps its parameters. A chief that is killed leaves the names, so that the one
-        that is started in its place finds replicas and parameters. In a forked child of the chief
-        this ends nothing.
+        The model keeps its parameters, and can be trained on by itself. A chief that is killed
+        leaves the names, so that the one that is started in its place finds replicas and
+        parameters. In a forked child of the chief this ends nothing.
         """
         maker, self._maker = self._maker, 0
         try:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import torch
 from torch import nn
@@ -141,6 +141,12 @@ class Replica:
             self.leave()
         self._group.__exit__(kind, error, traceback)  # says with what this replica has failed
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is this process's, and is neither copied nor pickled: "
+            "make one in the process that computes, from its model, the name and the rank"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -62,6 +62,10 @@ class InPlace:
         """
         self._write(values, taken.step + 1)
 
+    def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
+        """Let a round pass, with `values` as for `end`."""
+        self._write(values, taken.step + 1)
+
     def _write(self, values: Mapping[str, ValueArray], done: int) -> None:
         for name, value in values.items():
             if name != run.RUN:
@@ -130,9 +134,15 @@ class Atomic:
                 raise InvalidArgumentError(
                     f".grad of {name!r} is not as the round gave it: the block may change or "
                     "replace it, with the same shape and, if it is sparse, the same rows; it may "
-                    "not remove it (zero_grad), nor set one where the round gave none"
+                    "not remove it (zero_grad), nor set one where the round gave none; "
+                    "`with ... as update: update.skip()` lets a round pass that is to change "
+                    "nothing"
                 )
         self.arrays.update(taken, values, learning_rate=rate)
+
+    def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
+        """Let a round pass, with `values` as for `end`."""
+        self.arrays.skip(taken, values)
 
     def pass_over(self, taken: GroupTaken) -> None:
         """Let a round end that is in the parameters already."""

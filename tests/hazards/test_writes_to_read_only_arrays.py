@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, forks
+from helpers.apart import Apart, Pipe
 from helpers.support import same_bits
 
 import shmacc
@@ -26,7 +26,6 @@ from shmacc.optim import Adam
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = forks
 
 NAME: Final = "read-only"
 TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages

@@ -1,0 +1,56 @@
+"""torch's clipping, which knows dense gradients alone, for sparse ones as well."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scale gradients in place so that their norm, taken together, is at most `max_norm`.
+
+    As `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients: rows that a gradient does
+    not have count as zeros. A sparse gradient is coalesced first.
+
+    Args:
+        parameters: Parameters whose ``.grad`` is clipped: ``model.parameters()``.
+        max_norm: The largest norm.
+        norm_type: The norm's order, ``float("inf")`` for the largest absolute value.
+        error_if_nonfinite: Whether a norm that is no finite number is a RuntimeError.
+
+    Returns:
+        The norm before.
+    """
+    return nn.utils.clip_grad_norm_(_dense(parameters), max_norm, norm_type, error_if_nonfinite)
+
+
+def clip_grad_value_(parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
+    """Clamp gradients in place to at most `clip_value` from zero.
+
+    As `torch.nn.utils.clip_grad_value_`, also of sparse gradients, which are coalesced first.
+
+    Args:
+        parameters: Parameters whose ``.grad`` is clipped: ``model.parameters()``.
+        clip_value: The largest absolute value.
+    """
+    nn.utils.clip_grad_value_(_dense(parameters), clip_value)
+
+
+def _dense(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[Any]:
+    """Return an object for each gradient that has its numbers as a dense ``.grad``."""
+    found = []
+    for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            parameter.grad = gradient.coalesce()  # a row that occurs twice is one number
+            gradient = parameter.grad.detach().values()
+        if gradient is not None and gradient.numel():  # an empty one has no largest element
+            found.append(SimpleNamespace(grad=gradient))
+    return found

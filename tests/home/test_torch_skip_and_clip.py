@@ -1,0 +1,180 @@
+"""A chief lets a round of bad gradients pass, and clips dense and sparse gradients together."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import LONG
+from torch import nn
+
+from shmacc import errors
+from shmacc.optim import SGD, Adam
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, clip_grad_norm_, clip_grad_value_
+
+NAME: Final = "replicas"
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+class Words(nn.Module):
+    """Rows by number, a dense layer, statistics."""
+
+    def __init__(self, *, sparse: bool = True) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.rows = nn.Embedding(20, 4, sparse=sparse)
+        self.layer = nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, words: torch.Tensor) -> Any:
+        """Return logits."""
+        return self.norm(self.layer(self.rows(words)))
+
+
+def contents(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def slots_of(replicas: Any) -> dict[str, Any]:
+    """What the optimizer keeps, with how many updates each array has had."""
+    state = replicas._shared.state()
+    slots = {
+        name: numbers for name, numbers in state.items() if name.endswith((".m", ".v", ".momentum"))
+    }
+    assert slots
+    return slots | {"updates": state["updates"]}
+
+
+def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    (scale * nn.functional.cross_entropy(model(words), words % 2)).backward()
+    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
+        replica.step()
+
+
+@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+@pytest.mark.parametrize("optimizer", [SGD(0.3, momentum=0.9), Adam(0.05)], ids=["SGD", "Adam"])
+def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
+    """Not by momentum either, which a gradient of zeros would do."""
+    model, other = Words(), Words()
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            pass
+        assert kind is AsyncReplicas or replica.step()
+        before, slots = contents(model), slots_of(replicas)
+        hand_over(replica, other, scale=float("nan"))
+        with replicas.round(timeout=LONG) as update:
+            assert model.layer.weight.grad is not None
+            assert model.layer.weight.grad.isnan().all()
+            update.skip()
+        with pytest.raises(errors.FailedPreconditionError, match="has ended"):
+            update.skip()
+        assert replicas.global_step == 2
+        assert model.layer.weight.grad is None
+        for name, value in contents(model).items():
+            assert torch.equal(value, before[name]), name
+        for name, numbers in slots_of(replicas).items():
+            np.testing.assert_array_equal(numbers, slots[name], name)
+
+
+def test_a_skip_in_a_block_that_raises_is_forgotten() -> None:
+    """The same round comes again, and its gradients count."""
+    model, other = Words(), Words()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.3)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        before = contents(model)
+        hand_over(replica, other)
+        with pytest.raises(KeyError), replicas.round(timeout=LONG) as update:  # noqa: PT012
+            update.skip()
+            raise KeyError
+        with replicas.round(timeout=LONG) as update:
+            assert update.step == 0
+        assert not torch.equal(model.layer.weight, before["layer.weight"])
+
+
+def test_a_chief_and_a_replica_are_not_copied() -> None:
+    with (
+        SyncReplicas(Words(), NAME, total_num_replicas=1, optimizer=SGD(0.3)) as replicas,
+        Replica(Words(), NAME, 0) as replica,
+    ):
+        for one in replicas, replica:
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copy.deepcopy(one)
+
+
+def with_gradients(*, sparse: bool) -> Words:
+    """Return a model with gradients; some rows occur twice."""
+    model = Words(sparse=sparse)
+    words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    (100 * nn.functional.cross_entropy(model(words), words % 2)).backward()
+    return model
+
+
+def same_gradients(model: nn.Module, expected: nn.Module) -> None:
+    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert found.grad is not None
+        torch.testing.assert_close(found.grad.to_dense(), wanted.grad)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("limit", [0.5, 1e6], ids=["above", "below"])
+def test_norms_are_torchs_of_dense_gradients(order: float, limit: float) -> None:
+    model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
+    found = clip_grad_norm_(model.parameters(), limit, order)
+    wanted = nn.utils.clip_grad_norm_(dense.parameters(), limit, order)
+    torch.testing.assert_close(found, wanted)
+    assert model.rows.weight.grad is not None
+    assert model.rows.weight.grad.is_sparse
+    same_gradients(model, dense)
+
+
+def test_values_are_clamped_as_torchs() -> None:
+    model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
+    clip_grad_value_(model.parameters(), 0.1)
+    nn.utils.clip_grad_value_(dense.parameters(), 0.1)
+    same_gradients(model, dense)
+
+
+def test_a_sparse_gradient_without_rows_has_no_norm() -> None:
+    rows = nn.Embedding(20, 4, sparse=True)
+    rows(torch.tensor([], dtype=torch.int64)).sum().backward()
+    assert clip_grad_norm_(rows.parameters(), 1.0) == 0
+    assert clip_grad_norm_(rows.weight, 1.0, float("inf")) == 0
+
+
+def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
+    model = with_gradients(sparse=True)
+    assert model.layer.weight.grad is not None
+    model.layer.weight.grad[0, 0] = float("nan")
+    with pytest.raises(RuntimeError, match="non-finite"):
+        clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def test_clipping_in_a_round_is_in_the_update() -> None:
+    model, other, alone = Words(), Words(), Words()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        hand_over(replica, other, scale=100)
+        with replicas.round(timeout=LONG):
+            clip_grad_norm_(model.parameters(), 1.0)
+        words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+        (100 * nn.functional.cross_entropy(alone(words), words % 2)).backward()
+        clip_grad_norm_(alone.parameters(), 1.0)
+        torch.optim.SGD(alone.parameters(), 0.5).step()
+        for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(found.detach(), wanted.detach())
