@@ -50,7 +50,7 @@ METHODS: Final[dict[type, dict[str, str]]] = {
 
 OF_PARAMETERS: Final = {
     "update": "(self, taken, values=None, *, learning_rate=None, timeout=None)",
-    "skip": "(self, taken, *, timeout=None)",
+    "skip": "(self, taken, values=None, *, timeout=None)",
     "snapshot": "(self, *, timeout=None)",
     "state": "(self, *, timeout=None)",
     "restore": "(self, state)",
