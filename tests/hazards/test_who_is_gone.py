@@ -221,9 +221,8 @@ def fail_as(end: str, text: str) -> None:
 def test_an_exit_while_an_exception_is_handled_is_told_by_that_exception(
     acc: ConditionalAccumulator, method: str, end: str, reason: str | None
 ) -> None:
-    process: Any = multiprocessing.get_context(method).Process(
-        target=fail_as, args=(end, "bad batch")
-    )
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=fail_as, args=(end, "bad batch"))
     process.start()
     process.join()
     assert news(acc) == (((process.pid,), (reason,), ()) if reason else None)
