@@ -10,8 +10,6 @@ import os
 import time
 from collections.abc import Callable
 
-import posix_ipc
-
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
@@ -127,10 +125,8 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
             return _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
     # The second is shmacc's NotFoundError, too; no version since 1.0 makes what is unfinished.
-    except (posix_ipc.ExistentialError, FileNotFoundError, UnfinishedError):
+    except (FileNotFoundError, UnfinishedError):
         return ()
-    except posix_ipc.PermissionsError as error:
-        raise PermissionDeniedError(f"{leftover.file_name}: {error}") from error
     except OSError as error:
         if error.errno not in _REFUSALS:  # shmacc's own errors have none
             raise
@@ -230,8 +226,17 @@ def _is_another_link(name: SegmentName, view: _core.SegmentView) -> bool:
 def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
     if not _semaphore_is_orphaned(name, token):
         return ()
-    posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, token))
-    return (names.semaphore_file(name.system_name, token),)
+    file_name = names.semaphore_file(name.system_name, token)
+    # Here alone: it has no wheels for the newest Pythons, and nothing else needs it.
+    import posix_ipc
+
+    try:
+        posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, token))
+    except posix_ipc.ExistentialError:
+        return ()
+    except posix_ipc.PermissionsError as error:
+        raise PermissionDeniedError(f"{file_name}: {error}") from error
+    return (file_name,)
 
 
 def _clean_segment(name: SegmentName) -> tuple[str, ...]:

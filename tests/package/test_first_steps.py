@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers import interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,25 @@ def _says_what_to_do(words: str, folder: Path) -> bool:
 def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension() -> None:
     ran = _run([sys.executable, "-c", _WHERE], _ROOT, status=1)
     assert _says_what_to_do(ran.stderr, _ROOT)
+
+
+def test_only_an_orphaned_semaphore_needs_posix_ipc() -> None:
+    script = """
+        import sys
+        sys.modules["posix_ipc"] = None  # its import fails
+        import numpy as np
+        import shmacc
+        import shmacc.testing
+        from shmacc import inspection
+        with shmacc.ConditionalAccumulator("f8", (), "given") as acc:
+            acc.apply_grad(1.0)
+            assert acc.take_grad(1) == 1.0
+        for leftover in inspection.leftovers("given"):
+            assert inspection.clean(leftover)
+        assert not inspection.leftovers("given")
+    """
+    status, _, complaints = interpreter.run(script)
+    assert (status, complaints) == (0, "")
 
 
 @pytest.mark.parametrize("first", ["import shmacc.inspection", "from shmacc import attach"])
