@@ -1,0 +1,50 @@
+"""The programs that start processes say "spawn": they run under each other start method, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from helpers import pages
+from helpers.interpreter import FORKS
+from helpers.support import LONG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SAID: Final = 'get_context("spawn")'
+_PROGRAMS: Final = {
+    name: program
+    for name, program in (
+        pages.programs(with_others=False)
+        | {f"tutorial-{number}": block for number, (_, block) in enumerate(pages.tutorial())}
+        | {path.stem: path.read_text() for path in pages.examples(with_others=False)}
+    ).items()
+    if _SAID in program and "sys.argv" not in program
+}
+
+
+def test_the_first_program_and_the_examples_are_among_them() -> None:
+    assert {"README.md-0", "training_loop", "word_count"} <= _PROGRAMS.keys()
+    assert any(name.startswith("tutorial") for name in _PROGRAMS)
+
+
+@pytest.mark.usefixtures("namespace")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_a_program_runs_under_another_start_method(name: str, method: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAMS[name].replace(_SAID, f'get_context("{method}")'))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", FORKS, program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        cwd=tmp_path,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
