@@ -180,9 +180,11 @@ _SUBINTERPRETER: Final = """
     else:
         import shmacc
     use()
+    interpreters.destroy(number)
     number = make({isolated})
     try_in(number, "shmacc")
     use()
+    interpreters.destroy(number)
 """
 
 
