@@ -22,8 +22,12 @@ _kept: BaseException | None = None
 
 def loaded(module: str) -> list[Any]:
     """Return the module of that name of each such package that is imported."""
-    found = (sys.modules.get(f"{package}.{module}") for package in _PACKAGES)
-    return [one for one in found if one is not None]
+    found = []
+    for package in _PACKAGES:
+        one = sys.modules.get(f"{package}.{module}")
+        if one is not None:
+            found.append(one)
+    return found
 
 
 def ending() -> BaseException | None:
@@ -59,10 +63,10 @@ def _wrap_when_it_begins() -> None:
 
 def is_unpickling() -> bool:
     """Return whether this child, of spawn or of a forkserver, unpickles what it was sent."""
-    return any(
-        getattr(processes.current_process(), "_inheriting", False)
-        for processes in loaded("process")
-    )
+    for processes in loaded("process"):
+        if getattr(processes.current_process(), "_inheriting", False):
+            return True
+    return False
 
 
 def _wrap_what_is_unpickled() -> None:

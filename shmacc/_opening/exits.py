@@ -90,10 +90,16 @@ def used_in_child(handle: _core.Handle) -> None:
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     # It does not keep the handle: an interruption after this may leave nothing else that knows it.
+    # Nor does it nest a function: if CPython 3.11 has no memory for the variable that the two would
+    # share, it forgets an argument, here the handle, and the segment stays open.
     known = (weakref.ref(handle),)
     _BilliardsExit.of_this_worker(handle)
-    makers = {util.Finalize for util in children.loaded("util")}  # billiard's is multiprocessing's
-    return [finalize(None, _leave, known, exitpriority=0) for finalize in makers]
+    makers, made = [], []
+    for util in children.loaded("util"):
+        if util.Finalize not in makers:  # billiard's is multiprocessing's
+            makers.append(util.Finalize)
+            made.append(util.Finalize(None, _leave, known, exitpriority=0))
+    return made
 
 
 class _BilliardsExit:
