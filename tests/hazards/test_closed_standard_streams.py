@@ -155,8 +155,12 @@ def test_nothing_is_kept_under_the_numbers_of_the_standard_streams(
     way: str, closed: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     said = tmp_path_factory.mktemp("said") / "error"
+    # Python's own words, on what is left unclosed for instance, could not be written: status 120.
     status, _, _ = run(
-        BEGIN + WAYS[way] + "\n    report(call)\n", "".join(map(str, closed)), str(said)
+        BEGIN + WAYS[way] + "\n    report(call)\n",
+        "".join(map(str, closed)),
+        str(said),
+        warnings="ignore",
     )
     assert not said.exists(), said.read_text()
     assert status == 0
