@@ -27,7 +27,7 @@ SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes
 	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py \
 	tests/package/test_docs.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py plain_gradients.py) \
+NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py) \
 	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
 	tests/hazards/test_damaged_semaphores.py
 SOAK_SECONDS ?= 600
