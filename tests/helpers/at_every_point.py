@@ -83,6 +83,8 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
                 between.point()
             return trace
 
+        # Else Python 3.14 heeds f_trace_opcodes only when the same code is called once more.
+        frame.f_trace = trace
         return trace
 
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:

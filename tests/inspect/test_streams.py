@@ -125,7 +125,7 @@ def _into_another_exception(*_):
     except KeyboardInterrupt as interrupt:
         raise AttributeError("what it was in the middle of") from interrupt
 
-ArgumentParser.parse_known_args = _into_another_exception
+ArgumentParser.parse_known_intermixed_args = _into_another_exception
 """
 
 

@@ -55,6 +55,7 @@ tar --create --exclude=./.git --exclude='./.venv*' --exclude=./build --exclude=.
 
 export root
 exec unshare --mount bash -euo pipefail -c '
+    mount --bind "$root" "$root"  # so that the command, whose / it is, can make mounts its own
     for folder in proc sys dev; do
         mount --rbind "/$folder" "$root/$folder"
     done
