@@ -56,8 +56,9 @@ def row(what, package):
 rows = row("the library's Python (`shmacc`)", "shmacc")
 rows += row("the command (`shmacc-inspect`)", "shmacc_inspect")
 rows += f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |\n"
-head = "| part | lines | reached |\n| --- | ---: | ---: |\n"
-page.write_text(re.sub(re.escape(head) + r"(\|.*\n)*", lambda _: head + rows, page.read_text()))
+table = f"\n| part | lines | reached |\n| --- | ---: | ---: |\n{rows}"
+text = re.sub(r"\n\| part \| lines \| reached \|\n(\|.*\n)*", "", page.read_text())
+page.write_text(text.replace("appears uncovered.\n", f"appears uncovered.\n{table}"))
 print(rows, end="")
 EOF
 exit "$status"
