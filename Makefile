@@ -30,10 +30,11 @@ SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes
 NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py) \
 	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
 	tests/hazards/test_damaged_semaphores.py
+LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
 SOAK_SECONDS ?= 600
 VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 
-.PHONY: help compare demo test test-all smoke smoke-sid test-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
+.PHONY: help compare demo test test-all smoke smoke-sid test-lowest environment-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
 	soak soak-ray asan tsan aarch64 bench bench-quick \
 	instructions pictures alerts reference pins clean
 
@@ -61,8 +62,10 @@ smoke-sid: ## the smoke under every Python of Debian's unstable release (needs r
 		make --no-print-directory smoke PYTHON=$$python; done'
 
 test-lowest: ## tests with the lowest versions of other packages that pyproject.toml allows
-	$(MAKE) --no-print-directory smoke VENV=$(VENV)-lowest SMOKE='$(NEEDS)' \
-		PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
+	$(MAKE) --no-print-directory smoke $(LOWEST) SMOKE='$(NEEDS)'
+
+environment-lowest:
+	$(MAKE) --no-print-directory $(VENV)-lowest/.tested $(LOWEST)
 
 test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in an environment of their own
 	.venv-home/bin/pytest $(or $(TESTS),tests/home)

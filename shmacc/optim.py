@@ -95,7 +95,7 @@ class Optimizer:
             )
 
     def check_numbers(self, smallest: float, largest: float) -> None:
-        """Refuse this optimizer for arrays whose dtype does not have its numbers.
+        """Refuse numbers of this optimizer that the arrays' dtype cannot represent.
 
         Args:
             smallest: The smallest normal number of the dtype.

@@ -221,9 +221,7 @@ class Parameters(SharedArrays):
         """
         found, gradients = self._round_of(taken)
         rate, seconds = optim.learning_rate(learning_rate), arguments.timeout(timeout)
-        arrays = {array.name: array for array in self._arrays}
-        made = changes.of_update(arrays, gradients, {} if values is None else values, rate)
-        return self._commit(found, made, rate, seconds)
+        return self._commit(found, gradients, values, rate, seconds)
 
     def skip(
         self,
@@ -248,17 +246,18 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         found, _ = self._round_of(taken)
-        arrays = {array.name: array for array in self._arrays}
-        made = changes.of_update(arrays, {}, {} if values is None else values, None)
-        return self._commit(found, made, None, arguments.timeout(timeout))
+        return self._commit(found, {}, values, None, arguments.timeout(timeout))
 
     def _commit(
         self,
         found: _core.BlockAccess,
-        made: list[Change],
+        gradients: Mapping[str, Any],
+        values: Mapping[str, Any] | None,
         rate: float | None,
         timeout: float | None,
     ) -> bool:
+        arrays = {array.name: array for array in self._arrays}
+        made = changes.of_update(arrays, gradients, {} if values is None else values, rate)
         self._check_open()
         return _core.update(
             self._handle,

@@ -141,7 +141,7 @@ def index_array(value: Any, what: str) -> IndexArray:
         return plain
     array, _ = _view(value, what, to_fill=False)
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-        raise InvalidArgumentError(f"{what} must be integers, but some are NaN: {foreign.LEAVE}")
+        raise InvalidArgumentError(f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}")
     if array.dtype.kind not in "iu" and array.size:
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
     array = _contiguous(array, what)
@@ -187,13 +187,13 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
 def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers.
 
-    to_fill: whether 0 may stand for a number that is missing. It is a row as any other.
+    to_fill: Whether 0 may stand for a missing number, as for `foreign.instead`.
     """
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
-        instead = "pass the numbers to add, `masked.filled(0)` for instance"
+        numbers = "the numbers to add, `masked.filled(0)` for instance"
         raise InvalidArgumentError(
             f"{what} must not be a masked array, whose mask would be ignored: "
-            f"{instead if to_fill else foreign.LEAVE}"
+            f"{foreign.instead(numbers, to_fill=to_fill)}"
         )
     if isinstance(value, DensePartial):
         raise InvalidArgumentError(

@@ -15,8 +15,17 @@ from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
-LEAVE = "leave these out, and what belongs to them"
-"""The way out where 0 is no neutral number, but a row like any other."""
+LEAVE_OUT = "leave these out, and what belongs to them"
+"""What to do about missing row numbers: 0 in their place would be a row like any other."""
+
+
+def instead(numbers: str, *, to_fill: bool) -> str:
+    """Return what to do about missing numbers.
+
+    numbers: What to pass, with 0 in their place.
+    to_fill: Whether 0 may stand for a missing number: in values, but not in row numbers.
+    """
+    return f"pass {numbers}" if to_fill else LEAVE_OUT
 
 
 def array(value: Any, what: str, *, to_fill: bool) -> ValueArray | None:
@@ -97,10 +106,9 @@ def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
 
     _check_readable(tensor, what)
     if type(tensor).__name__ == "MaskedTensor":
-        instead = "pass the numbers to add, `masked.to_tensor(0)` for instance"
+        way_out = instead("the numbers to add, `masked.to_tensor(0)` for instance", to_fill=to_fill)
         raise InvalidArgumentError(
-            f"{what} must not be a masked tensor, whose mask would be ignored: "
-            f"{instead if to_fill else LEAVE}"
+            f"{what} must not be a masked tensor, whose mask would be ignored: {way_out}"
         )
     if tensor.layout != torch.strided:
         raise _refused(what, f"must be dense, but is a {tensor.layout} tensor", "`.to_dense()`")
@@ -166,7 +174,8 @@ def _polars_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
     if not hasattr(value, "to_numpy"):  # an expression, a lazy frame
         return None
     columns = value.get_columns() if hasattr(value, "get_columns") else [value]
-    _check_complete(sum(map(_polars_nulls, columns)), what, "`.fill_null(0)`" if to_fill else None)
+    way_out = instead("`.fill_null(0)`", to_fill=to_fill)
+    _check_complete(sum(map(_polars_nulls, columns)), what, way_out)
     return np.asarray(value.to_numpy())
 
 
@@ -189,7 +198,8 @@ def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
     if not any(own):
         return None
     nulls = (value.loc[:, own] if value.ndim > 1 else value).isna()
-    _check_complete(int(np.asarray(nulls).sum()), what, "`.fillna(0)`" if to_fill else None)
+    way_out = instead("`.fillna(0)`", to_fill=to_fill)
+    _check_complete(int(np.asarray(nulls).sum()), what, way_out)
     plain = [getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes]
     if not all(isinstance(dtype, np.dtype) for dtype in plain):
         return None  # strings, categories
@@ -202,15 +212,14 @@ def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
             import pyarrow.compute
 
             nulls = pyarrow.compute.count(column, mode="only_null").as_py()
-            way_out = "`pyarrow.compute.fill_null(array, 0)`" if to_fill else None
+            way_out = instead("`pyarrow.compute.fill_null(array, 0)`", to_fill=to_fill)
             _check_complete(nulls, what, way_out)
 
 
-def _check_complete(nulls: int, what: str, to_pass: str | None) -> None:
+def _check_complete(nulls: int, what: str, way_out: str) -> None:
     if nulls:
         raise InvalidArgumentError(
-            f"{what} must have no nulls, but {nulls} are missing: "
-            f"{LEAVE if to_pass is None else f'pass {to_pass}'}"
+            f"{what} must have no nulls, but {nulls} are missing: {way_out}"
         )
 
 

@@ -90,8 +90,8 @@ def used_in_child(handle: _core.Handle) -> None:
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     # It does not keep the handle: an interruption after this may leave nothing else that knows it.
-    # Nor does it nest a function: if CPython 3.11 has no memory for the variable that the two would
-    # share, it forgets an argument, here the handle, and the segment stays open.
+    # There is no comprehension or lambda here that uses a local variable: when CPython 3.11 has no
+    # memory for such a variable, it leaks the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
     _BilliardsExit.of_this_worker(handle)
     makers, made = [], []

@@ -262,7 +262,7 @@ class Chief:
                 parameter.grad = gradient
         return Update(self.global_step, tuple(sorted(ranks)), weight)
 
-    def _end(self, taken: GroupTaken, rate: float | None, *, skipped: bool = False) -> None:
+    def _end(self, taken: GroupTaken, rate: float | None, *, skipped: bool) -> None:
         """Bring the update in, with what the block does not change."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING

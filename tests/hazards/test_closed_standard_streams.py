@@ -138,7 +138,7 @@ WAYS: Final = {
 
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
-    """One of each kind, which this process has open all the while."""
+    """A segment of each kind. This process keeps them open during the test."""
     with (
         AccumulatorGroup({"a": TensorSpec((3,), "f8")}, "g") as group,
         Parameters({"a": np.zeros(3)}, "p", optimizer=optim.SGD(1.0)) as params,

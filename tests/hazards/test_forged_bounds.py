@@ -1,10 +1,10 @@
-"""Every loop whose bounds come from the segment ends: forged ones give a result or a DataLossError.
+"""Forged loop bounds in a segment give a result or a DataLossError, never an endless loop.
 
 docs/hazards.md: "Bytes are overwritten, at rest or in use; files truncated, forged": "A result, or
 an error of `shmacc.errors`".
 
-The locks are held meanwhile, and no signal helps. Each case forges what one loop goes by, with
-right checksums, and makes every call; a call that does not come back is a failure of its own.
+An endless loop would hold the locks, and no signal would end it. Each case forges the bound of one
+loop, with valid checksums, and makes every call; a call that does not return fails the test.
 """
 
 from __future__ import annotations

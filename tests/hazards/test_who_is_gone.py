@@ -601,7 +601,7 @@ APPLY_AND_DIE: Final = """
 
 
 def test_so_many_are_kept_as_news(acc: ConditionalAccumulator) -> None:
-    """The bound: past it the one that was active least recently gives way, and nothing grows."""
+    """The table of deaths is full at 1,024: a new one replaces the least recently active."""
     if acc.lanes > 1:
         pytest.skip("takes long")
     most = 1024

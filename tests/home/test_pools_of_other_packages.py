@@ -33,7 +33,7 @@ _used: dict[str, ConditionalAccumulator] = {}  # of this process
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator, which forked workers inherit."""
+    """A named accumulator; forked workers inherit it."""
     with ConditionalAccumulator("f8", (), NAME, unlink_on_close=True) as made:
         _used["acc"] = made
         yield made
@@ -42,7 +42,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 @pytest.fixture(params=[(p, m) for p in PACKAGES for m in START_METHODS], ids=" by ".join)
 def context(request: pytest.FixtureRequest) -> Any:
-    """A package's context of one start method."""
+    """The package's multiprocessing context for a start method."""
     package, method = request.param
     return PACKAGES[package].get_context(method)
 

@@ -1,4 +1,4 @@
-"""A deep copy is of its own memory, so there is none of what processes share."""
+"""copy.deepcopy is refused: the copy would be the same shared memory."""
 
 from __future__ import annotations
 

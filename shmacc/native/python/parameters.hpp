@@ -1,7 +1,7 @@
 // Updates of parameters as Python asks for them: arrays viewed for as long as the update lasts.
 //
-// Row numbers are read several times under the lock, and once more after a death: nothing that Python can write to must
-// be among them (arrays.py: row_numbers). Of values it does not matter.
+// Row numbers are read several times under the lock, and again after a death. So they must be a private copy, which
+// Python cannot change meanwhile (arrays.py: row_numbers). Values may change: any bytes are valid numbers.
 #pragma once
 
 #include "python/handle.hpp"

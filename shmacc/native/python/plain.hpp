@@ -46,9 +46,9 @@ inline nb::object plain_array(nb::handle value, int type_number) {
 
 // Row numbers as a plain array of int64; None: they are none. Those of int32, which JAX makes, are converted.
 //
-// It is always a copy. Row numbers are read several times, to be checked, sorted, looked up and put into tables: the last
-// two under the lock, all but the first without the GIL. So nothing that Python can write to must be among them. (Of
-// values it does not matter: whatever they are, they are numbers.)
+// It is always a private copy. Row numbers are read several times: they are checked, sorted, looked up and put into
+// tables, mostly without the GIL. If Python could change them meanwhile, what was checked would not be what is used.
+// Values may change: any bytes are valid numbers.
 inline nb::object plain_indices(nb::handle value) {
     nb::object given = plain_array(value, NPY_INT64);
     const bool wide = !given.is_none();
