@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from shmacc import _core, optim
 from shmacc._accumulators import changes
-from shmacc._accumulators.changes import Change
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given

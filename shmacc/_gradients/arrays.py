@@ -141,7 +141,9 @@ def index_array(value: Any, what: str) -> IndexArray:
         return plain
     array, _ = _view(value, what, to_fill=False)
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-        raise InvalidArgumentError(f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}")
+        raise InvalidArgumentError(
+            f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}"
+        )
     if array.dtype.kind not in "iu" and array.size:
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
     array = _contiguous(array, what)

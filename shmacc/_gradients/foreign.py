@@ -218,9 +218,7 @@ def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
 
 def _check_complete(nulls: int, what: str, way_out: str) -> None:
     if nulls:
-        raise InvalidArgumentError(
-            f"{what} must have no nulls, but {nulls} are missing: {way_out}"
-        )
+        raise InvalidArgumentError(f"{what} must have no nulls, but {nulls} are missing: {way_out}")
 
 
 _VIEWS: dict[str, Callable[[Any, str, bool], ValueArray | None]] = {
