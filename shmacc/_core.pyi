@@ -34,6 +34,7 @@ KINDS: dict[str, int]
 REDUCTIONS: dict[str, int]
 SUMS: dict[str, int]
 OPTIMIZERS: dict[str, int]
+OPTIMIZER_OPTIONS: dict[str, int]
 ACTIVITIES: dict[str, int]
 SUM_BYTES: dict[str, int]
 REGION_SPAN: int
@@ -303,7 +304,6 @@ def update(
     serial: int,
     step: int,
     changes: list[tuple[Any, ...]],
-    learning_rate: float | None,
     timeout: float | None,
 ) -> bool: ...
 def restore_parameters(

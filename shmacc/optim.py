@@ -6,20 +6,31 @@ an array, ``g`` its gradient, the others are its slots. All of it is computed in
 float32 or float64; numbers that do not change during an update, such as ``1 - rho``, in float64 and
 then rounded. A sparse gradient changes its rows and their slots, and no others.
 
+``weight_decay`` is torch's: an l2 penalty, ``g + weight_decay * p`` in place of ``g``, except for
+`AdamW`. At the same numbers SGD and Adagrad are torch's, too. Where TensorFlow and torch differ,
+``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's optimizers.
+
 Optimizers are kept in the segment, with the parameters. They are frozen, and equal if all their
 numbers are.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
-__all__ = ["SGD", "Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
+
+
+_DECAY = 4  # where the weight decay stands among an optimizer's numbers
+
+LearningRate = float | Mapping[str, float] | None
+"""Of one update: all arrays', or by patterns of their names; None: the optimizers' own."""
 
 
 class Slot(NamedTuple):
@@ -114,9 +125,15 @@ class Optimizer:
                 )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
-        """Return it as the extension takes it: its number, and its fields in order."""
-        numbers = tuple(float(getattr(self, field.name)) for field in dataclasses.fields(self))
-        return layout.OPTIMIZERS[type(self).__name__], numbers
+        """Return it as the extension takes it: its number with options, and its fields in order."""
+        kind = layout.OPTIMIZERS[type(self).__name__]
+        numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
+        if decay := getattr(self, "weight_decay", 0.0):
+            kind |= layout.OPTIMIZER_OPTIONS["weight_decay"]
+            numbers += [0.0] * (_DECAY - len(numbers)) + [decay]
+        if getattr(self, "as_torch", False):
+            kind |= layout.OPTIMIZER_OPTIONS["as_torch"]
+        return kind, tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +152,12 @@ class SGD(Optimizer):
         learning_rate: The step size.
         momentum: How much of the last change is kept, 0 to 1; 0: there is no slot.
         nesterov: Whether the momentum is looked at ahead.
+        weight_decay: The strength of the l2 penalty.
     """
 
     momentum: float = 0.0
     nesterov: bool = False
+    weight_decay: float = 0.0
 
     _at_most: ClassVar[dict[str, float]] = {"momentum": 1}
 
@@ -172,11 +191,18 @@ class Adagrad(Optimizer):
         initial_accumulator_value: What accumulators start as.
         epsilon: Added to the square root.
         rowwise: Whether there is one accumulator a row.
+        weight_decay: The strength of the l2 penalty; not with `rowwise`.
     """
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 0.0
     rowwise: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        if self.rowwise and self.weight_decay:
+            raise InvalidArgumentError("A rowwise Adagrad has no weight_decay")
 
     def slots(self) -> tuple[Slot, ...]:
         """Return ``accumulator``."""
@@ -196,16 +222,27 @@ class RMSprop(Optimizer):
         momentum = momentum * decay + learning_rate * g / sqrt(rms + epsilon)
         p -= momentum
 
+    As torch's::
+
+        p -= learning_rate * g / (sqrt(rms) + epsilon)
+        # with momentum, in place of that:
+        momentum = momentum * decay + g / (sqrt(rms) + epsilon)
+        p -= learning_rate * momentum
+
     Attributes:
         learning_rate: The step size.
         rho: How much of the mean is kept, 0 to 1.
         momentum: How much of the last change is kept, 0 to 1; 0: there is no such slot.
         epsilon: Added under the square root.
+        weight_decay: The strength of the l2 penalty.
+        as_torch: Whether it computes as torch's RMSprop.
     """
 
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-10
+    weight_decay: float = 0.0
+    as_torch: bool = False
 
     _at_most: ClassVar[dict[str, float]] = {"rho": 1, "momentum": 1}
 
@@ -227,16 +264,23 @@ class Adam(Optimizer):
         v += (g * g - v) * (1 - beta_2)
         p -= rate * m / (sqrt(v) + epsilon)
 
+    As torch's, dense gradients have ``epsilon * sqrt(1 - beta_2**t)`` in place of ``epsilon``, and
+    an update without rows counts.
+
     Attributes:
         learning_rate: The step size.
         beta_1: How much of the first moment is kept; below 1.
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
+        weight_decay: The strength of the l2 penalty.
+        as_torch: Whether it computes as torch's Adam, and of rows as its SparseAdam.
     """
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    as_torch: bool = False
 
     _at_most: ClassVar[dict[str, float]] = {
         "beta_1": math.nextafter(1, 0),
@@ -255,6 +299,24 @@ class Adam(Optimizer):
                 f"learning_rate must be at most {largest * (1 - self.beta_1):.3g} for this Adam in "
                 f"the array's dtype, but was {rate:g}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: ``p *= 1 - learning_rate * weight_decay`` comes first.
+
+    So the moments do not know of it. With a sparse gradient its rows decay, and no others.
+
+    Attributes:
+        learning_rate: The step size.
+        beta_1: How much of the first moment is kept; below 1.
+        beta_2: How much of the second moment is kept; below 1.
+        epsilon: Added to the square root.
+        weight_decay: How much of an element decays, times the learning rate.
+        as_torch: Whether it computes as torch's AdamW, as for `Adam`.
+    """
+
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,27 +377,70 @@ def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
         InvalidArgumentError: Its numbers are out of range.
     """
     number, numbers = config
-    for kind in (SGD, Adagrad, RMSprop, Adam, Ftrl):
-        if layout.OPTIMIZERS[kind.__name__] == number:
-            fields = dataclasses.fields(kind)
-            given = zip(fields, numbers, strict=False)
-            made: Any = [bool(value) if field.type is bool else value for field, value in given]
-            return kind(*made)
+    options = {name: number & bit for name, bit in layout.OPTIMIZER_OPTIONS.items()}
+    base = number - sum(options.values())
+    for kind in (SGD, Adagrad, RMSprop, Adam, AdamW, Ftrl):
+        if layout.OPTIMIZERS[kind.__name__] == base:
+            fields = {field.name: field.type for field in dataclasses.fields(kind)}
+            made: dict[str, Any] = dict(zip(_numbers(kind), numbers, strict=False))
+            if "weight_decay" in fields:
+                made["weight_decay"] = numbers[_DECAY] if options["weight_decay"] else 0.0
+            if "as_torch" in fields:
+                made["as_torch"] = options["as_torch"]
+            return kind(**{n: bool(v) if fields[n] is bool else v for n, v in made.items()})
     return None
 
 
-def learning_rate(value: object) -> float | None:
-    """Return the rate of one update, checked; None: the optimizers' own.
+def _numbers(kind: type[Optimizer]) -> list[str]:
+    """Return the fields that are numbers of every version, in the order in which these stand."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name not in layout.OPTIMIZER_OPTIONS]
+
+
+def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict[str, Any]:
+    """Return what a mapping from patterns gives each name: that of the first pattern it matches.
+
+    Args:
+        given: A ``*`` in a pattern is for any characters; all others are for themselves.
+        names: Those that there are. The ones that match no pattern are left out.
+        what: What the mapping gives, for the message.
 
     Raises:
-        InvalidArgumentError: It is no number, negative or infinite.
+        InvalidArgumentError: A pattern other than ``"*"`` is for no name.
+    """
+    found: dict[str, Any] = {}
+    for pattern, value in given.items():
+        if not isinstance(pattern, str):
+            raise InvalidArgumentError(f"{what} is by name, but a name was {pattern!r}")
+        matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
+        new = [name for name in names if name not in found and matches(name)]
+        if not new and pattern != "*":
+            of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
+            raise InvalidArgumentError(
+                f"There is {what} for {pattern!r}, which is no array{of_earlier}"
+            )
+        found.update(dict.fromkeys(new, value))
+    return found
+
+
+def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
+    """Return the rates of one update by name, checked; those left out are the optimizers' own.
+
+    Args:
+        value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
+        names: Of the arrays.
+
+    Raises:
+        InvalidArgumentError: One is no number, negative or infinite; or a pattern is for no name.
     """
     if value is None:
-        return None
-    rate = _finite(value, "learning_rate")
-    if rate < 0:
-        raise InvalidArgumentError(f"learning_rate must not be negative, but was {value!r}")
-    return rate
+        return {}
+    given = value if isinstance(value, Mapping) else {"*": value}
+    rates = {pattern: _finite(rate, "learning_rate") for pattern, rate in given.items()}
+    for rate in rates.values():
+        if rate < 0:
+            raise InvalidArgumentError(f"learning_rate must not be negative, but was {rate!r}")
+    return by_name(rates, names, "a learning_rate")
 
 
 def _finite(value: object, what: str) -> float:

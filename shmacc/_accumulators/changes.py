@@ -85,7 +85,7 @@ class Change(NamedTuple):
     Attributes:
         array: The array's number.
         region: The region.
-        by_optimizer: Whether the values are gradients; else they are new contents.
+        rate: The learning rate, if the values are gradients; None: they are new contents.
         rows: Which rows, ascending; None: all.
         values: The values, in C order.
         bytes: The size of the region.
@@ -93,7 +93,7 @@ class Change(NamedTuple):
 
     array: int
     region: int
-    by_optimizer: bool
+    rate: float | None
     rows: IndexArray | None
     values: ValueArray
     bytes: int
@@ -102,11 +102,14 @@ class Change(NamedTuple):
     def as_given(self) -> tuple[Any, ...]:
         """As the extension takes it."""
         as_bytes = self.values.reshape(-1).view(np.uint8)
-        return (self.array, self.region, self.by_optimizer, self.rows, as_bytes, self.bytes)
+        return (self.array, self.region, self.rate, self.rows, as_bytes, self.bytes)
 
 
 def of_update(
-    known: Mapping[str, Array], gradients: Mapping[str, Any], values: object, rate: float | None
+    known: Mapping[str, Array],
+    gradients: Mapping[str, Any],
+    values: object,
+    rates: Mapping[str, float],
 ) -> list[Change]:
     """Return the changes that gradients and new contents make, in the order of the arrays.
 
@@ -114,7 +117,7 @@ def of_update(
         known: The arrays.
         gradients: Of a round.
         values: New contents.
-        rate: The learning rate; None: the optimizers' own, which were checked.
+        rates: Learning rates by array; of others their optimizers' own, which were checked.
 
     Raises:
         InvalidArgumentError: One of them does not fit its array, or there is no such array.
@@ -135,7 +138,7 @@ def of_update(
         if name in values:
             made.append(_contents(array, values[name]))
         elif name in gradients:
-            made.append(_gradient(array, gradients[name], rate))
+            made.append(_gradient(array, gradients[name], rates.get(name)))
     return made
 
 
@@ -145,15 +148,15 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
             f"Array {array.name!r} has no optimizer, so its gradient can change nothing: give its "
             "new contents in values"
         )
-    if rate is not None:
+    if rate is None:
+        rate = array.optimizer.learning_rate
+    else:
         info = np.finfo(array.dtype)
         array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
     if isinstance(taken, DenseTaken):
         _check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)
-        return Change(
-            array.number, 0, by_optimizer=True, rows=None, values=dense, bytes=array.bytes(0)
-        )
+        return Change(array.number, 0, rate, rows=None, values=dense, bytes=array.bytes(0))
     _check_like(
         array, taken.values, (len(taken.indices), *array.shape[1:]), "The gradient of array"
     )
@@ -169,7 +172,7 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
     return Change(
         array.number,
         0,
-        by_optimizer=True,
+        rate,
         rows=rows,
         values=np.ascontiguousarray(taken.values),
         bytes=array.bytes(0),
@@ -181,9 +184,7 @@ def _contents(array: Array, given: Any) -> Change:
     if not isinstance(given, tuple):
         values = _owned(given, array, what)
         _check_like(array, values, array.shape, "The new contents of array")
-        return Change(
-            array.number, 0, by_optimizer=False, rows=None, values=values, bytes=array.bytes(0)
-        )
+        return Change(array.number, 0, None, rows=None, values=values, bytes=array.bytes(0))
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
     rows = arrays.row_numbers(given[0], f"the row numbers of array {array.name!r}")
@@ -201,9 +202,7 @@ def _contents(array: Array, given: Any) -> Change:
         if len(repeated):
             raise InvalidArgumentError(f"Row {repeated[0]} of array {array.name!r} is given twice")
     _check_rows(array, rows)
-    return Change(
-        array.number, 0, by_optimizer=False, rows=rows, values=values, bytes=array.bytes(0)
-    )
+    return Change(array.number, 0, None, rows=rows, values=values, bytes=array.bytes(0))
 
 
 def _owned(given: Any, array: Array, what: str) -> ValueArray:
@@ -281,7 +280,7 @@ def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Ch
         yield Change(
             array.number,
             region,
-            by_optimizer=False,
+            None,
             rows=None,
             values=own,
             bytes=array.bytes(region),

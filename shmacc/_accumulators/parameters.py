@@ -18,6 +18,7 @@ from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from shmacc.optim import LearningRate
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
 
@@ -70,10 +71,11 @@ class Parameters(SharedArrays):
             contents: From name to an array, which is the contents of a new one, copied; or to a
                 `TensorSpec`, which starts as zeros. As for `SharedArrays`.
             shared_name: The name; None: private, removed with this object.
-            optimizer: Of all arrays, which are float32 or float64 then; or a mapping from name to
-                optimizer. An array without one is changed by ``values`` only, and may
-                have any dtype of `SharedArrays`. It is kept with the arrays, and must agree with
-                that of existing ones.
+            optimizer: Of all arrays, which are float32 or float64 then; or a mapping from patterns
+                of names to optimizers, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array
+                has that of the first one that it matches. An array without one is changed by
+                ``values`` only, and may have any dtype of `SharedArrays`. It is kept with the
+                arrays, and must agree with that of existing ones.
             mode: Permission bits.
             owners: Whose parameters may be attached.
             if_exists: What to do with existing ones.
@@ -84,8 +86,11 @@ class Parameters(SharedArrays):
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
-        asked = [_with_optimizer(array, optimizer) for array in given.asked(contents)]
-        _check_names(optimizer, asked)
+        arrays = given.asked(contents)
+        if isinstance(optimizer, Mapping):
+            names = [array.spec.name for array in arrays]
+            optimizer = optim.by_name(optimizer, names, "an optimizer")
+        asked = [_with_optimizer(array, optimizer) for array in arrays]
         self._open(
             tuple(array.asked.spec for array in asked),
             given.REDUCTION,
@@ -184,7 +189,7 @@ class Parameters(SharedArrays):
         taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
         values: Mapping[str, Any] | None = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: LearningRate = None,
         timeout: float | None = None,
     ) -> bool:
         """Make the update of an open round: what each array's optimizer makes of its gradient.
@@ -200,7 +205,8 @@ class Parameters(SharedArrays):
             values: New contents, by array, in place of what an optimizer would make of a gradient:
                 an array, or ``(indices, rows)`` with distinct indices. Arrays that are in neither
                 stay; so do the slots of these.
-            learning_rate: In place of the optimizers' own, for this update: for schedules.
+            learning_rate: In place of the optimizers' own, for this update: for schedules. A number
+                for all arrays, or a mapping from patterns of names, as for optimizers.
             timeout: Seconds to wait for another process's snapshot, restore or update, or its
                 operation on the accumulator; None: for ever.
 
@@ -219,8 +225,8 @@ class Parameters(SharedArrays):
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
         found, gradients = self._round_of(taken)
-        rate, seconds = optim.learning_rate(learning_rate), arguments.timeout(timeout)
-        return self._commit(found, gradients, values, rate, seconds)
+        rates = optim.learning_rates(learning_rate, self)
+        return self._commit(found, gradients, values, rates, arguments.timeout(timeout))
 
     def skip(
         self,
@@ -245,18 +251,18 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         found, _ = self._round_of(taken)
-        return self._commit(found, {}, values, None, arguments.timeout(timeout))
+        return self._commit(found, {}, values, {}, arguments.timeout(timeout))
 
     def _commit(
         self,
         found: _core.BlockAccess,
         gradients: Mapping[str, Any],
         values: Mapping[str, Any] | None,
-        rate: float | None,
+        rates: Mapping[str, float],
         timeout: float | None,
     ) -> bool:
         arrays = {array.name: array for array in self._arrays}
-        made = changes.of_update(arrays, gradients, {} if values is None else values, rate)
+        made = changes.of_update(arrays, gradients, {} if values is None else values, rates)
         self._check_open()
         return _core.update(
             self._handle,
@@ -264,7 +270,6 @@ class Parameters(SharedArrays):
             found.taken.serial,
             found.taken.step,
             [change.as_given for change in made],
-            rate,
             timeout,
         )
 
@@ -424,12 +429,6 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
     info = np.finfo(array.spec.dtype.numpy)
     optimizer.check_numbers(float(info.tiny), float(info.max))
     return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
-
-
-def _check_names(optimizers: Optimizers, asked: list[_Asked]) -> None:
-    if isinstance(optimizers, Mapping):
-        for name in optimizers.keys() - {array.asked.spec.name for array in asked}:
-            raise InvalidArgumentError(f"There is an optimizer for {name!r}, which is no array")
 
 
 def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:

@@ -19,6 +19,7 @@ ARRAYS = {KINDS["arrays"], KINDS["parameters"]}
 REDUCTIONS = _core.REDUCTIONS
 REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
 OPTIMIZERS = _core.OPTIMIZERS
+OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
 SUMS = _core.SUMS
 """The types that sums are kept in, by NumPy's name."""

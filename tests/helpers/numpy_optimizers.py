@@ -39,7 +39,9 @@ class Reference:
 
     def update(self, gradient: Array, rows: Array | None = None, rate: float | None = None) -> None:
         """Apply a gradient, of these rows or of all."""
+        as_torch = getattr(self.optimizer, "as_torch", False)
         if rows is not None and len(rows) == 0:
+            self.updates += as_torch
             return
         self.updates += 1
         where: Any = ... if rows is None else rows
@@ -48,7 +50,16 @@ class Reference:
             array, slots = array.copy(), {name: slot.copy() for name, slot in slots.items()}
         learning_rate = self.optimizer.learning_rate if rate is None else rate
         formula = _FORMULAS[type(self.optimizer)]
+        if decay := getattr(self.optimizer, "weight_decay", 0):
+            number = array.dtype.type
+            if isinstance(self.optimizer, optim.AdamW):
+                array = array * number(1 - learning_rate * decay)
+            else:
+                gradient = gradient + number(decay) * array
+        if formula is _adam and as_torch and rows is None:
+            slots["correction"] = math.sqrt(1 - self.optimizer.beta_2**self.updates)  # type: ignore[attr-defined]
         array = formula(self.optimizer, learning_rate, self.updates, array, slots, gradient)
+        slots.pop("correction", None)
         self.array[where] = array
         for name, slot in slots.items():
             self.slots[name][where] = slot
@@ -84,6 +95,12 @@ def _mean_of_squares(g: Any) -> Any:
 def _rmsprop(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
     number = p.dtype.type
     slots["rms"] = r = slots["rms"] + (g * g - slots["rms"]) * number(1 - of.rho)
+    if of.as_torch:
+        root = np.sqrt(r) + number(of.epsilon)
+        if not of.momentum:
+            return p - number(rate) * g / root
+        slots["momentum"] = m = slots["momentum"] * number(of.momentum) + g / root
+        return p - number(rate) * m
     step = number(rate) * g / np.sqrt(r + number(of.epsilon))
     if of.momentum:
         slots["momentum"] = step = slots["momentum"] * number(of.momentum) + step
@@ -93,9 +110,10 @@ def _rmsprop(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any
 def _adam(of: Any, rate: float, t: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
     number = p.dtype.type
     corrected = number(rate * math.sqrt(1 - of.beta_2**t) / (1 - of.beta_1**t))
+    epsilon = number(of.epsilon * slots.get("correction", 1))
     slots["m"] = m = slots["m"] + (g - slots["m"]) * number(1 - of.beta_1)
     slots["v"] = v = slots["v"] + (g * g - slots["v"]) * number(1 - of.beta_2)
-    return p - corrected * m / (np.sqrt(v) + number(of.epsilon))
+    return p - corrected * m / (np.sqrt(v) + epsilon)
 
 
 def _ftrl(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
@@ -123,6 +141,7 @@ _FORMULAS: dict[type[optim.Optimizer], Any] = {
     optim.Adagrad: _adagrad,
     optim.RMSprop: _rmsprop,
     optim.Adam: _adam,
+    optim.AdamW: _adam,
     optim.Ftrl: _ftrl,
 }
 
@@ -130,13 +149,22 @@ ALL = (
     optim.SGD(0.1),
     optim.SGD(0.1, 0.9),
     optim.SGD(0.1, 0.9, nesterov=True),
+    optim.SGD(0.1, weight_decay=0.01),
+    optim.SGD(0.1, 0.9, nesterov=True, weight_decay=0.01),
     optim.Adagrad(0.05),
     optim.Adagrad(0.05, 0.0, 1e-7),
     optim.Adagrad(0.05, rowwise=True),
+    optim.Adagrad(0.05, weight_decay=0.01),
     optim.RMSprop(0.01),
     optim.RMSprop(0.01, 0.8, 0.5, 1e-7),
+    optim.RMSprop(0.01, as_torch=True),
+    optim.RMSprop(0.01, 0.8, 0.5, 1e-3, 0.01, as_torch=True),
     optim.Adam(0.01),
     optim.Adam(0.1, 0.8, 0.99, 1e-3),
+    optim.Adam(0.1, 0.8, 0.99, 1e-3, 0.01),
+    optim.Adam(0.1, 0.8, 0.99, 1e-3, as_torch=True),
+    optim.AdamW(0.1),
+    optim.AdamW(0.1, 0.8, 0.99, 1e-3, 0.1, as_torch=True),
     optim.Ftrl(0.1),
     optim.Ftrl(0.1, l1=0.01, l2=0.1),
     optim.Ftrl(0.1, -0.7, 0.2, 0.01),

@@ -156,6 +156,7 @@ TOO_LARGE: Final = [
     optim.Adam(1e39),
     optim.Adam(1e38, 0.999, 0.1),  # the correction makes it larger
     optim.Adam(0.1, epsilon=1e39),
+    optim.AdamW(0.1, weight_decay=1e39),
     optim.Ftrl(1e39),
     optim.Ftrl(0.1, l1=1e39),
     optim.Ftrl(0.1, initial_accumulator_value=1e39),

@@ -85,7 +85,35 @@ def test_a_learning_rate_of_one_update(params: Parameters, group: AccumulatorGro
     np.testing.assert_array_equal(params["table"][1], TABLE[1] - 11)
 
 
-@pytest.mark.parametrize("rate", [-1, float("nan"), "fast", True])
+def test_learning_rates_by_pattern(params: Parameters, group: AccumulatorGroup) -> None:
+    """Arrays that no pattern is for keep their optimizer's own."""
+    one_round(params, group, 1, learning_rate={"ta*": 10})
+    np.testing.assert_array_equal(params["table"][1], TABLE[1] - 10)
+    vector = params["vector"].copy()
+    assert vector.any()
+    one_round(params, group, 1, learning_rate={"table": 1, "*": 0})
+    np.testing.assert_array_equal(params["table"][1], TABLE[1] - 11)
+    np.testing.assert_array_equal(params["vector"], vector)
+
+
+def test_optimizers_by_pattern() -> None:
+    """The first one that matches; a bracket, as in JAX's names, is no part of a pattern."""
+    arrays = dict.fromkeys(["['a']['w']", "['b']['w']", "a", "c.w"], np.ones(2))
+    by = {"['b']*": optim.SGD(1), "[*": optim.SGD(2), "a": optim.SGD(3), "*": optim.SGD(4)}
+    with Parameters(arrays, optimizer=by) as params:
+        assert list(params.optimizers.values()) == [optim.SGD(n) for n in (2, 1, 3, 4)]
+    with Parameters(arrays, optimizer={"c*": optim.SGD(1)}) as params:
+        assert [name for name, optimizer in params.optimizers.items() if optimizer] == ["c.w"]
+    for wrong, words in (
+        ({"*": optim.SGD(1), "a": optim.SGD(2)}, r"for 'a', which is no array, or each has an ear"),
+        ({"d": optim.SGD(1)}, r"for 'd', which is no array$"),
+        ({1: optim.SGD(1)}, r"a name was 1"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            Parameters(arrays, optimizer=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [-1, float("nan"), "fast", True, {"table": -1}, {"tables": 1}])
 def test_a_bad_learning_rate_is_refused(
     params: Parameters, group: AccumulatorGroup, rate: Any
 ) -> None:

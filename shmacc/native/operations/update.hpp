@@ -55,7 +55,7 @@ namespace shmacc {
 struct ArrayChange {
     uint32_t array;
     uint32_t region;  // in kArrayRegions
-    bool by_optimizer;  // the values are gradients; else they are the new contents
+    std::optional<double> rate;  // the values are gradients, and this is the learning rate; none: new contents
     const int64_t* rows;  // null: all of it
     uint64_t count;  // of rows
     uint64_t row_bytes;
@@ -107,21 +107,23 @@ class ArraysSession {
             to += listed;
         }
     }
-    // After `prepare` with the same changes. rate: in place of the optimizers' own.
-    void change(const std::vector<ArrayChange>& changes, std::optional<double> rate) {
+    // After `prepare` with the same changes.
+    void change(const std::vector<ArrayChange>& changes) {
         lane().begin(state, 0);
         Saving saving{lane().mapping().at_least(kUndoRows, saved_bytes_, state.reserved[kUndoRows]),
                       lane().published(), 0, saved_bytes_ >= kStreamedFrom};
         auto array = arrays_.begin();
         for (const ArrayChange& change : changes) {
             if (array->number() != change.array) ++array;
-            if (!change.by_optimizer) {
+            if (!change.rate) {
                 replace(*array, change, saving);
-            } else if (change.rows == nullptr || change.count > 0) {
-                ++array->state.count;
-                with_number(array->spec(),
-                            [&](auto zero) { optimize<decltype(zero)>(*array, change, rate, saving); });
+                continue;
             }
+            const bool has_rows = change.rows == nullptr || change.count > 0;
+            array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);  // SparseAdam counts it
+            if (has_rows)
+                with_number(array->spec(),
+                            [&](auto zero) { optimize<decltype(zero)>(*array, change, saving); });
         }
         if (saving.streamed) end_of_stream();
     }
@@ -161,18 +163,16 @@ class ArraysSession {
         return {piece, (change.bytes + piece - 1) / piece};
     }
     static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
-        return change.by_optimizer ? shmacc::slots_of(spec.optimizer, last_dimension(spec))
-                                   : SlotShape{0, 1, false};
+        return change.rate ? shmacc::slots_of(spec.optimizer, last_dimension(spec)) : SlotShape{0, 1, false};
     }
     static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, const MemberSpec& spec) {
-        const uint64_t number = change.by_optimizer ? spec.number_bytes() : 1;
+        const uint64_t number = change.rate ? spec.number_bytes() : 1;
         return entries_of(change, slots_of(change, spec).group * number);
     }
     SavedArray saved(const ArrayChange& change, Member& array) {
         const SlotShape slots = slots_of(change, array.spec());
         const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        if (change.rows &&
-            change.row_bytes % (slots.group * (change.by_optimizer ? array.spec().number_bytes() : 1)))
+        if (change.rows && change.row_bytes % (slots.group * (change.rate ? array.spec().number_bytes() : 1)))
             throw Error(
                 Failure::kInvalidArgument,
                 "A rowwise accumulator of an array with one dimension is of all of it, so rows alone cannot "
@@ -195,7 +195,7 @@ class ArraysSession {
         return bytes;
     }
     template <class T>
-    void optimize(Member& array, const ArrayChange& change, std::optional<double> rate, Saving& saving) {
+    void optimize(Member& array, const ArrayChange& change, Saving& saving) {
         const OptimizerSpec& optimizer = array.spec().optimizer;
         const uint64_t total = change.bytes / sizeof(T);
         const SlotShape slots = slots_of(change, array.spec());
@@ -208,9 +208,14 @@ class ArraysSession {
                                 entry_bytes / sizeof(T),
                                 total,
                                 slots.group};
+        const double decay = optimizer.weight_decay();
+        if (optimizer.base() == kAdamW)
+            touched.kept = static_cast<T>(1 - *change.rate * decay);
+        else
+            touched.l2 = static_cast<T>(decay);
         for (uint32_t i = 0; i < slots.count; ++i)
             touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
-        with_rule<T>(optimizer, rate.value_or(optimizer.numbers[0]), array.state.count,
+        with_rule<T>(optimizer, *change.rate, array.state.count, change.rows != nullptr,
                      [&](auto rule) { update_array(rule, touched, saving); });
     }
     void replace(Member& array, const ArrayChange& change, Saving& saving) {
@@ -291,7 +296,6 @@ class UpdatedRound {
 struct UpdateRequest {
     int64_t step;  // of the round
     std::vector<ArrayChange> changes;  // those of an array follow each other
-    std::optional<double> rate;
     int64_t deadline;
 };
 
@@ -326,7 +330,7 @@ class Update : public Operation {
                 continue;
             }
             if (is_in) return false;
-            session.change(request.changes, request.rate);
+            session.change(request.changes);
             session.commit(request.step + 1);
             break;
         }
@@ -352,7 +356,7 @@ class Update : public Operation {
         round.sealed = load == Load::kBegins;
         round.holder = {};
         if (round.sealed) round.holder = {++round.opened, presence.index(), presence.token(), wall_ns()};
-        session.change(request.changes, std::nullopt);
+        session.change(request.changes);
         session.keep_no_journal();
         session.commit(load == Load::kEnds ? round.step : request.step, updates);
     }

@@ -30,9 +30,9 @@ MemberSpec member_spec(const nb::tuple& given) {
         throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
     spec.set_round();
     const auto [optimizer, numbers] = nb::cast<std::tuple<uint64_t, std::vector<double>>>(given[9]);
-    if (optimizer >= kOptimizerKinds || numbers.size() > std::size(spec.optimizer.numbers))
-        throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
     spec.optimizer.kind = optimizer;
+    if (!spec.optimizer.known() || numbers.size() > std::size(spec.optimizer.numbers))
+        throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
     std::copy(numbers.begin(), numbers.end(), spec.optimizer.numbers);
     return spec;
 }
@@ -138,6 +138,7 @@ void export_layout(nb::module_& m) {
     m.attr("REDUCTIONS") = by_name(kReductionNames);
     m.attr("SUMS") = by_name(kSumNames);
     m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
+    m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
     m.attr("ACTIVITIES") = by_name(kActivityNames);
     nb::dict sizes;
     for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
@@ -366,7 +367,7 @@ NB_MODULE(_core, m) {
         .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
 
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
-          nb::arg("step"), nb::arg("changes"), nb::arg("learning_rate").none(), nb::arg("timeout").none());
+          nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
     m.def("restore_parameters", &restore_parameters, nb::arg("handle"), nb::arg("step"), nb::arg("changes"),
           nb::arg("updates"), nb::arg("begins_load"));
     m.def("end_load", &end_load, nb::arg("handle"));

@@ -11,19 +11,20 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // In order of the arrays: (number, region, whether by the optimizer, rows in ascending order or None, values,
-    // bytes of the region).
+    // In order of the arrays: (number, region, the learning rate or None for new contents, rows in ascending order or
+    // None, values, bytes of the region).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
         for (const nb::handle item : given) {
-            const auto [array, region, by_optimizer, rows, values, bytes] =
-                nb::cast<std::tuple<uint32_t, uint32_t, bool, nb::object, nb::object, uint64_t>>(item);
+            const auto [array, region, rate, rows, values, bytes] =
+                nb::cast<std::tuple<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, uint64_t>>(
+                    item);
             if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
-                (by_optimizer && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
+                (rate && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
             const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
-            ArrayChange change{array, region, by_optimizer, nullptr, 0, 0, bytes, numbers->data()};
+            ArrayChange change{array, region, rate, nullptr, 0, 0, bytes, numbers->data()};
             if (rows.is_none()) {
                 if (numbers->size() != bytes) refuse_sizes();
             } else {
@@ -56,14 +57,13 @@ class IncomingChanges {
 
 // Whether the round of that serial, which `rounds` has open, was not in the parameters before.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
-                              const nb::list& changes, std::optional<double> learning_rate,
-                              std::optional<double> timeout) {
+                              const nb::list& changes, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
     const OpenSegment::Use accumulator = rounds.attached();
     if (!rounds.holds_round(serial))
         throw Error(Failure::kFailedPrecondition, "The round has ended, or is another process's");
     const IncomingChanges incoming(*segment, changes);
-    const UpdateRequest request{step, incoming.get(), learning_rate, deadline_after(timeout)};
+    const UpdateRequest request{step, incoming.get(), deadline_after(timeout)};
     UpdatedRound round(*accumulator, serial, *segment);
     const auto note = [&] {
         if (round.is_in()) rounds.note_update(serial);
@@ -85,7 +85,7 @@ inline void restore_parameters(Handle& handle, int64_t step, const nb::list& cha
     const IncomingChanges incoming(*segment, changes);
     if (updates.size() != segment->config().members)
         throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
-    const UpdateRequest request{step, incoming.get(), std::nullopt, kForever};
+    const UpdateRequest request{step, incoming.get(), kForever};
     handle.update([&](Update& act) {
         act.restore(request, updates, begins_load ? Load::kBegins : Load::kNone);
         return true;
@@ -94,7 +94,7 @@ inline void restore_parameters(Handle& handle, int64_t step, const nb::list& cha
 
 inline void end_load(Handle& handle) {
     handle.update([&](Update& act) {
-        act.restore({0, {}, std::nullopt, kForever}, {}, Load::kEnds);
+        act.restore({0, {}, kForever}, {}, Load::kEnds);
         return true;
     });
 }

@@ -27,6 +27,8 @@ struct TouchedArray {
     uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
     uint64_t total;  // numbers in the array
     uint64_t group;  // so many numbers of the contents share one of a slot
+    T l2 = 0;  // times an element, added to its gradient; or
+    T kept = 1;  // times an element, before the rule: decoupled weight decay
 };
 
 // Where entries are copied to before they are changed.
@@ -106,26 +108,31 @@ struct RowwiseAdagrad {
     }
 };
 
-template <class T>
+template <class T, bool kTorchs>
 struct Rmsprop {
     static constexpr uint32_t kSlots = 1;
     static constexpr bool kRowwise = false;
     T rate, decay, epsilon;  // decay: 1 - rho
     void operator()(T& p, T& r, T g) const {
         r += (g * g - r) * decay;
-        p -= rate * g / std::sqrt(r + epsilon);
+        p -= rate * g / (kTorchs ? std::sqrt(r) + epsilon : std::sqrt(r + epsilon));
     }
 };
 
-template <class T>
+template <class T, bool kTorchs>
 struct RmspropMomentum {
     static constexpr uint32_t kSlots = 2;
     static constexpr bool kRowwise = false;
     T rate, decay, momentum, epsilon;
     void operator()(T& p, T& r, T& m, T g) const {
         r += (g * g - r) * decay;
-        m = m * momentum + rate * g / std::sqrt(r + epsilon);
-        p -= m;
+        if constexpr (kTorchs) {
+            m = m * momentum + g / (std::sqrt(r) + epsilon);
+            p -= rate * m;
+        } else {
+            m = m * momentum + rate * g / std::sqrt(r + epsilon);
+            p -= m;
+        }
     }
 };
 
@@ -165,13 +172,13 @@ struct Ftrl {
     }
 };
 
-// Calls act(rule). updates: of the array, this one included. rate: in place of the optimizer's.
+// Calls act(rule). updates: of the array, this one included. of_rows: whether the gradient is sparse.
 template <class T, class Act>
-auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act act) {
+auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
     const double* const numbers = optimizer.numbers;
     const T learning_rate = static_cast<T>(rate);
-    switch (static_cast<OptimizerKind>(optimizer.kind)) {  // without a default: g++ asks for a rule of each
+    switch (static_cast<OptimizerKind>(optimizer.base())) {  // without a default: g++ asks for a rule of each
         case kSgd:
             if (numbers[1] == 0) return act(Sgd<T>{learning_rate});
             if (numbers[2] == 0) return act(Momentum<T, false>{learning_rate, number(1)});
@@ -181,15 +188,20 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, Act
             return act(RowwiseAdagrad<T>{learning_rate, number(2)});
         case kRmsprop: {
             const T decay = static_cast<T>(1 - numbers[1]);
-            if (numbers[2] == 0) return act(Rmsprop<T>{learning_rate, decay, number(3)});
-            return act(RmspropMomentum<T>{learning_rate, decay, number(2), number(3)});
+            const auto of = [&](auto torchs) {
+                if (numbers[2] == 0) return act(Rmsprop<T, torchs.value>{learning_rate, decay, number(3)});
+                return act(RmspropMomentum<T, torchs.value>{learning_rate, decay, number(2), number(3)});
+            };
+            return optimizer.has(kAsTorch) ? of(std::true_type()) : of(std::false_type());
         }
-        case kAdam: {
+        case kAdam:
+        case kAdamW: {
             const double count = static_cast<double>(updates);
-            const double corrected = rate * std::sqrt(1 - std::pow(numbers[2], count)) /
-                                     (1 - std::pow(numbers[1], count));
+            const double correction = std::sqrt(1 - std::pow(numbers[2], count));
+            const double corrected = rate * correction / (1 - std::pow(numbers[1], count));
+            const double epsilon = numbers[3] * (optimizer.has(kAsTorch) && !of_rows ? correction : 1);
             return act(Adam<T>{static_cast<T>(corrected), static_cast<T>(1 - numbers[1]),
-                               static_cast<T>(1 - numbers[2]), number(3)});
+                               static_cast<T>(1 - numbers[2]), static_cast<T>(epsilon)});
         }
         case kFtrl: {
             const T twice_l2 = static_cast<T>(2 * numbers[4]);
@@ -211,7 +223,7 @@ struct SlotShape {
 };
 inline SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
     if (optimizer.kind == kNoOptimizer) return {0, 1, false};
-    return with_rule<float>(optimizer, 0, 1, [last](auto rule) {
+    return with_rule<float>(optimizer, 0, 1, false, [last](auto rule) {
         return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1, rule.kRowwise};
     });
 }
@@ -239,6 +251,26 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
         for (uint64_t j = 0; j < count; ++j) rule(p[j], s0[j], g[j]);
     } else {
         for (uint64_t j = 0; j < count; ++j) rule(p[j], s0[j], s1[j], g[j]);
+    }
+}
+
+// Of an entry. Decayed gradients are made some numbers at a time, so that a row may have any width.
+template <uint64_t kWidth, class Rule, class T>
+SHMACC_INLINE void decay_and_apply(const Rule& rule, const TouchedArray<T>& array, T* p, T* s0, T* s1,
+                                   const T* g, uint64_t numbers) {
+    constexpr uint64_t kPiece = kWidth ? kWidth : 512;
+    T decayed[kPiece];
+    for (uint64_t at = 0; at < numbers; at += kPiece) {
+        const uint64_t count = std::min(kPiece, numbers - at);
+        const T* gradient = g + at;
+        if (array.kept != 1)
+            for (uint64_t j = 0; j < count; ++j) p[at + j] *= array.kept;
+        if (array.l2 != 0) {
+            for (uint64_t j = 0; j < count; ++j) decayed[j] = gradient[j] + array.l2 * p[at + j];
+            gradient = decayed;
+        }
+        apply_rule(rule, p + at, Rule::kSlots > 0 ? s0 + at : s0, Rule::kSlots > 1 ? s1 + at : s1, gradient,
+                   count, 1);
     }
 }
 
@@ -294,8 +326,13 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         compiler_barrier();
         for (uint64_t i = begin; i < end; ++i) {
             const Entry<T> entry = entry_of<Rule>(array, i, width, slot_width);
-            apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], array.gradient + i * width,
-                       kWidth ? kWidth : entry.numbers, group);
+            const T* const gradient = array.gradient + i * width;
+            const uint64_t numbers = kWidth ? kWidth : entry.numbers;
+            if constexpr (Rule::kRowwise || !std::is_floating_point_v<T>)
+                apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], gradient, numbers, group);
+            else
+                decay_and_apply<kWidth>(rule, array, entry.contents, entry.slots[0], entry.slots[1], gradient,
+                                        numbers);
         }
     }
     saving.to = to;

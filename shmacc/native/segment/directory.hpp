@@ -117,7 +117,8 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
                           (entry.kind == kSparse || entry.kind == kDense) && is_named(kSumNames, entry.sum) &&
                           entry.components >= 1 && entry.components <= 2 &&
-                          is_named(kReductionNames, entry.reduction) && entry.optimizer < kOptimizerKinds &&
+                          is_named(kReductionNames, entry.reduction) &&
+                          OptimizerSpec{entry.optimizer, {}}.known() &&
                           (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry))

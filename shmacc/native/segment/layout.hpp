@@ -138,15 +138,38 @@ constexpr Named kSumNames[] = {{kFloat32, "float32"},
                                {kUint64, "uint64"}};
 
 // What updates make of an array of parameters (rows/optimizers.hpp).
-enum OptimizerKind : uint32_t { kNoOptimizer, kSgd, kAdagrad, kRmsprop, kAdam, kFtrl, kOptimizerKinds };
+enum OptimizerKind : uint32_t {
+    kNoOptimizer,
+    kSgd,
+    kAdagrad,
+    kRmsprop,
+    kAdam,
+    kFtrl,
+    kAdamW,
+    kOptimizerKinds
+};
 constexpr Named kOptimizerNames[] = {
-    {kSgd, "SGD"}, {kAdagrad, "Adagrad"}, {kRmsprop, "RMSprop"}, {kAdam, "Adam"}, {kFtrl, "Ftrl"},
+    {kSgd, "SGD"},   {kAdagrad, "Adagrad"}, {kRmsprop, "RMSprop"},
+    {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first.
+// Added to a kind. Version 2.0.0 knows neither these nor AdamW, and refuses to open parameters that have them.
+enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
+constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
+
+// Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
+// kWeightDecay the last number is the weight decay.
 struct OptimizerSpec {
-    uint64_t kind;
+    uint64_t kind;  // and options
     double numbers[5];
+
+    uint32_t base() const { return static_cast<uint32_t>(kind) & ~(kWeightDecay | kAsTorch); }
+    bool has(OptimizerOption option) const { return (kind & option) != 0; }
+    bool known() const {
+        return kind <= UINT32_MAX && base() < kOptimizerKinds && (base() != kNoOptimizer || kind == 0) &&
+               !(base() == kFtrl && has(kWeightDecay));
+    }
+    double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
 };
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
