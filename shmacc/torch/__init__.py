@@ -7,6 +7,7 @@ each replica's is in an update wholly or not at all, and once.
 
 from shmacc.torch._chief import Update
 from shmacc.torch._clipping import clip_grad_norm_, clip_grad_value_
+from shmacc.torch._optimizers import optimizer_of
 from shmacc.torch._replica import Replica
 from shmacc.torch._replicas import AsyncReplicas, SyncReplicas
 
@@ -17,4 +18,5 @@ __all__ = [
     "Update",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "optimizer_of",
 ]

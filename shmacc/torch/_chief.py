@@ -1,7 +1,7 @@
 """The chief's side of training: rounds that update shared parameters, checkpoints, the end."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
@@ -19,9 +19,14 @@ from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
+from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
+from shmacc.torch._optimizers import OptimizerOfTorch
+
+Schedule = Callable[[int], LearningRate]
 
 
 @dataclass(slots=True)
@@ -75,7 +80,9 @@ class Chief:
         total_num_replicas: int,
         capacity: int | None,
         *,
-        optimizer: Optimizers,
+        optimizer: Optimizers | OptimizerOfTorch,
+        schedule: Schedule | None,
+        initial: Mapping[str, Any] | nn.Module | None,
         mode: int | None,
         owners: Owners,
         if_exists: IfExists,
@@ -88,8 +95,18 @@ class Chief:
         names.segment_name(shared_name)  # there are no private ones
         own = on_model.tensors(model)
         members = on_model.member_specs(model)
+        chosen = None if optimizer is None else optimizers.by_name(optimizer, model)
+        if schedule is not None and chosen is None:
+            raise InvalidArgumentError(
+                "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
+            )
+        if initial is not None:
+            on_model.load(
+                model, initial.state_dict() if isinstance(initial, nn.Module) else initial
+            )
         self._model = model
         self._parameters = on_model.parameters(model)
+        self._schedule = schedule
         self._total = total
         self._maker = os.getpid()
         numbers = np.zeros(4, np.int64)
@@ -100,7 +117,7 @@ class Chief:
         # Replicas attach to the group first, which is the last to be made.
         params = run.of_params(shared_name)
         try:
-            self._updates = updates.of_chief(contents, params, self._parameters, optimizer, options)
+            self._updates = updates.of_chief(contents, params, chosen, options)
         except InvalidArgumentError as error:
             if error.what is not None:  # another model, number of replicas, or optimizer had them
                 error.add_note(
@@ -176,7 +193,7 @@ class Chief:
         *,
         timeout: float | None = None,
         on_death: OnDeath = "wait",
-        learning_rate: float | None = None,
+        learning_rate: LearningRate = None,
     ) -> AbstractContextManager[Update]:
         """Wait for gradients, and let the block update the parameters with their mean.
 
@@ -198,8 +215,8 @@ class Chief:
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
                 ``with`` block; each ends one wait.
-            learning_rate: In place of that of the optimizer of `shmacc.optim`, for this update: for
-                schedules, as functions of `global_step`.
+            learning_rate: In place of the optimizers' own and the schedule's, for this update: a
+                number, or a mapping from patterns of names to numbers.
 
         Returns:
             A context manager whose value is the `Update`.
@@ -221,7 +238,7 @@ class Chief:
 
     @contextmanager
     def _round(
-        self, timeout: float | None, on_death: OnDeath, rate: float | None
+        self, timeout: float | None, on_death: OnDeath, rate: LearningRate
     ) -> Iterator[Update]:
         while True:
             if not self.active:
@@ -237,6 +254,8 @@ class Chief:
                     on_model.check_trained(self._parameters, self._group.members)
                     self._updates.begin(self._group)
                     update = self._begin(taken)
+                    if rate is None and self._schedule is not None:
+                        rate = self._schedule(update.step)
                     try:
                         yield update
                     finally:
@@ -262,7 +281,7 @@ class Chief:
                 parameter.grad = gradient
         return Update(self.global_step, tuple(sorted(ranks)), weight)
 
-    def _end(self, taken: GroupTaken, rate: float | None, *, skipped: bool) -> None:
+    def _end(self, taken: GroupTaken, rate: LearningRate, *, skipped: bool) -> None:
         """Bring the update in, with what the block does not change."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
@@ -295,7 +314,7 @@ class Chief:
         return {
             "step": self.global_step,
             "left": torch.from_numpy(self._left.copy()),
-            "model": self._model.state_dict(),
+            "model": on_model.state_of(self._model),
             **self._updates.saved(),
         }
 

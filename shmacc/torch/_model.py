@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Container, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         InvalidArgumentError: The model cannot be trained from shared memory.
     """
-    found: dict[str, torch.Tensor] = {**parameters(model), **dict(model.named_buffers())}
+    found: dict[str, torch.Tensor] = {**parameters(model), **buffers(model)}
     at: dict[int, str] = {}
     for name, value in found.items():
         if nn.parameter.is_lazy(value):
@@ -55,7 +56,32 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters by name; what is tied has its first name alone."""
-    return dict(model.named_parameters())
+    return {plain(name): value for name, value in model.named_parameters()}
+
+
+def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers by name; what is tied has its first name alone."""
+    return {plain(name): value for name, value in model.named_buffers()}
+
+
+def plain(name: str) -> str:
+    """Return the name that a tensor has in a model before `torch.compile`, which wraps modules."""
+    return name.replace("_orig_mod.", "")
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Return the model's state by plain names."""
+    return {plain(name): value for name, value in model.state_dict().items()}
+
+
+def load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a state, of a model that may be compiled, into one that may be.
+
+    Raises:
+        RuntimeError: The state of another model, in torch's words.
+    """
+    own = {plain(name): name for name in model.state_dict()}
+    model.load_state_dict({own.get(plain(name), name): value for name, value in state.items()})
 
 
 def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
@@ -65,7 +91,7 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
     of all replicas' samples, also for those that some replica's loss does not depend on. Buffers
     (running statistics) are the mean of the replicas that have changed them.
     """
-    sparse = _rows_alone(model)
+    sparse = rows_alone(model)
     members: dict[str, TensorSpec] = {}
     for name, parameter in parameters(model).items():
         if parameter.requires_grad:
@@ -77,13 +103,13 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
                 raise error.of_member(name) from error.__cause__
     if not members:
         raise InvalidArgumentError("The model has no parameter that requires grad")
-    for name, buffer in model.named_buffers():
+    for name, buffer in buffers(model).items():
         if dtypes.is_one(buffer.dtype):
             members[name] = TensorSpec(tuple(buffer.shape), buffer.dtype, reduction_type="MEAN")
     return members
 
 
-def _rows_alone(model: nn.Module) -> set[str]:
+def rows_alone(model: nn.Module) -> set[str]:
     """Return the parameters that get sparse gradients: all modules that have them are sparse.
 
     One that is tied to a dense layer's gets the sum of both gradients, which is dense.
@@ -96,7 +122,7 @@ def _rows_alone(model: nn.Module) -> set[str]:
             (sparse if of_rows else dense).add(id(parameter))
     return {
         name
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters(model).items()
         if id(parameter) in sparse and id(parameter) not in dense
     }
 

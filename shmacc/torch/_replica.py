@@ -77,7 +77,7 @@ class Replica:
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             on_model.check_agreement(own, self._shared)
             self._check_rank()
-            self._place(model, own)
+            self._place(model)
             # Gradients of an asynchronous replica are distinct, also from those of one that was
             # killed.
             self._serial = secrets.randbits(run.SERIAL_BITS)
@@ -85,7 +85,7 @@ class Replica:
             self._follow(self._step_without(run.LEAVING + self._rank))
             on_failure.pop_all()
 
-    def _place(self, model: nn.Module, own: dict[str, torch.Tensor]) -> None:
+    def _place(self, model: nn.Module) -> None:
         members = self._group.members
         self._parameters = on_model.parameters(model)
         self._trained = {name: value for name, value in self._parameters.items() if name in members}
@@ -95,9 +95,10 @@ class Replica:
         self._places = on_model.place(self._parameters, self._shared)
         # Each with its module, which may give its buffer another value by an assignment.
         self._shared_buffers = [
-            (name, model.get_submodule(name.rpartition(".")[0]), on_model.in_memory(shared))
-            for name, shared in self._shared.items()
-            if name in own and name in members and name not in self._parameters
+            (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
+            for path, _ in model.named_buffers()
+            if (name := on_model.plain(path)) in members
+            and (shared := self._shared.get(name)) is not None
         ]
 
     def _check_rank(self) -> None:

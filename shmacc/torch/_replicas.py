@@ -1,12 +1,16 @@
 """The chief of synchronous and that of asynchronous training."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from shmacc._accumulators.parameters import Optimizers
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import InvalidArgumentError
-from shmacc.torch._chief import Chief
+from shmacc.torch._chief import Chief, Schedule
+from shmacc.torch._optimizers import OptimizerOfTorch
 
 
 class SyncReplicas(Chief):
@@ -41,7 +45,9 @@ class SyncReplicas(Chief):
         *,
         total_num_replicas: int,
         replicas_to_aggregate: int | None = None,
-        optimizer: Optimizers = None,
+        optimizer: Optimizers | OptimizerOfTorch = None,
+        schedule: Schedule | None = None,
+        initial: Mapping[str, Any] | nn.Module | None = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
@@ -56,10 +62,17 @@ class SyncReplicas(Chief):
             total_num_replicas: How many replicas there are; their ranks are less.
             replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Of
                 replicas that have left none is expected.
-            optimizer: Of `shmacc.optim`, for all parameters that require grad, which are float32 or
-                float64; or a mapping from their names to optimizers. Parameters and its slots are
-                `Parameters`, which only rounds change, wholly or not at all, and once, whenever a
-                chief dies. None: the block has one of torch.
+            optimizer: For all parameters that require grad, which are float32 or float64: one of
+                `shmacc.optim`; a mapping from patterns of names to such, as in
+                ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``, of which the first that matches is
+                taken; or `optimizer_of` one of torch. Parameters and slots are `Parameters`,
+                which only rounds change, wholly or not at all, and once, whenever a chief dies.
+                None: the block has one of torch.
+            schedule: From the number of an update to its learning rate, as for `Chief.round`: a
+                function of nothing else, so that it goes on after a death. None: the optimizers'
+                own rates.
+            initial: What a new training starts from: a state dict, or a model that has been
+                trained. None: from `model`. A training that exists goes on from what it has.
             mode: Permission bits, as are the next two as for an accumulator.
             owners: Whose segments may be attached.
             if_exists: "replace" for a run that is not to go on from what a killed one left.
@@ -67,7 +80,9 @@ class SyncReplicas(Chief):
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
                 train; two of its parameters have the same memory; what exists is another model's,
-                or has another optimizer; a parameter's dtype has none, or it has no optimizer.
+                or has another optimizer; a parameter's dtype has none, or it has no optimizer; a
+                schedule without an optimizer.
+            RuntimeError: `initial` is of another model, in torch's words.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.
         """
         total = arguments.int64(total_num_replicas, "total_num_replicas")
@@ -86,6 +101,8 @@ class SyncReplicas(Chief):
             total,
             None,
             optimizer=optimizer,
+            schedule=schedule,
+            initial=initial,
             mode=mode,
             owners=owners,
             if_exists=if_exists,
@@ -114,7 +131,9 @@ class AsyncReplicas(Chief):
         *,
         total_num_replicas: int,
         capacity: int | None = None,
-        optimizer: Optimizers = None,
+        optimizer: Optimizers | OptimizerOfTorch = None,
+        schedule: Schedule | None = None,
+        initial: Mapping[str, Any] | nn.Module | None = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
@@ -127,7 +146,9 @@ class AsyncReplicas(Chief):
             total_num_replicas: How many replicas there are.
             capacity: How many gradients may wait for the chief; None: as many as there are
                 replicas.
-            optimizer: As for `SyncReplicas`.
+            optimizer: As for `SyncReplicas`, as are the next two.
+            schedule: From the number of an update to its learning rate.
+            initial: What a new training starts from.
             mode: Permission bits.
             owners: Whose segments may be attached.
             if_exists: What to do with existing ones.
@@ -142,6 +163,8 @@ class AsyncReplicas(Chief):
             total_num_replicas,
             room,
             optimizer=optimizer,
+            schedule=schedule,
+            initial=initial,
             mode=mode,
             owners=owners,
             if_exists=if_exists,

@@ -10,13 +10,14 @@ from torch import nn
 
 from shmacc import optim
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.parameters import Optimizers, Parameters
+from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arrays as as_arrays
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 
@@ -52,7 +53,7 @@ class InPlace:
         taken: GroupTaken,
         parameters: Mapping[str, nn.Parameter],  # noqa: ARG002 - the block has changed them
         values: Mapping[str, ValueArray],
-        rate: float | None,  # noqa: ARG002
+        rate: LearningRate,  # noqa: ARG002
     ) -> None:
         """Write what the block has not; the last store says that all is whole.
 
@@ -77,11 +78,11 @@ class InPlace:
     def pass_over(self, taken: GroupTaken) -> None:
         """Let a round end that is in the parameters already."""
 
-    def check_rate(self, rate: float | None) -> None:
+    def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
         if rate is not None:
             raise InvalidArgumentError(
-                "A learning_rate is for optimizers of shmacc.optim; one of torch has its own"
+                "A learning_rate is for an optimizer of shmacc.optim; one of torch has its own"
             )
 
     def saved(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class InPlace:
     ) -> None:
         """Restore a checkpoint as of the group's next step; `values` as for `end`."""
         self._run[run.UPDATING] = 1
-        model.load_state_dict(state["model"])
+        on_model.load(model, state["model"])
         self._write(values, group.global_step + 1)
 
 
@@ -125,7 +126,7 @@ class Atomic:
         taken: GroupTaken,
         parameters: Mapping[str, nn.Parameter],
         values: Mapping[str, ValueArray],
-        rate: float | None,
+        rate: LearningRate,
     ) -> None:
         """Make the update, with new contents of what no optimizer changes."""
         for name, parameter in parameters.items():
@@ -148,9 +149,9 @@ class Atomic:
         """Let a round end that is in the parameters already."""
         self.arrays.skip(taken)  # asks that it is in, which ends the round
 
-    def check_rate(self, rate: float | None) -> None:
+    def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
-        optim.learning_rate(rate)
+        optim.learning_rates(rate, self.arrays)
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint has beside the model, the step and who has left."""
@@ -181,7 +182,7 @@ class Atomic:
                 "The state's 'optimizer' is not that of these optimizers of shmacc.optim"
             )
         copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
-        copy.load_state_dict(state["model"])
+        on_model.load(copy, state["model"])
         contents: dict[str, Any] = {**_detached(on_model.tensors(copy)), **values}
         if group.stats().update is not None:  # of a dead chief
             with group.round(1) as taken:
@@ -198,24 +199,16 @@ class Atomic:
 def of_chief(
     contents: Mapping[str, Any],
     shared_name: str,
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: Optimizers,
+    optimizer: Mapping[str, optim.Optimizer] | None,
     options: Mapping[str, Any],
 ) -> InPlace | Atomic:
     """Make the shared arrays, or attach to them.
 
     Raises:
-        InvalidArgumentError: A parameter that requires grad has no optimizer.
-        Everything else as for `SharedArrays` and `Parameters`.
+        As for `SharedArrays` and `Parameters`.
     """
     if optimizer is None:
         return InPlace(SharedArrays(contents, shared_name, unlink_on_close=True, **options))
-    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    if not isinstance(optimizer, Mapping):
-        optimizer = dict.fromkeys(trained, optimizer)
-    for name in trained:
-        if optimizer.get(name) is None:
-            raise InvalidArgumentError(f"{name!r} requires grad, but there is no optimizer for it")
     return Atomic(
         Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=True, **options)
     )

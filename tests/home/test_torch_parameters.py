@@ -21,7 +21,7 @@ from torch import nn
 
 import shmacc
 from shmacc import _core, errors, testing
-from shmacc.optim import SGD, Adagrad, Adam
+from shmacc.optim import SGD, Adagrad, Adam, AdamW
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ class Words(nn.Module):
         return self.norm(self.layer(self.rows(words)))
 
 
-def chief_of(model: nn.Module, total: int = 1, optimizer: Any = ADAM) -> SyncReplicas:
-    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer)
+def chief_of(
+    model: nn.Module, total: int = 1, optimizer: Any = ADAM, **options: Any
+) -> SyncReplicas:
+    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer, **options)
 
 
 def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
@@ -207,10 +209,10 @@ def in_the_update() -> None:
 
     def update_and_crash(*args: Any) -> Any:
         made = args[4]
-        number, region, by_optimizer, rows, values, size = made[-1]
+        number, region, rate, rows, values, size = made[-1]
         nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
         unreadable = np.frombuffer(nobodys, np.uint8)[: len(values)]
-        made[-1] = (number, region, by_optimizer, rows, unreadable, size)
+        made[-1] = (number, region, rate, rows, unreadable, size)
         return real(*args)
 
     _core.update = update_and_crash  # type: ignore[assignment]
@@ -228,7 +230,8 @@ PLACES: Final = (
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
     """A chief that dies in its first block, or trains to the end; returns everything there is."""
     model = Words()
-    with chief_of(model, 2) as replicas:
+    chosen = {"rows*": Adagrad(0.1), "*": AdamW(0.05, as_torch=True)}
+    with chief_of(model, 2, chosen, schedule=lambda step: 0.05 / (1 + step)) as replicas:
         while replicas.global_step < UPDATES:
             with replicas.round(timeout=LONG):
                 nn.utils.clip_grad_norm_(model.layer.parameters(), 0.1)
@@ -241,7 +244,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
 
 @pytest.mark.timeout(300)
 def test_fifty_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
-    """Parameters, slots, statistics and steps are to the bit those of a run without deaths."""
+    """Parameters, slots, statistics, steps, rates are to the bit those of a run without deaths."""
     ends = []
     for deaths in (0, DEATHS):
         children = [start(compute, rank) for rank in range(2)]

@@ -1,0 +1,187 @@
+"""Each parameter's optimizer: chosen by patterns of names, or made of torch's own."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shmacc import optim
+from shmacc._accumulators.parameters import Optimizers
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch import _model as on_model
+
+
+class OptimizerOfTorch(NamedTuple):
+    """What `optimizer_of` returns, for ``optimizer=`` of replicas.
+
+    Attributes:
+        parts: Of each parameter: torch's class, the parameter, and the optimizer that computes the
+            same.
+    """
+
+    parts: tuple[tuple[str, nn.Parameter, optim.Optimizer], ...]
+
+
+def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
+    """Return optimizers of torch as such whose updates are atomic, whenever the chief dies.
+
+    They compute as torch's, at torch's numbers; a group of parameters keeps its own::
+
+        adam = torch.optim.AdamW(model.parameters(), 1e-3)
+        SyncReplicas(model, name, optimizer=optimizer_of(adam), ...)
+
+    Those that are given are not used any more: rounds make the updates.
+
+    Args:
+        optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, as yet without a step. Several
+            have parameters of their own each, as SparseAdam and Adam.
+
+    Raises:
+        InvalidArgumentError: An optimizer of another class, one with an option that is not honoured
+            (the message names it), or one that has made steps.
+    """
+    parts = []
+    for optimizer in optimizers:
+        if type(optimizer) not in _CONVERTERS:
+            allowed = ", ".join(kind.__name__ for kind in _CONVERTERS)
+            raise InvalidArgumentError(
+                f"An optimizer must be of torch.optim's {allowed}, but was a "
+                f"{type(optimizer).__name__}"
+            )
+        name = type(optimizer).__name__
+        if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
+            raise InvalidArgumentError(
+                f"This {name} has made steps, of which it keeps what would be lost: make a new one"
+            )
+        for group in optimizer.param_groups:
+            made = _convert(type(optimizer), dict(group))
+            parts += [(name, parameter, made) for parameter in group["params"]]
+    return OptimizerOfTorch(tuple(parts))
+
+
+def by_name(given: Optimizers | OptimizerOfTorch, model: nn.Module) -> dict[str, optim.Optimizer]:
+    """Return the optimizer of each parameter that requires grad.
+
+    Args:
+        given: One for all, a mapping from patterns of names, or of torch.
+        model: The model.
+
+    Raises:
+        InvalidArgumentError: A parameter has none, or one of torch that does not take its
+            gradients; or an optimizer is for what is no parameter.
+    """
+    parameters = on_model.parameters(model)
+    if isinstance(given, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "optimizer= must be one of shmacc.optim's, but was torch's: optimizer_of(it) makes one"
+        )
+    if isinstance(given, OptimizerOfTorch):
+        found = _of_torch(given, parameters, on_model.rows_alone(model))
+    else:
+        by_pattern = given if isinstance(given, Mapping) else {"*": given}
+        found = optim.by_name(by_pattern, parameters, "an optimizer")
+    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    for name in trained:
+        if found.get(name) is None:
+            raise InvalidArgumentError(f"{name!r} requires grad, but there is no optimizer for it")
+    return {name: found[name] for name in trained}
+
+
+def _of_torch(
+    given: OptimizerOfTorch, parameters: Mapping[str, nn.Parameter], sparse: Collection[str]
+) -> dict[str, optim.Optimizer]:
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = {}
+    for kind, parameter, optimizer in given.parts:
+        name = names.get(id(parameter))
+        if name is None:
+            raise InvalidArgumentError(
+                f"torch's {kind} has a parameter of shape {tuple(parameter.shape)} that is not the "
+                "model's"
+            )
+        found[name] = optimizer
+        # Of sparse gradients torch's momentum moves rows that they do not have.
+        by_rows = kind == "SparseAdam" or (
+            kind in {"SGD", "Adagrad"}
+            and not getattr(optimizer, "momentum", 0)
+            and not getattr(optimizer, "weight_decay", 0)
+        )
+        if parameter.requires_grad and (name in sparse and not by_rows):
+            raise InvalidArgumentError(
+                f"{name!r} has sparse gradients, of whose rows alone torch makes an update by "
+                "SparseAdam, Adagrad and SGD, without momentum and weight_decay; not by this "
+                f"{kind}. Give it one of these, as in optimizer_of(one, other), or of shmacc.optim"
+            )
+        if parameter.requires_grad and kind == "SparseAdam" and name not in sparse:
+            raise InvalidArgumentError(
+                f"{name!r} has dense gradients, which torch's SparseAdam does not take: its module "
+                "must have sparse=True"
+            )
+    return found
+
+
+def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
+    """Return the optimizer of a group of parameters; takes out what is honoured."""
+    made = _CONVERTERS[kind](group)
+    default = kind([nn.Parameter(torch.zeros(1))]).param_groups[0]
+    for option, value in group.items():
+        if option == "initial_lr":
+            raise InvalidArgumentError(
+                f"This {kind.__name__} has a scheduler of torch, which rounds do not follow: give "
+                "schedule=, a function of the step"
+            )
+        if option not in {"params", "param_names"} and value != default.get(option):
+            raise InvalidArgumentError(
+                f"torch's {kind.__name__} with {option}={value!r} is not honoured: its updates are "
+                f"made with {option}={default.get(option)!r} only"
+            )
+    return made
+
+
+def _sgd(group: dict[str, Any]) -> optim.Optimizer:
+    return optim.SGD(*_taken(group, "lr", "momentum", "nesterov", "weight_decay"))
+
+
+def _adagrad(group: dict[str, Any]) -> optim.Optimizer:
+    rate, initial, epsilon, decay = _taken(
+        group, "lr", "initial_accumulator_value", "eps", "weight_decay"
+    )
+    return optim.Adagrad(rate, initial, epsilon, weight_decay=decay)
+
+
+def _adam(group: dict[str, Any]) -> optim.Optimizer:
+    make = optim.AdamW if group.pop("decoupled_weight_decay", False) else optim.Adam
+    rate, (one, two), epsilon, decay = _taken(group, "lr", "betas", "eps", "weight_decay")
+    return make(rate, one, two, epsilon, decay, as_torch=True)
+
+
+def _adamw(group: dict[str, Any]) -> optim.Optimizer:
+    group.setdefault("decoupled_weight_decay", True)  # versions of torch before 2.7 do not say so
+    return _adam(group)
+
+
+def _rmsprop(group: dict[str, Any]) -> optim.Optimizer:
+    rate, rho, momentum, epsilon, decay = _taken(
+        group, "lr", "alpha", "momentum", "eps", "weight_decay"
+    )
+    return optim.RMSprop(rate, rho, momentum, epsilon, decay, as_torch=True)
+
+
+def _sparse_adam(group: dict[str, Any]) -> optim.Optimizer:
+    rate, (one, two), epsilon = _taken(group, "lr", "betas", "eps")
+    return optim.Adam(rate, one, two, epsilon, as_torch=True)
+
+
+def _taken(group: dict[str, Any], *options: str) -> list[Any]:
+    return [group.pop(option) for option in options]
+
+
+_CONVERTERS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], optim.Optimizer]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adamw,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.SparseAdam: _sparse_adam,
+}

@@ -1,0 +1,320 @@
+"""Rounds make the updates of torch's optimizers, at its numbers; and each parameter has its own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from helpers.support import LONG
+from torch import nn
+
+from shmacc import errors
+from shmacc.optim import SGD, Adagrad, AdamW
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, optimizer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME: Final = "replicas"
+STEPS: Final = 100
+OF = torch.optim
+# Says torch itself, of what its optimizers make.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+class Words(nn.Module):
+    """Rows by number, and dense layers, of which one is used by some batches alone."""
+
+    def __init__(self, *, sparse: bool = False) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.emb = nn.EmbeddingBag(20, 4, mode="sum", sparse=sparse)
+        self.layer = nn.Linear(4, 3)
+        self.seldom = nn.Linear(3, 3)
+
+    def forward(self, words: torch.Tensor, *, seldom: bool = False) -> Any:
+        """Return logits."""
+        offsets = torch.arange(len(words)) * words.shape[1]
+        found = self.layer(self.emb(words.flatten(), offsets))
+        return self.seldom(found) if seldom else found
+
+
+def backward(model: nn.Module, step: int) -> None:
+    """A batch; those of some steps have no words at all, and some use no `seldom`."""
+    random = torch.Generator().manual_seed(step)
+    words = torch.randint(0, 20, (8, 0 if step % 7 == 3 else 3), generator=random)
+    labels = torch.randint(0, 3, (8,), generator=random)
+    nn.functional.cross_entropy(model(words, seldom=step % 3 > 0), labels).backward()
+
+
+def train(optimizer: Any, model: nn.Module, steps: int = STEPS, kind: Any = SyncReplicas) -> None:
+    """Make rounds of one replica."""
+    other = Words(sparse=model.emb.sparse)
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
+        Replica(other, NAME, 0, timeout=0.001) as replica,
+    ):
+        for step in range(steps):
+            backward(other, step)
+            hand_over(replica)
+            with replicas.round(timeout=LONG):
+                pass
+            assert kind is AsyncReplicas or replica.step()
+
+
+def hand_over(replica: Replica) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
+        replica.step()
+
+
+def close(model: nn.Module, alone: nn.Module) -> None:
+    for (name, found), wanted in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, msg=name)
+
+
+DENSE: Final[dict[str, Callable[[Any], Any]]] = {
+    "SGD": OF.SGD,
+    "momentum": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2),
+    "nesterov": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "Adagrad": OF.Adagrad,
+    "Adagrad, decay": lambda of: OF.Adagrad(
+        of, 0.1, weight_decay=1e-2, initial_accumulator_value=0.2
+    ),
+    "Adam": OF.Adam,
+    "Adam, decay": lambda of: OF.Adam(of, 1e-2, (0.8, 0.99), 1e-3, weight_decay=1e-2),
+    "AdamW": OF.AdamW,
+    "AdamW, decay": lambda of: OF.AdamW(of, 1e-2, weight_decay=0.5),
+    "RMSprop": OF.RMSprop,
+    "RMSprop, momentum": lambda of: OF.RMSprop(of, 1e-3, momentum=0.9, weight_decay=1e-2),
+}
+
+
+@pytest.mark.parametrize("make", DENSE.values(), ids=DENSE.keys())
+def test_dense_updates_are_torchs(make: Callable[[Any], Any]) -> None:
+    model, alone = Words(), Words()
+    train(optimizer_of(make(model.parameters())), model)
+    optimizer = make(alone.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(alone, step)
+        optimizer.step()
+    close(model, alone)
+
+
+SPARSE: Final[dict[str, Callable[[Any], Any]]] = {
+    "SGD": OF.SGD,
+    "Adagrad": OF.Adagrad,
+    "SparseAdam": OF.SparseAdam,
+    "SparseAdam, larger": lambda of: OF.SparseAdam(of, 0.1, (0.8, 0.99), 1e-3),
+}
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE.keys())
+def test_sparse_updates_are_torchs_also_without_rows(make: Callable[[Any], Any]) -> None:
+    """SparseAdam counts a step whose gradient has no rows."""
+    model, alone = Words(sparse=True), Words(sparse=True)
+
+    def both(model: Words) -> tuple[Any, Any]:
+        dense = [*model.layer.parameters(), *model.seldom.parameters()]
+        return make([model.emb.weight]), OF.Adam(dense)
+
+    train(optimizer_of(*both(model)), model)
+    optimizers = both(alone)
+    for step in range(STEPS):
+        alone.zero_grad()
+        backward(alone, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    close(model, alone)
+
+
+def test_groups_of_parameters_keep_their_numbers() -> None:
+    model, alone = Words(), Words()
+
+    def make(model: Words) -> Any:
+        groups = [
+            {"params": [model.emb.weight], "lr": 0.1, "weight_decay": 0.0},
+            {"params": [model.layer.weight, model.seldom.weight]},
+            {"params": [model.layer.bias, model.seldom.bias], "weight_decay": 0.5},
+        ]
+        return OF.AdamW(groups, lr=1e-2)
+
+    train(optimizer_of(make(model)), model, 20)
+    optimizer = make(alone)
+    for step in range(20):
+        optimizer.zero_grad()
+        backward(alone, step)
+        optimizer.step()
+    close(model, alone)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda of: OF.Adam(of, amsgrad=True), "Adam with amsgrad=True is not honoured"),
+        (lambda of: OF.Adam(of, foreach=True), "foreach=True"),
+        (lambda of: OF.AdamW(of, maximize=True), "maximize=True"),
+        (lambda of: OF.SGD(of, momentum=0.9, dampening=0.1), "dampening=0.1"),
+        (lambda of: OF.Adagrad(of, lr_decay=0.1), "lr_decay=0.1"),
+        (lambda of: OF.RMSprop(of, centered=True), "centered=True"),
+        (OF.NAdam, "must be of torch.optim's SGD, .* but was a NAdam"),
+        (OF.SparseAdam, "has dense gradients, which torch's SparseAdam"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(make: Any, words: str) -> None:
+    model = Words()
+    with pytest.raises(errors.InvalidArgumentError, match=words):
+        SyncReplicas(
+            model, NAME, total_num_replicas=1, optimizer=optimizer_of(make(model.parameters()))
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        OF.Adam,
+        OF.AdamW,
+        OF.RMSprop,
+        lambda of: OF.SGD(of, momentum=0.9),
+        lambda of: OF.Adagrad(of, weight_decay=0.1),
+    ],
+)
+def test_of_sparse_gradients_only_what_torch_does_by_rows(make: Any) -> None:
+    model = Words(sparse=True)
+    with pytest.raises(errors.InvalidArgumentError, match=r"'emb.weight' has sparse gradients"):
+        SyncReplicas(
+            model, NAME, total_num_replicas=1, optimizer=optimizer_of(make(model.parameters()))
+        )
+
+
+def test_optimizers_of_another_model_or_that_have_made_steps() -> None:
+    model, other = Words(), Words()
+    refused = pytest.raises(errors.InvalidArgumentError, match="that is not the model's")
+    with refused:
+        SyncReplicas(
+            model, NAME, total_num_replicas=1, optimizer=optimizer_of(OF.SGD(other.parameters()))
+        )
+    with pytest.raises(errors.InvalidArgumentError, match=r"'seldom.weight' requires grad, but"):
+        SyncReplicas(
+            model,
+            NAME,
+            total_num_replicas=1,
+            optimizer=optimizer_of(
+                OF.SGD([*model.emb.parameters(), *model.layer.parameters()], 0.1)
+            ),
+        )
+    for made in OF.Adam(model.parameters()), OF.SGD(model.parameters(), 0.1, momentum=0.9):
+        backward(model, 1)
+        optimizer_of(made)
+        made.step()
+        with pytest.raises(errors.InvalidArgumentError, match="has made steps"):
+            optimizer_of(made)
+    made = OF.SGD(model.parameters(), 0.1)
+    OF.lr_scheduler.ExponentialLR(made, 0.9)
+    with pytest.raises(errors.InvalidArgumentError, match="schedule="):
+        optimizer_of(made)
+
+
+def by_pattern(model: Words, rate: float) -> list[Any]:
+    """Return torch's of the same patterns."""
+    return [
+        OF.Adagrad([model.emb.weight], rate, initial_accumulator_value=0.1, eps=0),
+        OF.SGD([model.layer.bias, model.seldom.bias], 0.1),
+        OF.SGD([model.layer.weight, model.seldom.weight], 0.1, 0.9, weight_decay=0.01),
+    ]
+
+
+PATTERNS: Final = {
+    "emb*": Adagrad(0.05),
+    "*.bias": SGD(0.1),
+    "*": SGD(0.1, 0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+def test_the_first_pattern_that_matches_is_taken(kind: Any) -> None:
+    model, alone = Words(), Words()
+    train(PATTERNS, model, 20, kind)
+    optimizers = by_pattern(alone, 0.05)
+    for step in range(20):
+        alone.zero_grad()
+        backward(alone, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    close(model, alone)
+
+
+def test_patterns_that_are_refused() -> None:
+    def refused(optimizer: Any, words: str) -> None:
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            SyncReplicas(Words(), NAME, total_num_replicas=1, optimizer=optimizer)
+
+    refused({"emb*": SGD(1), "*.bias": SGD(1)}, "'layer.weight' requires grad, but there is no")
+    refused({"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}, "'head.', which is no array$")
+    refused({"*": SGD(1), "emb*": SGD(1)}, "'emb.', which is no array, or each has an earlier")
+    refused(torch.optim.Adam(Words().parameters()), "optimizer_of")
+
+
+@pytest.mark.parametrize("by", ["schedule", "round"])
+def test_rates_by_pattern_follow_the_step(by: str) -> None:
+    """Those that are left out have their own."""
+
+    def rates(step: int) -> dict[str, float]:
+        return {"emb*": 0.05 / (1 + step)}
+
+    model, alone, other = Words(), Words(), Words()
+    schedule = rates if by == "schedule" else None
+    with (
+        SyncReplicas(
+            model, NAME, total_num_replicas=1, optimizer=PATTERNS, schedule=schedule
+        ) as replicas,
+        Replica(other, NAME, 0, timeout=0.001) as replica,
+    ):
+        for step in range(4):
+            backward(other, step)
+            hand_over(replica)
+            given = None if schedule else rates(step)
+            with replicas.round(timeout=LONG, learning_rate=given):
+                pass
+            assert replica.step()
+    optimizers = by_pattern(alone, 0.05)
+    for step in range(4):
+        alone.zero_grad()
+        backward(alone, step)
+        optimizers[0].param_groups[0]["lr"] = rates(step)["emb*"]
+        for optimizer in optimizers:
+            optimizer.step()
+    close(model, alone)
+
+
+def test_a_schedule_that_is_refused() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="schedule is for optimizer="):
+        SyncReplicas(Words(), NAME, total_num_replicas=1, schedule=lambda step: 0.1 / (step + 1))
+    model, other = Words(), Words()
+    rates: list[Any] = [-1, {"head*": 0.1}, None, 0.25]
+    with (
+        SyncReplicas(
+            model,
+            NAME,
+            total_num_replicas=1,
+            optimizer=AdamW(0.1),
+            schedule=lambda _: rates.pop(0),
+        ) as replicas,
+        Replica(other, NAME, 0, timeout=0.001) as replica,
+    ):
+        backward(other, 1)
+        hand_over(replica)
+        for words in "must not be negative", "'head.', which is no array":
+            with (
+                pytest.raises(errors.InvalidArgumentError, match=words),
+                replicas.round(timeout=LONG),
+            ):
+                pass
+        with replicas.round(timeout=LONG):
+            pass
+        assert replica.step()
+        assert replicas.global_step == 1
