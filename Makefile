@@ -32,11 +32,9 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_num
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
 SOAK_SECONDS ?= 600
-VERSION_1_0 := ce97c13ff9401debd77cfba30cc9ca50789320e1
 
-.PHONY: help compare demo test test-all smoke smoke-sid test-lowest environment-lowest test-home test-ray bench-ray bench-updates demo-ray simulate lint coverage dist docs model litmus \
-	soak soak-ray asan tsan aarch64 bench bench-quick \
-	instructions pictures alerts reference pins clean
+.PHONY: help compare demo test test-all smoke smoke-sid test-lowest environment-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
+	soak soak-ray asan tsan aarch64 bench pictures alerts reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -77,7 +75,7 @@ lint: $(VENV)/.test ## style and types
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 
-coverage: ## count the lines that the tests reach, into build/coverage and docs/testing.md; ten minutes
+coverage: ## count the lines that the tests reach, into build/coverage; ten minutes
 	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
 	bash tools/chores/coverage.sh $(TESTS)
@@ -110,7 +108,7 @@ litmus: ## hold the protocol's memory order against the memory models (needs her
 test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
 
-simulate: $(VENV)/.plot ## simulate rounds over up to 300 hosts, and write tables and plots
+simulate: $(VENV)/.installed ## simulate rounds over up to 300 hosts, and print tables
 	$(BIN)/python tools/multihost/simulate.py $(SIMULATE)
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
@@ -135,20 +133,11 @@ tsan: ## the tests that have threads once more, under ThreadSanitizer
 aarch64: ## build the wheel for aarch64 and run its tests in an emulator (needs root and Debian)
 	bash tools/chores/aarch64.sh
 
-bench-updates: .venv-home/.installed ## time updates of parameters beside NumPy and torch
-	.venv-home/bin/python tools/bench/updates.py
+compare: .venv-bench/.installed ## train a model by each way that one chooses between, with deaths; ten minutes
+	.venv-bench/bin/python tools/bench/bench.py compare $(COMPARE)
 
-compare: .venv-compare/.installed ## compare with what one would take otherwise; half an hour
-	.venv-compare/bin/python tools/compare/compare.py --output docs/comparison $(COMPARE)
-
-bench: .venv-bench/.installed .venv-bench-1.0/.installed ## measure against TensorFlow, torch and others; ten minutes
-	.venv-bench/bin/python tools/bench/bench.py run --output docs/benchmarks $(BENCH)
-
-bench-quick: .venv-bench/.installed .venv-bench-1.0/.installed ## the targets only, in fewer turns, into build/bench; three minutes
-	.venv-bench/bin/python tools/bench/bench.py run --quick --output build/bench $(BENCH)
-
-instructions: .venv-bench/.installed ## compare instruction counts with the recorded ones (needs valgrind)
-	.venv-bench/bin/python tools/bench/bench.py instructions --compare
+bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
+	.venv-bench/bin/python tools/bench/bench.py run --output build/bench.md $(BENCH)
 
 pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect from a real run
 	$(BIN)/python tools/inspect/pictures.py
@@ -216,29 +205,12 @@ $(VENV)/.dist: $(VENV)/.test
 	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
-.venv-compare/.installed: tools/compare/requirements.txt constraints/ray.txt $(VENV)/.installed
-	test -e .venv-compare/bin/pip || $(PYTHON) -m venv .venv-compare
-	.venv-compare/bin/pip install --quiet --constraint constraints/home.txt \
-		--constraint constraints/ray.txt --requirement tools/compare/requirements.txt
-	.venv-compare/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-compare/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
-	touch $@
-
-.venv-bench/.installed: $(VENV)/.installed tools/bench/shmacc_bench/requirements.txt
-	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/pip install --quiet --upgrade pip
-	.venv-bench/bin/pip install --quiet --requirement tools/bench/shmacc_bench/requirements.txt
+.venv-bench/.installed: tools/bench/requirements.txt constraints/home.txt constraints/ray.txt $(VENV)/.installed
+	test -e .venv-bench/bin/pip || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --constraint constraints/home.txt \
+		--constraint constraints/ray.txt --requirement tools/bench/requirements.txt
 	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-bench/bin/pip install --quiet $(BUILT)/wheel/shmacc-*.whl
-	touch $@
-
-# Version 1.0.0, which some targets are set against.
-.venv-bench-1.0/.installed: $(VENV)/.pip
-	rm -rf .venv-bench-1.0 build/bench-1.0
-	$(PYTHON) -m venv .venv-bench-1.0
-	mkdir -p build/bench-1.0
-	git archive $(VERSION_1_0) | tar --extract --directory build/bench-1.0
-	.venv-bench-1.0/bin/pip install --quiet --constraint $(PINS) ./build/bench-1.0
+	.venv-bench/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
 	touch $@
 
 # The wheel that is built for tests, beside the packages that users have it beside.

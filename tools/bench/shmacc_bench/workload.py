@@ -55,33 +55,25 @@ class Workload:
         """The bytes of one gradient's values."""
         return self.rows * self.width * DTYPE.itemsize
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one row."""
-        return self.width * DTYPE.itemsize
+
+IDS = Workload("sparse", 50_000, 64, order="zipf")
+"""A batch of ids as real ones are: they repeat, and are not sorted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gradient:
-    """One gradient; `indices` is empty for a dense one, `values` then has one dimension."""
+    """One gradient; a dense one has no `indices` (None), and one dimension."""
 
-    indices: NDArray[np.int64]
+    indices: Any
     values: NDArray[Any]
     unique: bool
 
-    def merged(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Ascending distinct indices and the sum of each one's rows: what every peer must reach."""
-        values = self.values.astype(np.float64)
-        if not self.indices.size:
-            return self.indices, values
-        distinct, inverse = np.unique(self.indices, return_inverse=True)
-        sums = np.zeros((distinct.size, values.shape[1]))
-        np.add.at(sums, inverse, values)
-        return distinct, sums
-
-    def occurrences(self) -> NDArray[np.int64]:
-        """How often each distinct index occurs, ascending by index."""
-        return np.unique(self.indices, return_counts=True)[1].astype(np.int64)
+    def merged(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Return ascending distinct rows, the sum of each, and how often each occurs."""
+        rows, inverse, repeats = np.unique(self.indices, return_inverse=True, return_counts=True)
+        sums = np.zeros((rows.size, self.values.shape[1]))
+        np.add.at(sums, inverse, self.values)
+        return rows, sums, repeats
 
 
 def make_values(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
@@ -93,8 +85,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
     """Return a gradient of this workload; the same seed gives the same one."""
     rng = np.random.default_rng(seed)
     if workload.kind == "dense":
-        none = np.empty(0, np.int64)
-        return Gradient(none, make_values((workload.rows,), rng), unique=True)
+        return Gradient(None, make_values((workload.rows,), rng), unique=True)
     if workload.repeats:
         ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
         weights = np.cumsum(ranks**-ZIPF_EXPONENT)

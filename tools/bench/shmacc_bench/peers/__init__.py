@@ -1,36 +1,29 @@
-"""The measured peers: one module for each, imported only in that peer's own process."""
+"""What is measured: one module for each library, imported in the peer's own process only."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shmacc_bench.peers.base import Peer
 
-# Peer -> the module that has its class `PeerImplementation`. The order is the order of the tables.
-MODULES: Mapping[str, str] = {
-    "shmacc": "shmacc_peer",
-    "shmacc-1.0": "shmacc_peer",
-    "tf-local": "tensorflow_local",
-    "tf-server": "tensorflow_server",
-    "torch": "torch_shared",
-    "torch-1": "torch_one_thread",
-    "numpy-fancy": "numpy_fancy",
-    "numpy-add-at": "numpy_add_at",
-    "manager": "manager",
-    "mpi": "mpi_window",
-    "np.add": "limit_add",
-    "memcpy": "limit_copy",
+PEERS: Final[Mapping[str, tuple[str, str]]] = {
+    "shmacc": ("shmacc_peer", "ShmaccPeer"),
+    "tf-local": ("tensorflow_peers", "LocalPeer"),
+    "tf-server": ("tensorflow_peers", "ServerPeer"),
+    "torch": ("torch_peers", "TorchPeer"),
+    "torch-1": ("torch_peers", "OneThreadPeer"),
+    "numpy": ("numpy_peers", "NumpyPeer"),
+    "np.add": ("numpy_peers", "AddLimit"),
 }
-LIMITS = ("np.add", "memcpy")
-RELEASED = "shmacc-1.0"
+"""Name: module and class. `np.add` is no accumulator but a limit."""
 
 
 def peer_class(name: str) -> type[Peer]:
-    """Import and return the class of the peer called `name`; ImportError if it is not installed."""
-    module = importlib.import_module(f"shmacc_bench.peers.{MODULES[name]}")
-    found: type[Peer] = module.PeerImplementation
+    """Import and return the class; ImportError if its library is not installed."""
+    module, kind = PEERS[name]
+    found: type[Peer] = getattr(importlib.import_module(f"shmacc_bench.peers.{module}"), kind)
     return found

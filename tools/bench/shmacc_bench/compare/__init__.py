@@ -1,0 +1,1 @@
+"""`make compare`: one model, trained by each way that one chooses between."""

@@ -1,0 +1,96 @@
+"""The processes of a run, chief and workers; one that dies is started again, as a service does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from shmacc_bench.processes import CONTEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from multiprocessing.process import BaseProcess
+
+CHIEF: Final = -1
+_RESTARTS: Final = 3
+_END: Final = 2.0  # seconds that processes have to end by themselves
+_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Crew:
+    """Chief and workers, and what they have started."""
+
+    def __init__(
+        self, roles: Iterable[int], play: Callable[..., None], *arguments: object, together: bool
+    ) -> None:
+        """Start a process for each role, which calls ``play(role, *arguments)``.
+
+        With ``together``, the death of one ends the others too, and all are started again.
+        """
+        # What a killed chief has started, as Ray's does, becomes this process's child, and ends.
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+        self._play, self._arguments, self._together = play, arguments, together
+        self._restarts = 0
+        self._processes = {role: self._started(role) for role in roles}
+
+    def start_again(self) -> str | None:
+        """Start those that have ended once more; return what ended if that was too often."""
+        for role, process in self._processes.items():
+            if process.exitcode is None:
+                continue
+            if self._restarts == _RESTARTS:
+                return f"{'the chief' if role == CHIEF else 'a worker'} ends ({process.exitcode})"
+            self._restarts += 1
+            if self._together:
+                self._kill_all()
+                self._processes = {each: self._started(each) for each in self._processes}
+                return None
+            self._processes[role] = self._started(role)
+        return None
+
+    def kill(self, victim: int) -> None:
+        """Kill this worker, or the chief, wherever it is."""
+        if victim in self._processes:
+            pid = self._processes[victim].pid or 0
+        else:  # a way that starts workers itself: they have computed most
+            pid = max(psutil.Process().children(recursive=True), key=_seconds).pid
+        os.kill(pid, signal.SIGKILL)
+
+    def end(self, *, patient: bool) -> None:
+        """End all processes."""
+        for process in self._processes.values():
+            process.join(_END if patient else 0)
+        self._kill_all()
+
+    def _started(self, role: int) -> BaseProcess:
+        process = CONTEXT.Process(target=self._play, args=(role, *self._arguments))
+        process.start()
+        return process
+
+    def _kill_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+        for child in psutil.Process().children(recursive=True):
+            if not _is_tracker(child):
+                child.kill()
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own, which outlives a run."""
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

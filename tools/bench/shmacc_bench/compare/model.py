@@ -1,0 +1,71 @@
+"""What is trained: a factorisation of ratings of items by users, both drawn by Zipf's law."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIZES: Final = 50_000, 10_000  # users and items
+WIDTH: Final = 32
+BATCH: Final = 2048
+RATE: Final = 0.1
+SQUARES: Final = 0.1  # what Adagrad's sums of squares begin with
+TARGET: Final = 0.1  # the loss that is learnt enough
+_JUDGED: Final = 4096  # samples that no worker trains on
+
+
+class Pairs(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Two tables, and the products of their rows."""
+
+    def __init__(self, sizes: Sequence[int], width: int, seed: int = 1) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.left, self.right = (nn.Embedding(size, width, sparse=True) for size in sizes)
+        for table in (self.left, self.right):
+            nn.init.normal_(table.weight, std=width**-0.5, generator=random)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return the products."""
+        summed: torch.Tensor = (self.left(left) * self.right(right)).sum(dim=1)
+        return summed
+
+
+class Task:
+    """The model, its data, and its loss."""
+
+    def __init__(self) -> None:
+        """Draw the tables that are to be found."""
+        self._hidden = Pairs(SIZES, 8, seed=7).requires_grad_(requires_grad=False)
+        self._shares = [np.cumsum(1 / np.arange(1, size + 1)) for size in SIZES]
+
+    def model(self) -> nn.Module:
+        """Return the model that training starts from, always the same."""
+        return Pairs(SIZES, WIDTH)
+
+    def adagrad(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return torch's optimizer of a model."""
+        return torch.optim.Adagrad(model.parameters(), RATE, initial_accumulator_value=SQUARES)
+
+    def loss(self, model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        """Return the summed loss of the batch of a step and a worker."""
+        return BATCH * self._mean(model, np.random.default_rng((step, rank)), BATCH)
+
+    def judge(self, model: nn.Module) -> float:
+        """Return the mean loss of samples that no worker trains on."""
+        with torch.no_grad():
+            return float(self._mean(model, np.random.default_rng(0), _JUDGED))
+
+    def _mean(self, model: nn.Module, random: np.random.Generator, samples: int) -> torch.Tensor:
+        user, item = (
+            torch.from_numpy(np.searchsorted(shares, random.random(samples) * shares[-1]))
+            for shares in self._shares
+        )
+        # The hidden products are of about 1 / sqrt(8): ratings of about 1.
+        return nn.functional.mse_loss(model(user, item), 8**0.5 * self._hidden(user, item))

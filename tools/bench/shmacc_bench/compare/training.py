@@ -1,0 +1,182 @@
+"""What all ways have in common: a judge of the model, and a run until it is satisfied."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import statistics
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+
+from shmacc_bench.compare.crew import CHIEF, Crew
+from shmacc_bench.compare.model import TARGET, Task
+from shmacc_bench.processes import CONTEXT
+from shmacc_bench.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+WAYS: Final = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues", "ray_actor")
+EVERY: Final = 20  # steps from one judgement to the next
+VICTIM: Final = 1
+_POLL: Final = 0.05  # seconds
+
+
+class Judge:
+    """Tells of the loss, in the process that has the model."""
+
+    def __init__(self, task: Task, target: float, pipe: Connection) -> None:
+        """Judge this task's model."""
+        self._task, self._target, self._pipe = task, target, pipe
+
+    def satisfied(self, model: torch.nn.Module, step: int) -> bool:
+        """Return whether the model has learnt enough; it is looked at once in EVERY steps."""
+        if step == 0 or step % EVERY:
+            return False
+        loss = self._task.judge(model)
+        self._pipe.send((time.monotonic(), step, loss))
+        return loss <= self._target
+
+
+class Way(Protocol):
+    """A module of `ways`: how gradients get to the model, and the model to the workers."""
+
+    TITLE: str
+    TOGETHER: bool  # whether the death of one ends all, which are started again together
+
+    def ranks(self, workers: int) -> range:
+        """Return those of the workers that are processes beside the chief."""
+
+    def share(self, task: Task, workers: int) -> Any:
+        """Return what all processes are given."""
+
+    def lead(self, shared: Any, task: Task, workers: int, judge: Judge) -> None:
+        """Be the process that judges, until it is satisfied."""
+
+    def work(self, shared: Any, task: Task, rank: int) -> None:
+        """Be a worker, until the chief has finished."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What became of a run.
+
+    Attributes:
+        target: The loss that was to be reached.
+        losses: Seconds since the first judgement, steps, and the loss then.
+        stopped: What kept it from the target.
+        killed: The seconds at which a process was killed.
+    """
+
+    target: float
+    losses: list[tuple[float, int, float]] = dataclasses.field(default_factory=list)
+    stopped: str | None = None
+    killed: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took from the first judgement to the last."""
+        return self.losses[-1][0] if self.losses else 0.0
+
+    @property
+    def half_way(self) -> float:
+        """The loss in the middle between the first that was judged and the target."""
+        return (self.losses[0][2] + self.target) / 2
+
+    @property
+    def began_again(self) -> bool:
+        """Whether the first model that was judged after the death had learnt less than before."""
+        after = [loss for moment, _, loss in self.losses if moment > (self.killed or 0)]
+        return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1
+
+    def __str__(self) -> str:
+        """Return what became of it, in a cell of a table."""
+        if self.stopped is not None:
+            return self.stopped
+        how = "begins again, " if self.began_again else "goes on, "
+        return f"{how if self.killed is not None else ''}{self.seconds:.1f} s"
+
+
+def compare(ways: Sequence[str], turns: int, workers: int, patience: float) -> Table:
+    """Train by each way several times, and once more with each death; return the table."""
+    head = ("", "seconds", "a worker is killed", "the chief is killed")
+    table = Table("One model, by each way", head)
+    for name in ways:
+        runs = [train(name, workers, patience=patience) for _ in range(turns)]
+        stopped = next((run.stopped for run in runs if run.stopped), None)
+        cells = [stopped or f"{statistics.median(run.seconds for run in runs):.1f} s"]
+        deaths = [train(name, workers, victim=who, patience=patience) for who in (VICTIM, CHIEF)]
+        cells += map(str, deaths)
+        print(name, *cells, sep="; ", file=sys.stderr)
+        table.rows.append((_way(name).TITLE, *cells))
+    return table
+
+
+def _way(name: str) -> Way:
+    found: Way = importlib.import_module(f"shmacc_bench.compare.ways.{name}")
+    return found
+
+
+def train(
+    name: str,
+    workers: int = 2,
+    *,
+    victim: int | None = None,
+    target: float = TARGET,
+    patience: float = 60.0,
+) -> Run:
+    """Train until the target is reached; kill the victim (`CHIEF`, a rank) half-way.
+
+    A process that ends without having been asked to is started again, a few times. No judgement
+    for `patience` seconds is the end.
+    """
+    way, run = _way(name), Run(target)
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    crew = Crew(
+        [CHIEF, *way.ranks(workers)], _play,
+        name, workers, way.share(Task(), workers), target, sending,
+        together=way.TOGETHER,
+    )  # fmt: skip
+    try:
+        _follow(run, crew, receiving, victim, patience)
+    finally:
+        crew.end(patient=run.stopped is None)
+    return run
+
+
+def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience: float) -> None:
+    """Fill in what the judge says."""
+    first = 0.0
+    heard = time.monotonic()
+    while not run.losses or run.losses[-1][2] > run.target:
+        if not pipe.poll(_POLL):
+            run.stopped = crew.start_again()
+            if time.monotonic() - heard > patience:
+                run.stopped = f"stands still, {patience:.0f} s and longer"
+            if run.stopped:
+                return
+            continue
+        moment, step, loss = pipe.recv()
+        heard = time.monotonic()
+        if not run.losses:
+            first = moment
+        run.losses.append((moment - first, step, loss))
+        if victim is not None and run.killed is None and run.target < loss <= run.half_way:
+            crew.kill(victim)
+            run.killed = time.monotonic() - first
+
+
+def _play(role: int, name: str, workers: int, shared: Any, target: float, pipe: Connection) -> None:
+    # The first sparse tensor has torch say that it will not check them all.
+    warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
+    torch.set_num_threads(1)
+    way, task = _way(name), Task()
+    if role == CHIEF:
+        way.lead(shared, task, workers, Judge(task, target, pipe))
+    else:
+        way.work(shared, task, role)

@@ -1,0 +1,62 @@
+"""DistributedDataParallel over gloo: each has a model of its own; they exchange gradients."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from shmacc_bench.compare.training import EVERY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.training import Judge
+
+TITLE = "DistributedDataParallel over gloo"
+TOGETHER = True
+World = tuple[str, int]  # where the ranks find each other, and how many they are
+
+
+def ranks(workers: int) -> range:
+    """Return those beside the first, which judges as well."""
+    return range(1, workers)
+
+
+def share(task: Task, workers: int) -> World:  # noqa: ARG001
+    """Return where they meet: a port that is free."""
+    with socket.create_server(("localhost", 0)) as free:
+        return f"tcp://localhost:{free.getsockname()[1]}", workers
+
+
+def lead(world: World, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
+    """Be the first rank, which decides on the end."""
+    train(world, task, 0, judge.satisfied)
+
+
+def work(world: World, task: Task, rank: int) -> None:
+    """Be another rank."""
+    train(world, task, rank, lambda *_: False)
+
+
+def train(world: World, task: Task, rank: int, over: Callable[[nn.Module, int], bool]) -> None:
+    """Compute, exchange, update; hear of the end from the first rank."""
+    dist.init_process_group("gloo", world[0], rank=rank, world_size=world[1])
+    model = DistributedDataParallel(task.model())
+    optimizer = task.adagrad(model)
+    step, end = 0, torch.zeros(1)
+    while not end:
+        optimizer.zero_grad()
+        task.loss(model, step, rank).backward()
+        optimizer.step()
+        step += 1
+        if step % EVERY == 0:
+            end[0] = over(model, step)
+            dist.broadcast(end, 0)
+    dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""torch's Hogwild: model and optimizer in shared memory; all update them without a lock."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.training import Judge
+
+TITLE = "Hogwild"
+TOGETHER = False
+ranks = range
+
+
+def share(task: Task, workers: int) -> Any:
+    """Return the model, Adagrad's state and each worker's step, in shared memory."""
+    model = task.model().share_memory()
+    state = task.adagrad(model)
+    state.share_memory()
+    sums = [state.state[one]["sum"] for one in model.parameters()]
+    return model, sums, torch.zeros(workers, dtype=torch.int64).share_memory_()
+
+
+def lead(shared: Any, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
+    """Look on."""
+    model, _, steps = shared
+    seen = 0
+    while True:
+        if (step := int(steps.min())) > seen:
+            seen = step
+            if judge.satisfied(model, step):
+                return
+        time.sleep(0.0005)
+
+
+def work(shared: Any, task: Task, rank: int) -> None:
+    """Compute a gradient and make an update with it."""
+    model, sums, steps = shared
+    optimizer = task.adagrad(model)
+    for parameter, its in zip(model.parameters(), sums, strict=True):
+        optimizer.state[parameter]["sum"] = its
+    while True:
+        optimizer.zero_grad()
+        task.loss(model, int(steps[rank]), rank).backward()
+        optimizer.step()
+        steps[rank] += 1

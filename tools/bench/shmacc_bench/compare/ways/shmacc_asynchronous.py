@@ -1,0 +1,30 @@
+"""shmacc, without waiting for each other: a round has whatever gradients have come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shmacc import optim
+from shmacc.torch import AsyncReplicas
+from shmacc_bench.compare.model import RATE, SQUARES
+
+# Only the chief does otherwise.
+from shmacc_bench.compare.ways.shmacc_synchronous import TOGETHER, ranks, share, work
+
+if TYPE_CHECKING:
+    from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.training import Judge
+
+TITLE = "shmacc, asynchronous"
+__all__ = ["TITLE", "TOGETHER", "lead", "ranks", "share", "work"]
+
+
+def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
+    """Have rounds; the end of the block makes the update."""
+    model, adagrad = task.model(), optim.Adagrad(RATE, SQUARES)
+    with AsyncReplicas(
+        model, name, total_num_replicas=workers, optimizer=adagrad, capacity=workers
+    ) as replicas:
+        while not judge.satisfied(model, replicas.global_step):
+            with replicas.round():
+                pass

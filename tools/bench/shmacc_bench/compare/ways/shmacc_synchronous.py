@@ -1,0 +1,41 @@
+"""shmacc, in rounds: a gradient of each worker, their mean, one update."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shmacc import optim
+from shmacc.torch import Replica, SyncReplicas
+from shmacc_bench.compare.model import RATE, SQUARES
+
+if TYPE_CHECKING:
+    from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.training import Judge
+
+TITLE = "shmacc, synchronous"
+TOGETHER = False
+ranks = range
+
+
+def share(task: Task, workers: int) -> str:  # noqa: ARG001  as all ways have it
+    """Return the name by which the processes find each other."""
+    return f"compare-{os.getpid()}"
+
+
+def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
+    """Have rounds; the end of the block makes the update."""
+    model, adagrad = task.model(), optim.Adagrad(RATE, SQUARES)
+    with SyncReplicas(model, name, total_num_replicas=workers, optimizer=adagrad) as replicas:
+        while not judge.satisfied(model, replicas.global_step):
+            with replicas.round():
+                pass
+
+
+def work(name: str, task: Task, rank: int) -> None:
+    """Compute gradients until the chief has finished."""
+    model = task.model()
+    with Replica(model, name, rank) as replica:
+        while replica.running:
+            task.loss(model, replica.global_step, rank).backward()
+            replica.step()

@@ -1,0 +1,85 @@
+"""A model of many small tensors: as one group, and as an accumulator for each tensor."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec
+from shmacc_bench.tables import Table, column, figure, paired, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WIDTHS: Final = (32, 64, 64, 32, 4)  # of the layers of each of two networks, as A3C has them
+SHAPES: Final = {
+    f"{network}.{layer}.{what}": shape
+    for network in ("actor", "critic")
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(_WIDTHS))
+    for what, shape in (("weights", (inputs, outputs)), ("bias", (outputs,)))
+}
+_APPLIES: Final = 100  # in a turn, and then a take
+
+
+def measure(quick: bool) -> Iterator[Table]:
+    """Yield the microseconds of an apply of all tensors, and the memory held."""
+    rng = np.random.default_rng(0)
+    gradient = {key: rng.normal(size=shape).astype(np.float32) for key, shape in SHAPES.items()}
+    prefix = f"bench.{os.getpid()}.tensors"
+    with AccumulatorGroup(
+        {k: TensorSpec(s) for k, s in SHAPES.items()}, f"{prefix}.group"
+    ) as group:
+        singles = [
+            (ConditionalAccumulator("float32", shape, f"{prefix}.single.{key}"), gradient[key])
+            for key, shape in SHAPES.items()
+        ]
+
+        def as_group() -> None:
+            for _ in range(_APPLIES):
+                group.apply(gradient, NEVER_STALE)
+            group.take(_APPLIES)
+
+        def as_singles() -> None:
+            for _ in range(_APPLIES):
+                for acc, array in singles:
+                    acc.apply_grad(array, NEVER_STALE)
+            for acc, _ in singles:
+                acc.take(_APPLIES)
+
+        turns = [(_turn(as_group), _turn(as_singles)) for _ in range(15 if quick else 200)]
+        kib = _kib(group), sum(_kib(acc) for acc, _ in singles)
+        for acc in (group, *(acc for acc, _ in singles)):
+            acc.unlink()
+            acc.close()
+    ratio = paired(turns)
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values()) * 4 / 1024
+    table = Table(
+        f"{len(SHAPES)} dense tensors, {size:.0f} KiB",
+        ("", "an apply of all (us)", "shared memory (KiB)", "time over the other's"),
+    )
+    table.rows += [
+        ("a group", spread(column(turns, 0)), table.judged("KiB", kib[0], 400), figure(ratio)),
+        ("an accumulator each", spread(column(turns, 1)), figure(kib[1]), ""),
+    ]
+    yield table
+
+
+def _turn(use: Callable[[], None]) -> float:
+    begun = time.perf_counter_ns()
+    use()
+    return (time.perf_counter_ns() - begun) / _APPLIES / 1000
+
+
+def _kib(acc: Any) -> float:
+    return kib_held(acc.shared_name)
+
+
+def kib_held(name: str) -> float:
+    """Return the memory that a segment holds: its file without holes."""
+    shm = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is on Linux
+    return sum(file.stat().st_blocks for file in shm.glob(f"shmacc.*{name}")) / 2

@@ -1,0 +1,82 @@
+"""A process that holds one object and calls its methods when it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+CONTEXT: Final = multiprocessing.get_context("spawn")
+_START: Final = 120.0  # seconds: importing TensorFlow on a busy machine
+_ANSWER: Final = 120.0
+_END: Final = 10.0
+
+
+class FailedError(Exception):
+    """What was asked raised an exception, or its process has ended; the message says which."""
+
+
+class Apart:
+    """An object in a process of its own. Between orders that process sleeps."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        """Have a new process call `make`, and keep what it returns."""
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs, make, arguments))
+        self._process.start()
+        theirs.close()
+        self.answer(_START)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method and return what it returns."""
+        self.order(method, *arguments)
+        return self.answer()
+
+    def order(self, method: str, *arguments: Any) -> None:
+        """Begin a call; `answer` waits for its end."""
+        with contextlib.suppress(BrokenPipeError):  # the answer says so
+            self._pipe.send((method, arguments))
+
+    def answer(self, seconds: float = _ANSWER) -> Any:
+        """Return what the call that was ordered returned; `FailedError` if it failed."""
+        try:
+            if not self._pipe.poll(seconds):
+                raise FailedError(f"no answer in {seconds:.0f} s")
+            failed, answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            raise FailedError(f"its process ended: {self._process.exitcode}") from None
+        if failed:
+            raise FailedError(answer)
+        return answer
+
+    def end(self) -> None:
+        """Close the object and end its process."""
+        self._pipe.close()
+        self._process.join(_END)
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Be the process: follow orders until the pipe is closed."""
+    try:
+        made = make(*arguments)
+        pipe.send((False, None))
+    except Exception as error:  # noqa: BLE001  whatever it is, the other side tells of it
+        pipe.send((True, f"{type(error).__name__}: {error}"))
+        return
+    while True:
+        try:
+            method, given = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((False, getattr(made, method)(*given)))
+        except Exception as error:  # noqa: BLE001  likewise
+            pipe.send((True, f"{type(error).__name__}: {error}"))
+    made.close()

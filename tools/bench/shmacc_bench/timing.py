@@ -1,0 +1,145 @@
+"""What is timed in a peer's own process: blocks of one operation on one workload."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shmacc_bench.peers import peer_class
+from shmacc_bench.workload import Workload, make_filling, make_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+APPLY: Final = "apply"
+"""Into rows that are all there already; nothing else is there."""
+
+APPLY_FULL: Final = "apply, full table"
+"""The same, with every row of the table there."""
+
+APPLY_OTHERS: Final = "apply, full table, others each time"
+"""Eight gradients of other rows in turn: no cache has them."""
+
+APPLY_NEW: Final = "apply, new segment"
+"""The first gradient ever: the kernel has yet to provide the memory."""
+
+ROUND: Final = "round"
+"""Two gradients of the same rows, and the take of their mean."""
+
+_SHORTEST: Final = 20_000  # ns: shorter calls are timed in batches, or the clock would be measured
+_BATCH: Final = 100
+_GRADIENTS: Final = 8
+_TOLERANCE: Final = 0.02
+
+
+class Timed:
+    """One peer, with one workload open."""
+
+    def __init__(self, name: str) -> None:
+        """Import the peer's library."""
+        self.peer = peer_class(name)()
+        self._is_open = False
+
+    def open(self, workload: Workload) -> str:
+        """Make an accumulator; return what is wrong with the peer's answer, "" if nothing is."""
+        self._leave()
+        self.workload = workload
+        self.peer.open(workload)
+        self._is_open = True
+        self.gradient = make_gradient(workload)
+        self.prepared = self.peer.prepare(self.gradient)
+        return self._check() if self.peer.has_take else ""
+
+    def begin(self, operation: str) -> None:
+        """Bring the accumulator into the state that the operation starts from."""
+        self.batch = 1
+        self.others: Iterator[Any] = itertools.repeat(self.prepared)
+        self.call: Callable[[], int] = self._apply
+        if operation == APPLY_NEW:
+            self.call = self._apply_new
+            return
+        if self.peer.has_take:
+            self.peer.apply(self.prepared)
+            self.peer.take(1)
+        if operation == ROUND:
+            self.call = self._round
+            return
+        if operation in {APPLY_FULL, APPLY_OTHERS} and self.peer.has_take:
+            for gradient in make_filling(self.workload):
+                self.peer.apply(self.peer.prepare(gradient))
+        if operation == APPLY_OTHERS:
+            gradients = [make_gradient(self.workload, seed) for seed in range(1, _GRADIENTS + 1)]
+            self.others = itertools.cycle([self.peer.prepare(one) for one in gradients])
+        else:
+            self.peer.apply(self.prepared)
+            duration = min(self._apply() for _ in range(3))
+            self.batch = min(_BATCH, max(1, _SHORTEST // max(1, duration)))
+
+    def block(self, budget: int, most: int) -> list[float]:
+        """Return nanoseconds a call: as many samples as the budget holds, one at the least.
+
+        It begins with calls that are not counted, so that nobody is timed on a cache that the peer
+        before has filled.
+        """
+        samples: list[float] = []
+        begun = time.perf_counter_ns()
+        self.call()
+        if time.perf_counter_ns() - begun < budget:
+            self.call()
+        begun = time.perf_counter_ns()
+        while not samples or (len(samples) < most and time.perf_counter_ns() - begun < budget):
+            samples.append(self.call() / self.batch)
+        return samples
+
+    def close(self) -> None:
+        """Remove everything."""
+        self._leave()
+        self.peer.shutdown()
+
+    def _leave(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.peer.close()
+
+    def _check(self) -> str:
+        """Hold the mean of a round against NumPy's in float64."""
+        for _ in range(2):
+            self.peer.apply(self.prepared)
+        rows, values = self.peer.take(2)
+        if rows is None:
+            expected = self.gradient.values
+        else:
+            distinct, expected, repeats = self.gradient.merged()
+            if self.peer.counts_repeats:
+                expected = expected / repeats[:, None]
+            if not np.array_equal(np.sort(rows), distinct):
+                return "repeated rows are not merged"
+            values = values[np.argsort(rows)]
+        right = np.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+        return "" if right else "other values"
+
+    def _apply(self) -> int:
+        apply, prepared = self.peer.apply, next(self.others)
+        begun = time.perf_counter_ns()
+        for _ in range(self.batch):
+            apply(prepared)
+        return time.perf_counter_ns() - begun
+
+    def _apply_new(self) -> int:
+        self.peer.close()
+        self.peer.open(self.workload)
+        prepared = self.peer.prepare(self.gradient)
+        begun = time.perf_counter_ns()
+        self.peer.apply(prepared)
+        return time.perf_counter_ns() - begun
+
+    def _round(self) -> int:
+        peer, prepared = self.peer, self.prepared
+        begun = time.perf_counter_ns()
+        peer.apply(prepared)
+        peer.apply(prepared)
+        peer.take(2)
+        return time.perf_counter_ns() - begun
