@@ -1,22 +1,23 @@
-"""What `make simulate` simulates, and the page that it writes."""
+"""What `make simulate` simulates, and the tables that it prints."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Final
 
 from shmacc._multihost.messages import Timing
-from shmacc_simulate import report
 from shmacc_simulate.job import simulate
 from shmacc_simulate.machine import CLUSTER, MEASURED
 from shmacc_simulate.popularity import Table
 from shmacc_simulate.scenario import Result, Scenario
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
+
+    Column = tuple[str, Callable[[Result], str]]
 
 FAST_OWNER: Final = dataclasses.replace(CLUSTER, owner_call=0.1e-3)
-RAY: Final = dataclasses.replace(CLUSTER, bandwidth=MEASURED.bandwidth)
 
 _MEASURED, _FAST, _CHATTY, _ONE = (
     "the owner as measured",
@@ -88,83 +89,73 @@ MEASURED_SECONDS: Final = 0.160  # docs/many-hosts.md
 BARE_SECONDS: Final = 0.125
 
 
-def write(directory: Path) -> None:
-    """Simulate everything; write the results and the plots."""
-    lines = {title: [_shown(job) for job in jobs] for title, jobs in sweep().items()}
-    report.draw(lines, directory)
-    by_hosts = [result for results in lines.values() for result in results]
-    one = _shown(small())
-    columns = (report.SECONDS, report.BYTES, report.MESSAGES, report.GRADIENTS)
-    over_tables = [_shown(job) for job in tables()]
-    with_deaths = [_shown(job) for job in deaths()]
-    bandwidth = [
-        _shown(Scenario(name, 100, shards=100, rounds=5, machine=machine))
-        for name, machine in (("25 Gb/s", CLUSTER), (f"{RAY.bandwidth * 8e-9:.1f} Gb/s", RAY))
-    ]
-    ratio = one.latency / MEASURED_SECONDS
-    text = f"""# Results of the simulation
-
-Written by `make simulate`; what the words mean is in [Simulation](../simulation.md).
-
-## Hosts
-
-A table of 1e8 rows of 64 float32, Zipf 1.0; a gradient touches 50,000 of them. "None": no round was
-over after 10 simulated seconds.
-
-{report.table(by_hosts, (report.NAME, report.HOSTS, report.SHARDS, *columns, report.LATE))}
-
-![Seconds a round](seconds.svg)
-![Bytes a round](bytes.svg)
-![Messages a round](messages.svg)
-
-## Tables
-
-100 hosts and 100 shards.
-
-{report.table(over_tables, (report.TABLE, *columns, report.GAIN, report.MEAN))}
-
-## Network
-
-100 hosts and 100 shards, the table of the first section.
-
-{report.table(bandwidth, (report.NAME, *columns))}
-
-## Deaths
-
-30 hosts; a host is away for 5 s, and what was on it is gone; its shard is then on another host.
-
-{
-        report.table(
-            with_deaths,
-            (
-                report.NAME,
-                report.SHARDS,
-                report.DIED,
-                report.SECONDS,
-                report.WORST,
-                report.BYTES,
-                report.LATE,
-                report.LOST,
-                report.REGRANTS,
-                report.VOIDED,
-            ),
-        )
-    }
-
-## The small cluster
-
-2 hosts of 4 gradients of 50,000 x 64 of 1,000,000 rows, 2 shards, from the chief's call to the mean
-in its process: {one.latency * 1e3:.0f} ms simulated, {
-        MEASURED_SECONDS * 1e3:.0f} ms measured, a ratio of {ratio:.2f}. The transfers
-alone, which the bandwidth was taken from, are {BARE_SECONDS * 1e3:.0f} ms of both.
-{one.gigabytes * 1e3:.0f} MB went from one host to the other.
-"""
-    (directory / "results.md").write_text(text, encoding="utf-8")
+def _seconds(value: float) -> str:
+    return "none" if math.isinf(value) else f"{value:.2f} s"
 
 
-def _shown(job: Scenario) -> Result:
-    result = simulate(job)
-    name = job.name or f"{job.table.rows:,} rows, {job.table.popularity}"
-    rounds = f"{result.seconds:.2f} s a round"
-    print(f"{name}: {job.hosts} hosts, {job.shards} shards, {rounds}", flush=True)
-    return result
+def _table(result: Result) -> str:
+    table = result.scenario.table
+    return f"{table.rows:.0e} rows, {table.popularity}".replace("e+0", "e")
+
+
+def _gain(result: Result) -> str:
+    scenario = result.scenario
+    gain = scenario.workers * scenario.shipped(1) / scenario.shipped(scenario.workers)
+    return f"{gain:.1f} x"
+
+
+NAME: Final[Column] = ("what differs", lambda r: r.scenario.name)
+SHARDS: Final[Column] = ("shards", lambda r: f"{r.scenario.shards}")
+COLUMNS: Final[Sequence[Column]] = (
+    ("round", lambda r: _seconds(r.seconds)),
+    ("GB a round", lambda r: f"{r.gigabytes:.3g}" if r.rounds else "-"),
+    ("messages a round", lambda r: f"{r.messages:,.0f}" if r.rounds else "-"),
+    ("gradients a round", lambda r: f"{r.gradients:,.0f}" if r.rounds else "-"),
+)
+HOSTS: Final[Sequence[Column]] = (
+    NAME,
+    ("hosts x workers", lambda r: f"{r.scenario.hosts} x {r.scenario.workers}"),
+    SHARDS,
+    *COLUMNS,
+    ("refused as late", lambda r: f"{r.late:.0%}" if r.rounds else "-"),
+)
+TABLES: Final[Sequence[Column]] = (
+    ("table", _table),
+    *COLUMNS,
+    ("gain of adding up first", _gain),
+    ("rows of the mean", lambda r: f"{r.scenario.shipped(round(r.gradients)) / 1e9:.2g} GB"),
+)
+DEATHS: Final[Sequence[Column]] = (
+    NAME,
+    SHARDS,
+    ("deaths", lambda r: f"{r.died} in {len(r.rounds)} rounds"),
+    *COLUMNS[:2],
+    ("worst round", lambda r: _seconds(r.worst)),
+    ("refused as late", lambda r: f"{r.late:.0%}"),
+    ("accepted, but lost", lambda r: f"{r.lost:.1%}" if r.lost else "0"),
+    ("grants withdrawn, batches lost", lambda r: f"{r.regrants}"),
+    ("void steps", lambda r: f"{r.voided}"),
+)
+
+
+def show() -> None:
+    """Simulate everything; print the tables, "none" where no round was over in time."""
+    _print("Hosts", (job for jobs in sweep().values() for job in jobs), HOSTS)
+    _print("Tables: 100 hosts and 100 shards", tables(), TABLES)
+    _print("Deaths: 30 hosts, one is away for 5 s with all that was on it", deaths(), DEATHS)
+    one = simulate(small())
+    print(
+        f"The cluster that was measured: {one.latency * 1e3:.0f} ms simulated, "
+        f"{MEASURED_SECONDS * 1e3:.0f} ms measured, {BARE_SECONDS * 1e3:.0f} of them transfers; "
+        f"{one.gigabytes * 1e3:.0f} MB from one host to the other"
+    )
+
+
+def _print(title: str, jobs: Iterable[Scenario], columns: Sequence[Column]) -> None:
+    print(f"## {title}\n")
+    print("| " + " | ".join(name for name, _ in columns) + " |")
+    print("| " + " | ".join("---" for _ in columns) + " |")
+    for job in jobs:
+        result = simulate(job)
+        print("| " + " | ".join(shown(result) for _, shown in columns) + " |", flush=True)
+    print()
