@@ -36,19 +36,12 @@ _SECTIONS: Final = {
     ),
     "Concepts": (
         "docs/concepts/README",
-        "docs/concepts/semantics",
-        "docs/concepts/rounds",
         "docs/concepts/*",
     ),
     "Reference": (
         "docs/reference/accumulators",
-        "docs/reference/sparse-accumulator",
-        "docs/reference/dense-accumulator",
-        "docs/reference/group",
         "docs/reference/rounds",
         "docs/reference/parameters",
-        "docs/reference/shared-arrays",
-        "docs/reference/records",
         "docs/reference/errors",
         "docs/reference/*",
         "docs/guarantees",
@@ -57,30 +50,21 @@ _SECTIONS: Final = {
     "Project": (
         "docs/README",
         "docs/architecture",
-        "docs/modules",
-        "docs/performance-history",
         "shmacc/native/README",
         "CONTRIBUTING",
         "SECURITY",
         "CHANGELOG",
-        "docs/changes-in-2",
-        "docs/migrating",
     ),
 }
 
 # What stands behind one door: these pages are listed below it, once a reader is there.
 _BEHIND: Final = {
     "docs/trust": (
-        "docs/testing",
         "docs/hazards",
         "tools/model/README",
         "tools/model/litmus/*",
-        "docs/comparison/README",
         "docs/performance",
-        "docs/benchmarks/README",
-        "docs/benchmarks/results",
         "docs/simulation",
-        "docs/simulation/results",
     ),
 }
 

@@ -155,12 +155,6 @@ def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
             _logger.warning("no address: %s", reference["refuri"], location=reference)
 
 
-def _leave_out_of_the_search(app: Sphinx, _: nodes.document) -> None:
-    """Tables that a program wrote have each word many times."""
-    if app.env.docname.endswith("/results"):
-        app.env.metadata[app.env.docname]["nosearch"] = ""
-
-
 def _describe(
     _: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
@@ -207,7 +201,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _inline_drawings)
     app.connect("doctree-read", _label_cells)
     app.connect("doctree-read", _check_urls)
-    app.connect("doctree-read", _leave_out_of_the_search)
     app.connect("html-page-context", _describe)
     app.connect("html-page-context", _make_accessible, priority=900)  # after the theme
     app.connect("autodoc-process-signature", _shorten)

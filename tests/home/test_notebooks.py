@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import nbformat
 import pytest
-from helpers.pages import ROOT
 from helpers.support import until
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
@@ -19,6 +18,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 import shmacc
+from notebook import PAGE, made_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:[Uu]nclosed (socket|context|event loop) <:ResourceWarning",
 )
 
-TUTORIAL: Final = ROOT / "docs" / "tutorial.ipynb"
 SECONDS: Final = 100
 IMPORTS: Final = "import shmacc"
 
@@ -139,8 +138,7 @@ def test_a_restarted_kernel_finds_the_name_or_replaces_it(notebook: Notebook, no
 
 
 def test_the_tutorials_notebook_prints_what_it_shows(tmp_path: Path) -> None:
-    """Here, since an executed notebook needs a kernel; that it is the page, `make test` finds."""
-    shown = nbformat.read(TUTORIAL, as_version=4)
+    shown = nbformat.reads(made_of(PAGE.read_text(encoding="utf-8")), as_version=4)
     client = NotebookClient(
         copy.deepcopy(shown),
         timeout=SECONDS,

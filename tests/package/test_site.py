@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import runpy
 import sys
@@ -77,10 +76,10 @@ def test_a_page_that_no_section_names_is_among_those_that_say_how() -> None:
 
 def test_evidence_stands_behind_one_door() -> None:
     navigation = runpy.run_path(str(SITE / "navigation.py"))
-    pages = ["docs/trust", "docs/performance", "docs/benchmarks/results", "docs/guide"]
+    pages = ["docs/trust", "docs/performance", "docs/simulation", "docs/guide"]
     assert "docs/performance" not in navigation["toctrees"](pages)
     listed = re.findall("^/(.*)$", navigation["behind"]("docs/trust", pages), re.MULTILINE)
-    assert listed == ["docs/performance", "docs/benchmarks/results"]
+    assert listed == ["docs/performance", "docs/simulation"]
     assert navigation["behind"]("docs/guide", pages) == ""
 
 
@@ -188,8 +187,6 @@ def test_what_a_built_site_lacks_is_found(
     )
     (tmp_path / "README.html").write_text(page)
     (tmp_path / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">')
-    index = {"docnames": ["docs/guide", "docs/results"], "terms": {"a": 0, "b": [0]}}
-    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
     for name in ("alerts.yml", "schema-2.json", "raycluster.yaml", "slurm.sh"):
         (tmp_path / "_downloads" / name).mkdir(parents=True)
         (tmp_path / "_downloads" / name / name).touch()
@@ -198,8 +195,6 @@ def test_what_a_built_site_lacks_is_found(
     (tmp_path / "README.html").write_text("<title>A page</title>")
     (tmp_path / "_downloads" / "slurm.sh" / "slurm.sh").unlink()
     (tmp_path / "docs" / "site").mkdir(parents=True)
-    index["terms"] = {"a": [0, 1]}
-    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
     assert list(built_site.faults(tmp_path, "1.2")) == [
         "README.html has no description",
         "README.html has no icon",
@@ -207,7 +202,6 @@ def test_what_a_built_site_lacks_is_found(
         "README.html has no button that leads to the next page",
         "docs/site is no part of the documentation",
         "slurm.sh cannot be downloaded",
-        "the search finds words of docs/results",
     ]
     monkeypatch.setattr(sys, "argv", ["built_site.py", str(tmp_path)])
     assert built_site.main() == 1

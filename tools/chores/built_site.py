@@ -5,7 +5,6 @@ Links are followed by links.py.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib import metadata
@@ -38,20 +37,6 @@ def faults(site: Path, version: str) -> Iterator[str]:
         yield "docs/site is no part of the documentation"
     there = {path.name for path in site.glob("_downloads/*/*")}
     yield from (f"{name} cannot be downloaded" for name in sorted(_DOWNLOADS - there))
-    yield from (f"the search finds words of {page}" for page in _tables_in_the_search(site))
-
-
-def _tables_in_the_search(site: Path) -> list[str]:
-    """Of the pages that are tables of results, those whose text the search knows."""
-    written = (site / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(written.removeprefix("Search.setIndex(").removesuffix(")"))
-    found = {
-        number
-        for pages in index["terms"].values()
-        for number in (pages if isinstance(pages, list) else [pages])
-    }
-    names = index["docnames"]
-    return [names[number] for number in sorted(found) if names[number].endswith("/results")]
 
 
 def main() -> int:

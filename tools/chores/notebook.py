@@ -1,4 +1,4 @@
-"""Makes docs/tutorial.ipynb of docs/tutorial.md: the same text, programs and outputs, as cells.
+"""Makes build/tutorial.ipynb of docs/tutorial.md: the same text, programs and outputs, as cells.
 
     .venv/bin/python tools/chores/notebook.py
 
@@ -23,9 +23,9 @@ from nbformat import v4
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DOCS: Final = Path(__file__).parents[2] / "docs"
-PAGE: Final = _DOCS / "tutorial.md"
-NOTEBOOK: Final = PAGE.with_suffix(".ipynb")
+_ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = _ROOT / "docs" / "tutorial.md"
+NOTEBOOK: Final = _ROOT / "build" / "tutorial.ipynb"
 
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _COMMAND: Final = re.compile(r"^\$ (.*)\n((?:[^$].*\n)*)", re.MULTILINE)
@@ -91,4 +91,5 @@ def made_of(page: str) -> str:
 
 
 if __name__ == "__main__":
+    NOTEBOOK.parent.mkdir(exist_ok=True)
     NOTEBOOK.write_text(made_of(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
