@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from shmacc import _core
 from shmacc._accumulators import rounds, saving
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Steps
@@ -493,8 +494,12 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
                 dtypes, shapes or reductions. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
+        _core.load([], [self._to_load(state)])
+
+    def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
+        """Return what the extension loads: the handle, the step, and what is there then."""
         members, step, terms = saving.from_arrays(state, self._spec.members)
-        self._handle.restore(members, step, terms)
+        return self._handle, step, members, terms
 
     def unseal(self) -> None:
         """Accept gradients again after ``take_partial(seal=True)``, at the same step."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shmacc import optim
+from shmacc._accumulators import saving
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.handlers import pass_on
@@ -246,29 +247,31 @@ def of_state(own: tuple[Array, ...], state: object) -> tuple[list[Change], int, 
         raise InvalidArgumentError(
             f"A state is a mapping from name to array, but was a {type(state).__name__}"
         )
-    names = [str(name) for name in np.ravel(_get(state, "arrays"))]
-    saved = dict(zip(names, map(str, np.ravel(_get(state, "specs"))), strict=False))
     existing = {array.name: array.described() for array in own}
-    for name in existing.keys() | saved.keys():
-        if existing.get(name) != saved.get(name):
-            raise InvalidArgumentError(
-                f"The state's array {name!r} is {saved.get(name, 'none')}, but that of the "
-                f"parameters is {existing.get(name, 'none')}"
-            )
-    counts = np.ravel(_get(state, "updates"))
+    names = saving.names(state, "arrays", existing, "array", "parameters'")
+    counts = saving.get(state, "updates")
+    if counts.shape != (len(names),):
+        raise InvalidArgumentError(
+            f"The state's 'updates' must be {len(names)} numbers, one of each array, but have "
+            f"shape {describe_shape(counts.shape)}"
+        )
     made: list[Change] = []
     updates = []
     for array in own:
         number = names.index(array.name)
-        updates.append(arguments.int64(counts[number], f"the updates of array {array.name!r}"))
+        count = arguments.partial_count(counts[number], f"the updates of array {array.name!r}")
+        updates.append(count)
         made += _regions(state, number, array)
-    return made, arguments.int64(_get(state, "step"), "the state's step"), updates
+    step = arguments.int64(saving.get(state, "step"), "the state's step")
+    if step == -arguments.INT64_MAX - 1:
+        raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
+    return made, step, updates
 
 
 def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Change]:
     saved = [f"{number}.array", *(f"{number}.{slot.name}" for slot in array.slots)]
     for region, key in enumerate(saved):
-        values = np.asarray(_get(state, key))
+        values = saving.get(state, key)
         if values.dtype.kind == "V" and values.dtype.itemsize == array.dtype.itemsize:
             values = values.view(array.dtype)  # as np.load makes it of a dtype that is not NumPy's
         if values.dtype != array.dtype or values.shape != array.shape_of(region):
@@ -285,9 +288,3 @@ def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Ch
             values=own,
             bytes=array.bytes(region),
         )
-
-
-def _get(state: Mapping[str, Any], key: str) -> Any:
-    if key not in state:
-        raise InvalidArgumentError(f"The state has no {key!r}")
-    return state[key]

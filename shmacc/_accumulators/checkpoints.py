@@ -1,22 +1,21 @@
 """Checkpoints: accumulators and parameters that belong together, in one file."""
 
-import contextlib
 import os
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shmacc._accumulators import changes, saving
+from shmacc import _core
+from shmacc._accumulators import saving
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.replacing import replacing
 from shmacc._gradients import arguments
 from shmacc._records.array_types import ValueArray
-from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 Saved = Accumulator[Any, Any] | Parameters
 
@@ -62,23 +61,21 @@ def save(
 def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     """Restore what `save` has written: all of it or nothing.
 
-    Everything is checked first; if something fails after that, all get back what they had. It is
-    for a run's beginning: gradients that workers have computed from what was there before may
-    still arrive after it.
+    Everything is checked first. Then all that is named is replaced as one: with the locks of all of
+    it, and whatever is raised meanwhile, by a signal handler too. It is for a run's beginning:
+    gradients that workers have computed from what was there before may still arrive after it.
 
-    Nothing is trained on that is restored in part. The parameters are restored first, and marked;
-    then the accumulators; then the mark is removed. While it is there, `Parameters.update`, `skip`
-    and `save` are a FailedPreconditionError, also in a round that was open all the while. If the
-    process is killed in between, the mark stays until the same parameters are loaded again, by
-    whichever process, which makes all of it whole.
+    Only a process that is killed can leave a load half done. It has marked the parameters before:
+    `Parameters.update`, `skip` and `save` are a FailedPreconditionError until the same is loaded
+    again, by whichever process, which makes all of it whole.
 
     Args:
         path: The file.
         what: What to restore, by the names that it was saved by; all of them.
 
     Raises:
-        InvalidArgumentError: The file has other names, or states of something else.
-        FailedPreconditionError: Another process is loading the same parameters.
+        InvalidArgumentError: The file has other names, or states of something else; or two names
+            are those of the same segment.
         DataLossError: It is no file of `save`, or damaged.
         ResourceExhaustedError: Shared memory, or this process's, is full.
         OSError: Reading failed.
@@ -89,23 +86,10 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
         raise InvalidArgumentError(
             f"{os.fspath(path)} has {sorted(states)}, but {sorted(what)} were asked for"
         )
-    for name, one in what.items():
-        _check_state(one, states[name])
-    with contextlib.ExitStack() as taking_back:
-        parameters = {name: one for name, one in what.items() if isinstance(one, Parameters)}
-        for name, params in parameters.items():
-            take_back = params._begin_load if params._half_loaded else params.restore  # noqa: SLF001
-            had = params.state()
-            params._begin_load(states[name])  # noqa: SLF001
-            taking_back.callback(take_back, had)
-        for name, one in what.items():
-            if isinstance(one, Accumulator):
-                had = one.state()
-                one.restore(states[name])
-                taking_back.callback(one.restore, had)
-        for params in parameters.values():
-            params._end_load()  # noqa: SLF001
-        taking_back.pop_all()
+    to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
+    parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
+    accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
+    _core.load(parameters, accumulators)
 
 
 def _check(what: object) -> None:
@@ -115,13 +99,25 @@ def _check(what: object) -> None:
             f"{type(what).__name__}"
         )
     for name, one in what.items():
-        if not isinstance(name, str) or not name:
-            raise InvalidArgumentError(f"A name in a file is a string, but was {name!r}")
+        if not isinstance(name, str) or not name or not _can_be_stored(name):
+            raise InvalidArgumentError(
+                f"A name in a file is a string without NUL and lone surrogates, but was {name!r}"
+            )
         if not isinstance(one, Accumulator | Parameters):
             raise InvalidArgumentError(
                 f"{name!r} must be an accumulator, a group or shmacc.Parameters, but was a "
                 f"{type(one).__name__}"
             )
+    names: dict[int, str] = {}
+    for name, one in what.items():
+        other = names.setdefault(one._token, name)  # noqa: SLF001
+        if other != name:
+            raise InvalidArgumentError(f"{other!r} and {name!r} are the same {type(one).__name__}")
+
+
+def _can_be_stored(name: str) -> bool:
+    """Return whether a zip file gives the name back: NUL ends it there, and it is kept in UTF-8."""
+    return "\0" not in name and not any("\ud800" <= each <= "\udfff" for each in name)
 
 
 def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
@@ -133,9 +129,9 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
                 f"{name!r} cannot be saved: a load of them has not come to its end; load again"
             )
     for _ in range(_ATTEMPTS):
-        marks = [_mark(one) for one in what.values()]
+        generations = [_generation(one) for one in what.values()]
         states = {name: one.state(timeout=_left(deadline)) for name, one in what.items()}
-        if marks == [_mark(one) for one in what.values()]:
+        if generations == [_generation(one) for one in what.values()]:
             break
     else:
         raise FailedPreconditionError(
@@ -154,27 +150,19 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _mark(one: Saved) -> tuple[object, ...]:
-    if isinstance(one, Parameters):
-        return one.step, one._half_loaded  # noqa: SLF001
-    stats = one.stats()
-    return stats.global_step, stats.takes, stats.update
-
-
-def _check_state(one: Saved, state: dict[str, ValueArray]) -> None:
-    if isinstance(one, Parameters):
-        changes.of_state(one._arrays, state)  # noqa: SLF001  a part of the same room
-    else:
-        saving.from_arrays(state, one._spec.members)  # noqa: SLF001
+def _generation(one: Saved) -> int:
+    """Return a number that changes with each round, update and restore."""
+    return one._handle.state()["generation"]  # noqa: SLF001
 
 
 def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
     states: dict[str, dict[str, ValueArray]] = {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            for key in file.files:
-                name, _, of_state = key.rpartition("/")
-                states.setdefault(name, {})[of_state] = file[key]
-    except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
-        raise DataLossError(f"{path} is damaged, or no file of shmacc.save: {error}") from error
+    with (
+        path.open("rb") as opened,  # np.load leaves it open if it fails
+        saving.damage_told(str(path)),
+        np.load(opened, allow_pickle=False) as file,
+    ):
+        for key in file.files:
+            name, _, of_state = key.rpartition("/")
+            states.setdefault(name, {})[of_state] = file[key]
     return states

@@ -14,7 +14,7 @@ from shmacc._layout import layout
 from shmacc._layout.reports import Config
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.taken import GroupPartial, GroupTaken
-from shmacc.errors import InvalidArgumentError, ShmaccError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 
 
 class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
@@ -60,6 +60,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         Raises:
             InvalidArgumentError: A bad argument, or the existing group of this name disagrees (the
                 message names the first member that differs, and both values).
+            FailedPreconditionError: The members are `Parameters.member_specs`, but the existing
+                group has gradients, or made rounds, of other parameters.
             Everything else as for an accumulator.
         """
         reduction = arguments.reduction(reduction_type)
@@ -80,9 +82,23 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
         super()._examine(config, own, asked)
+        if asked is not None:
+            self._check_parameters(asked)
         self._members = {
             spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
         }
+
+    def _check_parameters(self, asked: Spec) -> None:
+        """Refuse a group whose step and gradients are of other parameters than the specs."""
+        for token, name in {member.parameters for member in asked.members if member.parameters}:
+            if not self._handle.belong_to(token):
+                raise FailedPreconditionError(
+                    f"The group {self._shared_name!r} exists and belongs to other parameters than "
+                    f"{name!r}, which were replaced or removed since: its step, "
+                    f"{self._handle.step}, and its {self._handle.count} gradients are of those. "
+                    'Make the group new, too (if_exists="replace"), then load a checkpoint of both '
+                    "if there is one"
+                )
 
     def __repr__(self) -> str:
         return (

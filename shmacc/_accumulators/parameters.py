@@ -166,6 +166,8 @@ class Parameters(SharedArrays):
     def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
         """Return specs of the arrays' gradients, as `AccumulatorGroup` takes them.
 
+        A group made of them belongs to these parameters: one that belongs to others is refused.
+
         Args:
             sparse: The names of arrays whose gradients are rows.
 
@@ -181,7 +183,8 @@ class Parameters(SharedArrays):
                 raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
             make = IndexedSlicesSpec if array.name in names else TensorSpec
             if array.dtype != np.bool_:
-                specs[array.name] = make(array.shape, array.dtype)
+                specs[array.name] = spec = make(array.shape, array.dtype)
+                spec.parameters = self._token, self._shared_name
         return specs
 
     def update(
@@ -365,28 +368,18 @@ class Parameters(SharedArrays):
                 optimizers. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
-        self._restore(state, begins_load=False)
+        _core.load([self._to_load(state)], [])
 
-    # For checkpoints.py: between the first and the last of these no update is made.
-
-    def _begin_load(self, state: Mapping[str, ValueArray]) -> None:
-        self._restore(state, begins_load=True)
-
-    def _end_load(self) -> None:
+    def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
+        """Return what the extension loads: the handle, the step, and what is there then."""
+        made, step, updates = changes.of_state(self._arrays, state)
         self._check_open()
-        _core.end_load(self._handle)
+        return self._handle, step, [change.as_given for change in made], updates
 
     @property
     def _half_loaded(self) -> bool:
         self._check_open()
         return self._handle.state()["sealed"]
-
-    def _restore(self, state: Mapping[str, ValueArray], *, begins_load: bool) -> None:
-        made, step, updates = changes.of_state(self._arrays, state)
-        self._check_open()
-        _core.restore_parameters(
-            self._handle, step, [change.as_given for change in made], updates, begins_load
-        )
 
 
 @dataclass(frozen=True, slots=True)

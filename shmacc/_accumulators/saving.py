@@ -5,8 +5,10 @@ are the round's; and for the member of number i that gradients have touched, ``i
 ``i.count``, ``i.weight``, and of a sparse one ``i.indices``, ``i.row_counts``, ``i.shape``.
 """
 
+import contextlib
+import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,12 @@ from shmacc._gradients.member import Member, MemberGradient
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import DensePartial, SparsePartial
-from shmacc.errors import InvalidArgumentError, ShmaccError
+from shmacc.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ShmaccError,
+)
 
 _NUMBERED = re.compile(r"[0-9]+\.values")
 
@@ -67,10 +74,10 @@ def from_arrays(
         )
     own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
     order = _saved_members(state, own)
-    count = arguments.partial_count(_get(state, "count"), "the state's count")
-    weight = arguments.partial_weight(_get(state, "weight"), "the state's weight")
-    step = arguments.int64(_get(state, "step"), "the state's step")
-    who = gradients.distinct(_get(state, "contributors"), "the state's contributors")
+    count = arguments.partial_count(get(state, "count"), "the state's count")
+    weight = arguments.partial_weight(get(state, "weight"), "the state's weight")
+    step = arguments.int64(get(state, "step"), "the state's step")
+    who = gradients.distinct(get(state, "contributors"), "the state's contributors")
     members = []
     for saved, name in enumerate(order):
         if f"{saved}.values" in state:
@@ -97,23 +104,8 @@ def from_arrays(
 
 
 def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpec]]) -> list[str]:
-    order, described = _texts(state, "members"), _texts(state, "specs")
     existing = {name: _described(spec) for name, (_, spec) in own.items()}
-    saved = dict(zip(order, described, strict=False))
-    for name in existing.keys() | saved.keys():
-        if existing.get(name) != saved.get(name):
-            of_member = f" of member {name!r}" if name else ""
-            raise InvalidArgumentError(
-                f"The state{of_member} is that of {saved.get(name, 'no such member')}, but the "
-                f"accumulator's is {existing.get(name, 'no such member')}"
-            )
-    if len(order) != len(described):
-        raise InvalidArgumentError(
-            f"The state names {len(order)} members, but has specs of {len(described)}"
-        )
-    if len(saved) < len(order):
-        twice = next(name for name in saved if order.count(name) > 1)
-        raise InvalidArgumentError(f"The state names member {twice!r} more than once")
+    order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
@@ -121,8 +113,42 @@ def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpe
     return order
 
 
+def names(
+    state: Mapping[str, Any], key: str, existing: Mapping[str, str], what: str, whose: str
+) -> list[str]:
+    """Return the names that a state has, in its order.
+
+    Args:
+        state: The state.
+        key: That of the names; their descriptions are under "specs".
+        existing: The description of each that is expected, by name.
+        what: What a name is of, in a message.
+        whose: What the state is of, in a message.
+
+    Raises:
+        InvalidArgumentError: They are others, or some occur twice.
+    """
+    order, described = _texts(state, key), _texts(state, "specs")
+    saved = dict(zip(order, described, strict=False))
+    for name in existing.keys() | saved.keys():
+        if existing.get(name) != saved.get(name):
+            of_name = f" of {what} {name!r}" if name else ""
+            raise InvalidArgumentError(
+                f"The state{of_name} is that of {saved.get(name, f'no such {what}')}, but the "
+                f"{whose} is {existing.get(name, f'no such {what}')}"
+            )
+    if len(order) != len(described):
+        raise InvalidArgumentError(
+            f"The state names {len(order)} {what}s, but has specs of {len(described)}"
+        )
+    if len(saved) < len(order):
+        twice = next(name for name in saved if order.count(name) > 1)
+        raise InvalidArgumentError(f"The state names {what} {twice!r} more than once")
+    return order
+
+
 def _texts(state: Mapping[str, Any], key: str) -> list[str]:
-    given = arrays.as_array(_get(state, key), f"the state's {key!r}")
+    given = get(state, key)
     if given.dtype.kind != "U" or given.ndim != 1:
         raise InvalidArgumentError(
             f"The state's {key!r} must be an array of strings, but has dtype {given.dtype} and "
@@ -132,25 +158,52 @@ def _texts(state: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _partial(state: Mapping[str, Any], number: int, spec: MemberSpec) -> Any:
-    values, count = _get(state, f"{number}.values"), _get(state, f"{number}.count")
-    step, weight = 0, _get(state, f"{number}.weight")
+    values, count = get(state, f"{number}.values"), get(state, f"{number}.count")
+    step, weight = 0, get(state, f"{number}.weight")
     if spec.kind == "dense":
         return DensePartial(values, count, step, weight)
     return SparsePartial(
-        _get(state, f"{number}.indices"),
+        get(state, f"{number}.indices"),
         values,
-        _get(state, f"{number}.shape"),
-        _get(state, f"{number}.row_counts"),
+        get(state, f"{number}.shape"),
+        get(state, f"{number}.row_counts"),
         count,
         step,
         weight,
     )
 
 
-def _get(state: Mapping[str, Any], key: str) -> Any:
+def get(state: Mapping[str, Any], key: str) -> Any:
+    """Return an array of a state, which may be a file that ``np.load`` reads only now.
+
+    Raises:
+        InvalidArgumentError: The state has none of that name.
+        DataLossError: The file is damaged.
+    """
     if key not in state:
         raise InvalidArgumentError(f"The state has no {key!r}")
-    return state[key]
+    with damage_told(f"the state's {key!r}"):
+        given = state[key]
+    return arrays.as_array(given, f"the state's {key!r}")
+
+
+@contextlib.contextmanager
+def damage_told(what: str) -> Iterator[None]:
+    """Raise a DataLossError where NumPy cannot make sense of a file.
+
+    It raises nearly anything then, from zipfile, zlib and tokenize too: NotImplementedError of a
+    flipped bit in a number of a compression, for instance.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        pass_on(error)
+        raise ResourceExhaustedError(f"This process has no memory for {what}") from error
+    except Exception as error:
+        pass_on(error)
+        if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
+            raise  # the disk's; EINVAL: an offset in the file is negative
+        raise DataLossError(f"{what} is damaged, or no file of shmacc.save: {error}") from error
 
 
 def _described(spec: MemberSpec) -> str:

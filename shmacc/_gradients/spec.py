@@ -26,7 +26,7 @@ class TensorSpec:
         InvalidArgumentError: A bad argument.
     """
 
-    __slots__ = ("dtype", "reduction_type", "shape")
+    __slots__ = ("dtype", "parameters", "reduction_type", "shape")
     _KIND = "dense"
 
     def __init__(
@@ -37,6 +37,8 @@ class TensorSpec:
         self.reduction_type: str | None = (
             None if reduction_type is None else arguments.reduction(reduction_type)
         )
+        self.parameters: tuple[int, str] | None = None
+        """The token and the name of the parameters whose gradients these are, if it is known."""
 
     def __repr__(self) -> str:
         reduction = f", reduction_type={self.reduction_type!r}" if self.reduction_type else ""
@@ -46,7 +48,12 @@ class TensorSpec:
         """Return the spec of a member `name`, in a group with this `reduction_type`."""
         dtype = dtypes.resolve(self.dtype)
         return MemberSpec(
-            name, self._KIND, dtype, self.shape, self.reduction_type or reduction_type
+            name,
+            self._KIND,
+            dtype,
+            self.shape,
+            self.reduction_type or reduction_type,
+            parameters=self.parameters,
         )
 
 
@@ -71,6 +78,7 @@ class MemberSpec:
         shape: The declared shape, None for unknown dimensions; None for an unknown rank.
         reduction: "MEAN", "SUM" or "CMEAN".
         optimizer: Of an array of parameters: its number and its numbers (``Optimizer.config``).
+        parameters: Of one that is asked for: as for `TensorSpec`.
     """
 
     name: str
@@ -79,6 +87,7 @@ class MemberSpec:
     shape: Shape
     reduction: str
     optimizer: tuple[int, tuple[float, ...]] = (0, ())
+    parameters: tuple[int, str] | None = None
 
     @classmethod
     def of_config(cls, config: MemberConfig) -> Self | None:

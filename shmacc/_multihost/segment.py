@@ -7,6 +7,7 @@ nothing is consumed, and the death of the forwarder ends it.
 from dataclasses import dataclass
 from typing import Self
 
+from shmacc import _core
 from shmacc._core import TakenRound
 from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
@@ -90,7 +91,7 @@ class LocalSegment:
 
     def reset(self, step: int) -> None:
         """Empty it and set its step; an open round ends."""
-        self._handle.restore([], step, (0, 0, None, None))
+        _core.load([], [(self._handle, step, [], (0, 0, None, None))])
         self.release()
 
     def set_step(self, step: int) -> None:

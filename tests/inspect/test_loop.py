@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.half_loads import half_loaded, loading
 from helpers.inspect_tool import ask, idle, run, start, wait_in_line
 from helpers.standing_still import kill, stop
+from helpers.stepping_tracer import refusal
 from helpers.support import LONG, until
 
 import shmacc
@@ -417,28 +419,23 @@ def test_an_update_that_a_death_interrupted_waits_to_be_put_back(crew: Crew) -> 
         assert "update_interrupted" not in notes("large.params")
 
 
-def load_half(params: str) -> None:
-    """Be in the middle of a load: the parameters are in, their accumulator is not."""
-    with Parameters.attach(params) as arrays:
-        arrays._begin_load(arrays.state())
-        signal.pause()
+@pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+def test_a_load_that_a_death_interrupted_is_wrong_until_it_is_made_again(tmp_path: Path) -> None:
+    def attach() -> dict[str, Any]:
+        return {"params": Parameters.attach(PARAMS), "acc": shmacc.attach(NAME)}
 
-
-def test_a_load_that_a_death_interrupted_is_wrong_until_it_is_made_again(
-    crew: Crew, tmp_path: Path
-) -> None:
     with Parameters.attach(PARAMS) as arrays, shmacc.attach(NAME) as acc:
         saved = {"params": arrays, "acc": acc}
         shmacc.save(tmp_path / "saved.npz", saved)
-        loader = start(crew, load_half, PARAMS)
-        until(lambda: ask("show", PARAMS)["sealed"])
-        assert f"of a checkpoint: pid {loader.pid};" in run("show", PARAMS).stdout
-        assert "load_interrupted" not in notes(PARAMS)
-        kill(loader)
+        with half_loaded(arrays, loading(tmp_path / "saved.npz", attach)) as loader:
+            assert f"of a checkpoint: pid {loader.pid};" in run("show", PARAMS).stdout
+            found = {one["kind"] for one in ask("check", PARAMS, status=1)["findings"]}
+            assert "load_interrupted" not in found, "it is only stopped"
+            loader.kill()
         assert "of a checkpoint was interrupted" in run("show", PARAMS).stdout
-        found = {one["kind"]: one for one in ask("check", PARAMS, status=1)["findings"]}
-        assert found["load_interrupted"]["severity"] == "wrong"
-        assert found["load_interrupted"]["remedy"].startswith("load the checkpoint again")
+        wrong = {one["kind"]: one for one in ask("check", PARAMS, status=1)["findings"]}
+        assert wrong["load_interrupted"]["severity"] == "wrong"
+        assert wrong["load_interrupted"]["remedy"].startswith("load the checkpoint again")
         shmacc.load(tmp_path / "saved.npz", saved)
         assert "load_interrupted" not in notes(PARAMS)
         assert "of a checkpoint" not in run("show", PARAMS).stdout

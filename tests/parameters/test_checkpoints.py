@@ -123,23 +123,6 @@ def test_what_does_not_fit_restores_nothing(both: Both, path: Path) -> None:
     assert everything(both) == before
 
 
-def test_if_one_fails_the_others_get_back_what_they_had(
-    both: Both, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_round(both, 1)
-    shmacc.save(path, both)
-    one_round(both, 2)
-    before = everything(both)
-
-    def fail(*_: object) -> None:
-        raise errors.ResourceExhaustedError("full")
-
-    monkeypatch.setattr(AccumulatorGroup, "restore", fail)
-    with pytest.raises(errors.ResourceExhaustedError):
-        shmacc.load(path, both)
-    assert everything(both) == before
-
-
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind"])
 def test_other_files_are_refused(both: Both, path: Path, content: bytes) -> None:
     path.write_bytes(content)

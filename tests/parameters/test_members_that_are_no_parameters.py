@@ -63,8 +63,12 @@ def test_a_mapping_of_some_members(params: Parameters, group: AccumulatorGroup, 
     assert bool(params["v"].any()) == (call == "update")
 
 
-def test_a_member_may_be_another_arrays_gradient(group: AccumulatorGroup) -> None:
-    with Parameters({"v": np.zeros(3, np.float32)}, optimizer=optim.SGD(2)) as others:
+def test_a_member_may_be_another_arrays_gradient() -> None:
+    with (
+        Parameters({"v": np.zeros(3, np.float32)}, optimizer=optim.SGD(2)) as others,
+        AccumulatorGroup({"more": TensorSpec((3,))}) as group,
+    ):
+        group.apply({"more": np.ones(3)}, 0)
         with group.round(1) as taken:
             assert others.update({"v": taken["more"]})
         assert others["v"].tolist() == [-2] * 3

@@ -383,7 +383,7 @@ def test_adams_count_of_updates_is_in_the_state() -> None:
 def test_a_state_of_other_parameters_is_refused(params: Parameters) -> None:
     state = params.state()
     for optimizer in (optim.SGD(1), optim.Adam(1)):
-        refused = pytest.raises(errors.InvalidArgumentError, match="state's array")
+        refused = pytest.raises(errors.InvalidArgumentError, match="state of array")
         with Parameters({"table": TABLE}, optimizer=optimizer) as other, refused:
             other.restore(state)
     for key in ("0.array", "step", "arrays", "1.momentum", "updates"):

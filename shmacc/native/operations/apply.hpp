@@ -104,12 +104,10 @@ class Apply : public Operation {
         return true;
     }
 
-    // Everything that is there is replaced by the request's members, of a round at this step. If a round is open, this
-    // ends it; an accumulator that is finished goes on.
-    void restore(const ApplyRequest& request, int64_t step) {
-        ActivityScope activity(segment_, kWaitsForLock);
-        ApplySession session(segment_, std::nullopt, true, kForever, interruption_);
-        activity.now(kApplies);
+    // For Load: everything that is there is replaced by the request's members, of a round at this step, once
+    // `commit_replaced` is called. If a round is open, this ends it; an accumulator that is finished goes on.
+    // session: with all lanes' locks. If this throws, nothing is changed; later `session.roll_back` undoes it.
+    void replace(ApplySession& session, const ApplyRequest& request, int64_t step) {
         RoundState& round = session.round;
         round.discarded += static_cast<uint64_t>(session.pending().count);
         round.step = step;
@@ -118,11 +116,13 @@ class Apply : public Operation {
         round.holder = {};
         round.final = {};
         round.spread = ++round.round;
-        put_in(session, request, [&] {
-            round.needs = session.state.generation + 1;
-            segment_.round().commit(round);
-            Lane::keep_no_undo(session.before, session.state);
-        });
+        put(session, request);
+    }
+    void commit_replaced(ApplySession& session) {
+        session.round.needs = session.state.generation + 1;
+        segment_.round().commit(session.round);
+        Lane::keep_no_undo(session.before, session.state);
+        session.commit();
         let_others_go_on(session);
     }
 
@@ -233,9 +233,8 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // All of the gradient, or, if this throws, nothing. before_commit: no exception leaves it.
-    template <class Before>
-    void put_in(ApplySession& session, const ApplyRequest& request, Before before_commit) {
+    // All of the gradient, or, if this throws, nothing.
+    void put(ApplySession& session, const ApplyRequest& request) {
         LaneState& state = session.state;
         session.begin_round();
         if (__builtin_add_overflow(state.count, request.count, &state.count) ||
@@ -248,8 +247,6 @@ class Apply : public Operation {
             session.roll_back();
             throw;
         }
-        before_commit();
-        session.commit();
     }
     // False: it would take memory that is kept for others. Then nothing at all has changed. All growth is in `prepare`
     // and Lane::reserve_undo, before Lane::begin: no row has been added to, no index entry made, and `roll_back` gives
@@ -264,16 +261,16 @@ class Apply : public Operation {
                         bool last, Refused& refused) {
         activity.now(kApplies);
         try {
-            put_in(session, request, [&] {
-                if (request.partial) spread_contributors(session);
-                note_applied(session, request);
-            });
+            put(session, request);
         } catch (const Error& error) {
             if (last || !error.field("kept")) throw;
             refused = {static_cast<uint64_t>(error.field("needed").value_or(0)), session.round.round, 0,
                        session.lane_number()};
             return false;
         }
+        if (request.partial) spread_contributors(session);
+        note_applied(session, request);
+        session.commit();
         return true;
     }
     // Without a lock. False: the round is not empty any more, or not open.

@@ -43,6 +43,19 @@ class Step : public Operation {
         return dropped;
     }
 
+    // These gradients are of the parameters with that token, from here on. False: they are of other ones.
+    bool belong_to(uint64_t parameters) {
+        if (segment_.round().snapshot().final.parameters == parameters) return true;
+        RoundSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
+        if (!session.held()) return true;  // a stopped process has a lock: the first update will see to it
+        RoundState& state = session.state;
+        const bool unused = state.takes == 0 && session.count() == 0 && !is_closed(state);
+        if (state.final.parameters && !unused) return state.final.parameters == parameters;
+        state.final.parameters = parameters;
+        session.commit();
+        return true;
+    }
+
     void unseal() {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);

@@ -27,18 +27,6 @@
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
 // In 3 the states of the arrays and the first record mean nothing before the lane's commit (commit.hpp).
 //
-// A checkpoint is loaded into both segments, by several commits. Parameters of an older step would take the update of
-// a round that is not of theirs, since steps may be skipped. So their first commit marks them as being loaded
-// (RoundState::sealed), and they take no update until the last one, when the accumulators are restored:
-//
-//   1  RoundState and lane of the parameters: the arrays, marked, with the process that loads
-//   2  the accumulator: restored, which ends its round
-//   3  RoundState and lane of the parameters: no mark
-//
-//   before 1, after 3   nothing is mixed.
-//   between 1 and 3     each update and skip is refused, of a living chief, too, whose round was open all the while;
-//                       rounds can be consumed by blocks that update nothing. Loading once more makes all of it whole.
-//
 // tools/model/update.pml searches all of that with two chiefs, and finds what is wrong without finality, without
 // putting back, without the parameters' step, without the refusal of ends.
 //
@@ -138,7 +126,29 @@ class ArraysSession {
         lane().commit(state, arrays_);
         lane().give_back(before_, state);
     }
+    // For Load (load.hpp).
     void keep_no_journal() { Lane::keep_no_undo(before_, state); }
+    void mark() {
+        const Presence& presence = segment_.presence();
+        round.sealed = 1;
+        round.holder = {++round.opened, presence.index(), presence.token(), wall_ns()};
+        segment_.round().commit(round);
+    }
+    void forget_mark() {
+        round.sealed = 0;
+        round.holder = {};
+    }
+    void unmark() {
+        forget_mark();
+        segment_.round().commit(round);
+    }
+    // What `prepare` has reserved, of a load that fails.
+    void give_journal_back() {
+        LaneState now = lane().committed().current(), before = now;
+        Lane::keep_no_undo(before, now);
+        lane().commit(now);
+        lane().give_back(before, now);
+    }
 
     RoundState round;
     LaneState state;  // to be changed, then committed
@@ -244,7 +254,7 @@ class ArraysSession {
 class UpdatedRound {
   public:
     UpdatedRound(OpenSegment& segment, uint64_t serial, const OpenSegment& parameters)
-        : segment_(segment), serial_(serial), parameters_(parameters.config().token) {}
+        : segment_(segment), serial_(serial), parameters_(parameters.config()) {}
 
     // The round is final. is_in: its update was made before. False: a lane was busy for longer than a moment.
     bool begin(bool is_in) {
@@ -259,6 +269,14 @@ class UpdatedRound {
         if (state.final.serial == serial_ && (is_in || state.final.phase == kUpdateIn))
             throw Error(Failure::kFailedPrecondition,
                         "This block has made its update, or skipped it: a round has one");
+        if (const uint64_t of = state.final.parameters; of && of != parameters_.token)
+            throw Error(
+                Failure::kFailedPrecondition,
+                "The accumulator '" + name_of(segment_.config()) + "' belongs to other parameters than '" +
+                    name_of(parameters_) + "', which were replaced or removed since: its step, " +
+                    std::to_string(state.step) +
+                    ", and its gradients are of those; make both new (if_exists=\"replace\"), or load a "
+                    "checkpoint of both");
         commit(state, is_in ? kUpdateIn : kUpdateBegun);
         return true;
     }
@@ -284,12 +302,13 @@ class UpdatedRound {
         state.final.phase = phase;
         state.final.serial = serial_;
         state.final.pid = segment_.presence().own().pid;
-        state.final.parameters = parameters_;
+        state.final.parameters = parameters_.token;
         segment_.round().commit(state);
     }
 
     OpenSegment& segment_;
-    const uint64_t serial_, parameters_;
+    const uint64_t serial_;
+    const Config& parameters_;
     bool is_in_ = false;
 };
 
@@ -298,9 +317,6 @@ struct UpdateRequest {
     std::vector<ArrayChange> changes;  // those of an array follow each other
     int64_t deadline;
 };
-
-// How a restore leaves the mark of a load (above).
-enum class Load { kNone, kBegins, kEnds };
 
 class Update : public Operation {
   public:
@@ -314,7 +330,7 @@ class Update : public Operation {
             ArraysSession session(segment_, request.deadline, interruption_);
             if (!session.held()) deadline_exceeded();
             activity.now(kUpdates);
-            if (session.round.sealed) refuse_half_loaded(session.round, "These parameters take no update");
+            if (session.round.sealed) refuse_half_loaded();
             const int64_t step = session.round.step;
             if (step - 1 > request.step)
                 throw Error(
@@ -336,29 +352,6 @@ class Update : public Operation {
         }
         round.end(request.deadline, interruption_);
         return true;
-    }
-
-    // All arrays, their slots, and how often each was updated, as of `step`; at the end of a load nothing but the mark.
-    void restore(const UpdateRequest& request, const std::vector<int64_t>& updates, Load load) {
-        ActivityScope activity(segment_, kWaitsForLock);
-        ArraysSession session(segment_, request.deadline, interruption_);
-        if (!session.held()) deadline_exceeded();
-        activity.now(kUpdates);
-        RoundState& round = session.round;
-        const Presence& presence = segment_.presence();
-        const bool own = round.holder.participant == presence.index() && round.holder.token == presence.token();
-        if (load == Load::kBegins && round.sealed && !own && round_is_open(round))
-            refuse_half_loaded(round, "These parameters cannot be loaded");
-        if (load == Load::kEnds && !(round.sealed && own))
-            throw Error(Failure::kFailedPrecondition,
-                        "The parameters were restored by somebody else while they were loaded: load again");
-        session.prepare(request.changes);
-        round.sealed = load == Load::kBegins;
-        round.holder = {};
-        if (round.sealed) round.holder = {++round.opened, presence.index(), presence.token(), wall_ns()};
-        session.change(request.changes);
-        session.keep_no_journal();
-        session.commit(load == Load::kEnds ? round.step : request.step, updates);
     }
 
     // What the update of a dead process left is put back.
@@ -392,14 +385,11 @@ class Update : public Operation {
     }
 
   private:
-    [[noreturn]] void refuse_half_loaded(const RoundState& round, const std::string& what) {
-        const auto at = static_cast<uint32_t>(round.holder.participant);
-        throw Error(Failure::kFailedPrecondition,
-                    what + (round_is_open(round)
-                                ? ": pid " + std::to_string(load_relaxed(segment_.presence().table()[at].pid)) +
-                                      " is loading a checkpoint into them"
-                                : ": the load of a checkpoint into them has not come to its end, so they and "
-                                  "their accumulator may be of different steps; load it again"));
+    [[noreturn]] static void refuse_half_loaded() {
+        throw Error(
+            Failure::kFailedPrecondition,
+            "These parameters take no update: the process that loaded a checkpoint into them died before "
+            "the end, so they and their accumulator may be of different steps; load it again");
     }
     [[noreturn]] void deadline_exceeded() {
         throw Error(

@@ -304,7 +304,7 @@ class RoundSession {
         if (state.round % Lane::kSmallRounds == 0) trim();
         ++state.round;
         state.holder = {};
-        state.final = {};
+        state.final = {kNotFinal, 0, 0, 0, state.final.parameters};
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }

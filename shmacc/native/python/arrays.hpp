@@ -260,7 +260,7 @@ class MappedArrays {
         const Config& config = segment.config();
         std::string name = "Array '" + (*segment.specs())[place.first].name + "' of " +
                            (config.kind == kParameters ? "parameters '" : "shared arrays '") +
-                           std::string(config.name, config.name_length) + "'";
+                           name_of(config) + "'";
         std::shared_ptr<ArrayMapping> made;
         {
             WithoutGil released;

@@ -34,7 +34,7 @@ inline nb::dict describe(const MemberSpec& member) {
 // specs: with the set of contributors, which is not described.
 inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
     nb::dict out = new_dict();
-    out["name"] = std::string(config.name, config.name_length);
+    out["name"] = name_of(config);
     out["kind"] = config.kind;
     out["reduction"] = config.reduction;
     out["lanes"] = config.lanes;

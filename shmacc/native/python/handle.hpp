@@ -3,6 +3,8 @@
 // depends on them.
 #pragma once
 
+#include <deque>
+
 #include "python/description.hpp"
 #include "python/failure.hpp"
 #include "python/incoming.hpp"
@@ -57,6 +59,22 @@ class Handle {
     }
 
   public:
+    // An operation on what several handles have, none of whose locks is held while it waits.
+    template <class Call>
+    static void run_on(const std::vector<Handle*>& handles, Call call) {
+        WithoutGil released;
+        class All : public Interruption {
+          public:
+            void check() override {
+                for (Waiting& each : waits) each.check();
+            }
+            bool ends_sleep() const override { return waits.front().ends_sleep(); }
+            std::deque<Waiting> waits;
+        } all;
+        for (const Handle* handle : handles) all.waits.emplace_back(released, *handle);
+        call(all);
+    }
+
     // own_names: segment and semaphore, if they are removed with this handle (private, or unlink_on_close).
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
@@ -167,16 +185,6 @@ class Handle {
         ApplyRequest request = of_terms(local_step, terms);
         return with_members(*segment, members, request, [&](Apply& act) { return act.apply(request); });
     }
-    // members, and terms, of all that is to be there.
-    void restore(const nb::list& members, int64_t step, nb::handle terms) {
-        const OpenSegment::Use segment = attached();
-        ApplyRequest request = of_terms(step, terms);
-        with_members(*segment, members, request, [&](Apply& act) {
-            act.restore(request, step);
-            return true;
-        });
-    }
-
     bool drop_if_stale(int64_t local_step, int64_t gradients, std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
         return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
@@ -266,6 +274,9 @@ class Handle {
     }
     int64_t advance_step(int64_t step) {
         return run<Step>([&](Step& act) { return act.advance_step(step); });
+    }
+    bool belong_to(uint64_t parameters) {
+        return run<Step>([&](Step& act) { return act.belong_to(parameters); });
     }
     void unseal() {
         run<Step>([&](Step& act) {

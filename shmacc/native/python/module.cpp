@@ -300,7 +300,6 @@ NB_MODULE(_core, m) {
              nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
              nb::arg("terms").none())
-        .def("restore", &Handle::restore, nb::arg("members"), nb::arg("step"), nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())
         .def("take",
@@ -318,6 +317,7 @@ NB_MODULE(_core, m) {
         .def("give_up_round", &Handle::give_up_round, nb::arg("serial"))
         .def("set_step", &Handle::set_step, nb::arg("step"))
         .def("advance_step", &Handle::advance_step, nb::arg("step"))
+        .def("belong_to", &Handle::belong_to, nb::arg("parameters"))
         .def("unseal", &Handle::unseal)
         .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none(),
              nb::arg("raise_departures"), nb::arg("caller").none())
@@ -368,9 +368,7 @@ NB_MODULE(_core, m) {
 
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
           nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
-    m.def("restore_parameters", &restore_parameters, nb::arg("handle"), nb::arg("step"), nb::arg("changes"),
-          nb::arg("updates"), nb::arg("begins_load"));
-    m.def("end_load", &end_load, nb::arg("handle"));
+    m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"));
     m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("timeout").none());
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());

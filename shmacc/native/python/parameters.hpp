@@ -4,6 +4,7 @@
 // Python cannot change meanwhile (arrays.py: row_numbers). Values may change: any bytes are valid numbers.
 #pragma once
 
+#include "operations/load.hpp"
 #include "python/handle.hpp"
 
 namespace shmacc {
@@ -78,24 +79,39 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
     }
 }
 
-// begins_load: updates are refused until `end_load`.
-inline void restore_parameters(Handle& handle, int64_t step, const nb::list& changes,
-                               const std::vector<int64_t>& updates, bool begins_load) {
-    const OpenSegment::Use segment = handle.attached();
-    const IncomingChanges incoming(*segment, changes);
-    if (updates.size() != segment->config().members)
-        throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
-    const UpdateRequest request{step, incoming.get(), kForever};
-    handle.update([&](Update& act) {
-        act.restore(request, updates, begins_load ? Load::kBegins : Load::kNone);
-        return true;
-    });
-}
-
-inline void end_load(Handle& handle) {
-    handle.update([&](Update& act) {
-        act.restore({0, {}, kForever}, {}, Load::kEnds);
-        return true;
+// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), both of
+// `Handle::apply_group`. No segment is named twice.
+inline void load_segments(const nb::list& parameters, const nb::list& accumulators) {
+    std::vector<Handle*> handles;
+    std::vector<OpenSegment::Use> uses;
+    const auto attached = [&](const nb::handle& item) {
+        handles.push_back(&nb::cast<Handle&>(item[0]));
+        return &*uses.emplace_back(handles.back()->attached());
+    };
+    std::vector<std::unique_ptr<IncomingChanges>> changes;
+    std::vector<Load::Arrays> arrays;
+    for (const nb::handle item : parameters) {
+        OpenSegment* const segment = attached(item);
+        changes.push_back(std::make_unique<IncomingChanges>(*segment, nb::list(item[2])));
+        arrays.push_back({segment, nb::cast<int64_t>(item[1]), changes.back()->get(),
+                          nb::cast<std::vector<int64_t>>(item[3])});
+        if (arrays.back().updates.size() != segment->config().members)
+            throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
+    }
+    std::vector<std::unique_ptr<Arrivals>> arrivals;
+    std::vector<Load::Gradients> gradients;
+    for (const nb::handle item : accumulators) {
+        OpenSegment* const segment = attached(item);
+        arrivals.push_back(std::make_unique<Arrivals>(*segment->specs(), nb::list(item[2])));
+        const auto step = nb::cast<int64_t>(item[1]);
+        gradients.push_back({segment, step, of_terms(step, item[3])});
+        gradients.back().request.members = arrivals.back()->gradients().data();
+        gradients.back().request.member_count = arrivals.back()->gradients().size();
+    }
+    Handle::run_on(handles, [&](Interruption& interruption) {
+        for (const auto& each : arrivals)
+            for (MemberGradient* gradient : each->gradients()) gradient->sort();
+        Load(std::move(arrays), std::move(gradients), interruption).run();
     });
 }
 

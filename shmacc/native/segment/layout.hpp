@@ -235,6 +235,8 @@ struct Config {
 
 constexpr int64_t kUnbounded = INT64_MAX;
 
+inline std::string name_of(const Config& config) { return std::string(config.name, config.name_length); }
+
 // Members, and the set of contributors.
 constexpr uint32_t tables_of(const Config& config) { return config.members + 1; }
 constexpr uint32_t regions_of_lane(const Config& config) {
@@ -267,7 +269,7 @@ struct FinalRound {
     uint64_t serial;  // of the round's block that got there
     uint64_t pid;  // of its process
     int64_t since_ns;  // CLOCK_REALTIME; when the update began
-    uint64_t parameters;  // Config::token of theirs
+    uint64_t parameters;  // Config::token of theirs. Stays with later rounds, also while there is no update; 0: none yet
 };
 
 // What concerns all lanes: changed by the owner of all their locks. Kept twice; see commit.hpp.

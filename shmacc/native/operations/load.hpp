@@ -1,0 +1,125 @@
+// Loads: what segments contain is replaced, that of several as one.
+//
+// A load has the locks of all its segments from the first change to the last: those of parameters first, as an update
+// has them, then those of accumulators, each in order of token. So two loads do not mix, and do not wait for each other
+// for ever. All that can fail comes before the first commit: the gradients are put in under each lane's journal, and
+// the parameters' journals are written. What fails there is undone. No signal handler runs while a lock is held, and
+// nothing throws after the first commit. So only a death can end a load half way, and the commits are in this order:
+//
+//   1  RoundState of all parameters: marked as being loaded (RoundState::sealed), with the process that loads
+//   2  RoundState and lane of each of the parameters: its arrays
+//   3  each accumulator: its gradients, which ends its round
+//   4  RoundState of each of the parameters: no mark
+//
+// A single segment has one commit, 2 or 3, and no mark. Each instant of death:
+//   before 1            nothing has changed. Gradients put in are undone by the lanes' next owners.
+//   between 1 and 4     marked parameters take no update and are not saved. Loading once more makes all of it whole.
+//                       Without the mark, parameters of an older step would take the update of a round that is not
+//                       of theirs, since steps may be skipped.
+//   in 4                all of it is in; what is still marked is loaded again.
+// Rounds of accumulators can be consumed meanwhile by blocks that update nothing.
+#pragma once
+
+#include <deque>
+
+#include "operations/apply.hpp"
+#include "operations/update.hpp"
+
+namespace shmacc {
+
+class Load {
+  public:
+    // All arrays of parameters, their slots, and how often each was updated, as of `step`.
+    struct Arrays {
+        OpenSegment* segment;
+        int64_t step;
+        std::vector<ArrayChange> changes;
+        std::vector<int64_t> updates;
+    };
+    // All that an accumulator has at `step`; its members are sorted.
+    struct Gradients {
+        OpenSegment* segment;
+        int64_t step;
+        ApplyRequest request;
+    };
+
+    Load(std::vector<Arrays> arrays, std::vector<Gradients> gradients, Interruption& interruption)
+        : arrays_(std::move(arrays)), gradients_(std::move(gradients)), interruption_(interruption) {
+        std::sort(arrays_.begin(), arrays_.end(), by_token<Arrays>);
+        std::sort(gradients_.begin(), gradients_.end(), by_token<Gradients>);
+    }
+
+    void run() {
+        std::deque<ActivityScope> activities;
+        for (const Arrays& each : arrays_) activities.emplace_back(*each.segment, kWaitsForLock);
+        for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
+        OpenSegment* busy = arrays_.empty() ? gradients_.front().segment : arrays_.front().segment;
+        while (busy) {
+            {  // its lock may be long in coming, so no other one is held meanwhile
+                HeldLocks wait(*busy);
+                wait.acquire_all(kForever, interruption_);
+            }
+            busy = replace_if_free(activities);
+        }
+    }
+
+  private:
+    template <class Part>
+    static bool by_token(const Part& one, const Part& other) {
+        return one.segment->config().token < other.segment->config().token;
+    }
+
+    // The segment whose lock could not be had at once; null: it is done.
+    OpenSegment* replace_if_free(std::deque<ActivityScope>& activities) {
+        Uninterrupted uninterrupted;
+        std::deque<ArraysSession> parameters;
+        std::deque<ApplySession> accumulators;
+        for (const Arrays& each : arrays_) {
+            parameters.emplace_back(*each.segment, soon(), uninterrupted);
+            if (!parameters.back().held()) return each.segment;
+        }
+        for (const Gradients& each : gradients_) {
+            accumulators.emplace_back(*each.segment, std::nullopt, true, soon(), uninterrupted);
+            if (!accumulators.back().held()) return each.segment;
+        }
+        for (ActivityScope& activity : activities) activity.now(kUpdates);
+        prepare(parameters, accumulators);
+
+        const bool marks = arrays_.size() + gradients_.size() > 1;
+        for (ArraysSession& session : parameters) marks ? session.mark() : session.forget_mark();
+        for (size_t i = 0; i < arrays_.size(); ++i) {
+            parameters[i].change(arrays_[i].changes);
+            parameters[i].keep_no_journal();
+            parameters[i].commit(arrays_[i].step, arrays_[i].updates);
+        }
+        for (size_t i = 0; i < gradients_.size(); ++i)
+            Apply(*gradients_[i].segment, uninterrupted).commit_replaced(accumulators[i]);
+        if (marks)
+            for (ArraysSession& session : parameters) session.unmark();
+        return nullptr;
+    }
+    // If this throws, nothing has changed.
+    void prepare(std::deque<ArraysSession>& parameters, std::deque<ApplySession>& accumulators) {
+        Uninterrupted uninterrupted;
+        size_t put = 0, prepared = 0;
+        try {
+            for (; put < gradients_.size(); ++put)
+                Apply(*gradients_[put].segment, uninterrupted)
+                    .replace(accumulators[put], gradients_[put].request, gradients_[put].step);
+            for (; prepared < arrays_.size(); ++prepared)
+                parameters[prepared].prepare(arrays_[prepared].changes);
+        } catch (...) {
+            for (size_t i = 0; i < put; ++i) accumulators[i].roll_back();
+            for (size_t i = 0; i < std::min(prepared + 1, arrays_.size()); ++i)
+                parameters[i].give_journal_back();
+            throw;
+        }
+    }
+    static int64_t soon() { return monotonic_ns() + HeldLocks::kSlice; }
+
+    std::vector<Arrays> arrays_;
+    std::vector<Gradients> gradients_;
+    Interruption& interruption_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,125 @@
+"""Parameters and the group of their gradients belong together: neither is used with others.
+
+Parameters that are new, beside a group that an earlier run left, would take gradients that were
+computed from the old ones, or none at all if that run was finished.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc import AccumulatorGroup, Parameters, TensorSpec, errors, optim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PARAMS, GROUP = "model.params", "model.grads"
+
+
+@pytest.fixture(autouse=True)
+def _unlinked() -> Iterator[None]:
+    yield
+    for name in (PARAMS, GROUP):
+        with shmacc.attach(name) as left:
+            left.unlink()
+
+
+def made(rows: int = 3, **how: Any) -> Parameters:
+    """Parameters of so many rows."""
+    return Parameters({"w": np.zeros(rows)}, PARAMS, optimizer=optim.SGD(1.0), **how)
+
+
+def run(params: Parameters, group: AccumulatorGroup, rounds: int) -> None:
+    """Train for so many rounds, and leave a gradient."""
+    for _ in range(rounds):
+        group.apply({"w": np.ones(3)}, group.global_step)
+        with group.round(1) as taken:
+            assert params.update(taken)
+    group.apply({"w": np.ones(3)}, group.global_step)
+
+
+def both_named() -> Any:
+    """The error that names both."""
+    return pytest.raises(errors.FailedPreconditionError, match=rf"{GROUP}'.*than '{PARAMS}'")
+
+
+@pytest.mark.parametrize("rounds", [0, 6])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_group_of_replaced_parameters_is_refused_by_its_constructor(
+    rounds: int, rows: int
+) -> None:
+    with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
+        run(params, group, rounds)
+    with made(rows, if_exists="replace") as params:
+        specs = params.member_specs() if rows == 3 else {"w": params.member_specs()["w"]}
+        if rows == 3:
+            with both_named():
+                AccumulatorGroup(specs, GROUP)
+        else:
+            with pytest.raises(errors.InvalidArgumentError, match="shape of member 'w'"):
+                AccumulatorGroup(specs, GROUP)
+        with AccumulatorGroup(specs, GROUP, if_exists="replace") as group:
+            group.apply({"w": np.ones(rows)}, 0)
+            with group.round(1) as taken:
+                assert params.update(taken)
+
+
+def test_of_a_finished_run_too() -> None:
+    """Its loop would end at once, and train nothing."""
+    with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
+        run(params, group, 2)
+        group.finish()
+    with made(if_exists="replace") as params, both_named():
+        AccumulatorGroup(params.member_specs(), GROUP)
+
+
+@pytest.mark.parametrize("call", [Parameters.update, Parameters.skip])
+@pytest.mark.parametrize("specs", ["member_specs", "specs of its own"])
+def test_an_update_refuses_a_group_of_others(
+    call: Callable[[Parameters, Any], bool], specs: str
+) -> None:
+    """However the group was opened."""
+    with made() as params:
+        own = params.member_specs() if specs == "member_specs" else {"w": TensorSpec((3,), "f8")}
+        with AccumulatorGroup(own, GROUP) as group:
+            run(params, group, 1)
+    with (
+        made(if_exists="replace") as params,
+        AccumulatorGroup.attach(GROUP) as group,
+        group.round(1) as taken,
+    ):
+        with both_named():
+            call(params, taken)
+        assert (params.step, params["w"].tolist()) == (0, [0.0] * 3)
+
+
+def test_a_group_that_nothing_was_put_into_belongs_to_whoever_comes() -> None:
+    """A program that was started in vain and is started again."""
+    for _ in range(2):
+        with made(if_exists="replace") as params:
+            AccumulatorGroup(params.member_specs(), GROUP).close()
+    with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
+        run(params, group, 1)
+    with (
+        made() as params,
+        AccumulatorGroup(params.member_specs(), GROUP) as group,
+        group.round(1) as taken,
+    ):
+        assert params.update(taken)
+
+
+def test_a_checkpoint_of_both_brings_others_together(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
+        run(params, group, 2)
+        shmacc.save(path, {"params": params, "group": group})
+    with made(if_exists="replace") as params, AccumulatorGroup.attach(GROUP) as group:
+        shmacc.load(path, {"params": params, "group": group})
+        with group.round(1) as taken:
+            assert params.update(taken)
+        assert params["w"].tolist() == [-3.0] * 3
