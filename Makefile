@@ -33,8 +33,8 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_num
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
 SOAK_SECONDS ?= 600
 
-.PHONY: help compare demo test test-all smoke smoke-sid test-lowest environment-lowest test-home test-ray bench-ray demo-ray simulate lint coverage dist docs model litmus \
-	soak soak-ray asan tsan aarch64 bench pictures alerts reference pins clean
+.PHONY: help demo test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
+	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench alerts reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -42,22 +42,11 @@ help: ## this list
 demo: $(VENV)/.plot ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo/demo.py $(DEMO)
 
-demo-ray: .venv-ray/.installed ## the demo on three nodes of a Ray cluster on this machine
-	.venv-ray/bin/python tools/demo/demo_ray.py $(DEMO_RAY)
-
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
 
-test-all: ## the same under every Python from 3.11 on that is found; an hour
-	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
-		$(MAKE) --no-print-directory test PYTHON=$$python; done
-
 smoke: $(VENV)/.tested ## about 300 of the tests
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(SMOKE)
-
-smoke-sid: ## the smoke under every Python of Debian's unstable release (needs root and Debian)
-	bash tools/chores/sid.sh sh -c 'set -e; for python in $$(python3 tools/chores/interpreters.py); do \
-		make --no-print-directory smoke PYTHON=$$python; done'
 
 test-lowest: ## tests with the lowest versions of other packages that pyproject.toml allows
 	$(MAKE) --no-print-directory smoke $(LOWEST) SMOKE='$(NEEDS)'
@@ -97,7 +86,6 @@ docs: .venv-docs/.installed ## build the documentation site into build/docs; eve
 	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env \
 		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
 	.venv-docs/bin/python tools/chores/links.py build/docs
-	.venv-docs/bin/python tools/chores/built_site.py build/docs
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
@@ -139,13 +127,11 @@ compare: .venv-bench/.installed ## train a model by each way that one chooses be
 bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
 	.venv-bench/bin/python tools/bench/bench.py run --output build/bench.md $(BENCH)
 
-pictures: $(VENV)/.test ## make the documentation's pictures of shmacc-inspect from a real run
-	$(BIN)/python tools/inspect/pictures.py
-
 alerts: $(VENV)/.test ## hold the alert rules to real jobs, scraped by a real Prometheus (needs prometheus)
 	$(BIN)/python tools/inspect/try_alerts.py $(ALERTS)
 
-reference: $(VENV)/.test ## write the JSON schema and the manual page of shmacc-inspect anew
+reference: $(VENV)/.test ## write the JSON schema, manual page and pictures of shmacc-inspect anew
+	$(BIN)/python tools/inspect/pictures.py
 	$(BIN)/python tools/inspect/reference.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import nbformat
 import pytest
 from helpers.support import until
 from jupyter_core.utils import run_sync
@@ -18,7 +16,6 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 import shmacc
-from notebook import PAGE, made_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,24 +132,3 @@ def test_a_restarted_kernel_finds_the_name_or_replaces_it(notebook: Notebook, no
         notebook.run(f"acc = shmacc.ConditionalAccumulator('f8', (), 'run'{make})")
         assert notebook.run("print(acc.num_accumulated())") == ("0" if make else "1")
     notebook.run("acc.unlink(); acc.close()")
-
-
-def test_the_tutorials_notebook_prints_what_it_shows(tmp_path: Path) -> None:
-    shown = nbformat.reads(made_of(PAGE.read_text(encoding="utf-8")), as_version=4)
-    client = NotebookClient(
-        copy.deepcopy(shown),
-        timeout=SECONDS,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    executed = client.execute(env=os.environ | {"TMPDIR": str(tmp_path)})
-    assert [_printed(cell) for cell in executed.cells] == [_printed(cell) for cell in shown.cells]
-    assert any(map(_printed, shown.cells))
-
-
-def _printed(cell: Any) -> str:
-    """What it wrote to stdout, but for the name of a file that it has written."""
-    if cell.source.startswith("%%writefile"):
-        return ""
-    outputs = [output for output in cell.get("outputs", ()) if output.get("name") == "stdout"]
-    return "".join(output["text"] for output in outputs)

@@ -14,7 +14,6 @@ import pytest
 from pygments.styles import get_style_by_name
 from pygments.token import Whitespace
 
-import built_site
 import links
 import shmacc
 from shmacc import errors
@@ -175,34 +174,3 @@ def test_the_search_ranks_pages_by_their_section() -> None:
             )
     assert all(first.match(page) for page in sections["Concepts"])
     assert first.match("docs/tutorial")
-
-
-def test_what_a_built_site_lacks_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (
-        "<title>A page - shmacc 1.2</title>"
-        '<meta name="description" content="Words enough for a search.">'
-        '<link rel="shortcut icon" href="icon.svg"><a class="next-page" href="b.html">'
-    )
-    (tmp_path / "README.html").write_text(page)
-    (tmp_path / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">')
-    for name in ("alerts.yml", "schema-2.json", "raycluster.yaml", "slurm.sh"):
-        (tmp_path / "_downloads" / name).mkdir(parents=True)
-        (tmp_path / "_downloads" / name / name).touch()
-    assert list(built_site.faults(tmp_path, "1.2")) == []
-
-    (tmp_path / "README.html").write_text("<title>A page</title>")
-    (tmp_path / "_downloads" / "slurm.sh" / "slurm.sh").unlink()
-    (tmp_path / "docs" / "site").mkdir(parents=True)
-    assert list(built_site.faults(tmp_path, "1.2")) == [
-        "README.html has no description",
-        "README.html has no icon",
-        "README.html has no version",
-        "README.html has no button that leads to the next page",
-        "docs/site is no part of the documentation",
-        "slurm.sh cannot be downloaded",
-    ]
-    monkeypatch.setattr(sys, "argv", ["built_site.py", str(tmp_path)])
-    assert built_site.main() == 1
-    assert "README.html has no icon" in capsys.readouterr().err
