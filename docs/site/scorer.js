@@ -2,7 +2,7 @@
 // A word in a title of the latter counts less than one in another page's text.
 const FIRST = /^docs\/(tutorial|guide|training|concepts\/)/;
 const LAST =
-  /^(docs\/(trust|performance|simulation|hazards|README|architecture)|shmacc\/|tools\/|CONTRIBUTING|SECURITY|CHANGELOG)/;
+  /^(docs\/(trust|performance|simulation|hazards|testing|README|architecture)|shmacc\/|tools\/|CONTRIBUTING|SECURITY|CHANGELOG)/;
 
 // The numbers are Sphinx's own.
 var Scorer = {
