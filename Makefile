@@ -97,7 +97,7 @@ test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several no
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
 
 simulate: $(VENV)/.installed ## simulate rounds over up to 300 hosts, and print tables
-	$(BIN)/python tools/multihost/simulate.py $(SIMULATE)
+	$(BIN)/python tools/multihost/simulate.py
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
 	.venv-ray/bin/python -P tools/multihost/ray_bench.py $(BENCH_RAY)

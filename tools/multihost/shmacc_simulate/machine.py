@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second that one process gets done, of the work on rows (`rates.py` measures them).
+    """Bytes a second that one process gets done, of the work on rows.
 
     Attributes:
         seal: A forwarder copies what its segment has, divided among the shards.
@@ -44,9 +44,9 @@ class Machine:
     retry: float = 0.2
 
 
-# `tools/multihost/simulate.py --rates` printed these on the machine of docs/many-hosts.md, and
-# `make bench-ray` there `owner_call` and the bandwidth: 870 reports a second; and, in 125 ms by
-# bare Ray calls, half of each host's 50.5 MB to the other one, then half of 91.5 MB to the chief.
+# Measured on the machine of docs/many-hosts.md; `owner_call` and the bandwidth by `make bench-ray`:
+# 870 reports a second; and, in 125 ms by bare Ray calls, half of each host's 50.5 MB to the other
+# one, then half of 91.5 MB to the chief.
 MEASURED: Final = Machine(
     bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.125,
     latency=0.0,

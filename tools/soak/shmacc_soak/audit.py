@@ -6,8 +6,9 @@ counters what the library reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -46,113 +47,45 @@ class Toll:
     failed: int = 0
 
 
+FAULTS: Final = {
+    "torn": "gradients in some of their members only, and members or parameters with other sums",
+    "lost": "accepted gradients that are nowhere",
+    "doubled": "gradients that were taken more than once",
+    "repeated": "contributors that were in a round twice",
+    "misplaced": "gradients in a round they cannot belong to, or that were refused and are there",
+    "updated twice": "rounds in the parameters twice, or skipped and in them",
+    "not updated": "rounds that are not in the parameters",
+    "miscounted": "counters of the library that disagree with the books",
+    "mistold": "campaigns in which more deaths and failures were told than there were, or fewer",
+    "failed": "processes that ended with an error, or did not end",
+}
+"""All these must be 0."""
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a campaign came to.
 
     Attributes:
-        kills: Processes killed; of these,
-        in_applies: so many in an apply,
-        in_blocks: so many in the block of a round that they had noted.
-        stops: Processes stopped for a while.
-        applies: Gradients that were accepted, as their workers know.
-        again: How often one with a contributor was applied once more, mostly after a kill in that.
-        unanswered_in: Gradients that are in, while no worker ever learned it.
-        refused: Gradients that were refused, as their workers know.
-        takes: Takes and rounds, as the counters say; of these,
-        takes_died: so many with a taker that was killed before it could note what it got.
-        given_up: Rounds whose block raised.
-        snapshots: Snapshots that were looked at.
-        restores: States that were restored.
-        rounds: Rounds that are in the parameters of the training campaigns.
-        updates: Updates of parameters that were made there, also those that a load took back.
-        in_updates: Processes killed in one.
-        found_in: Updates that were in already: their chief had died, or raised, after them.
-        saves: Files that were saved.
-        loads: Files that were loaded.
-        cut_loads: Processes killed in that.
-        refused_loading: Updates that were refused because of a load.
-        told_dead: Deaths of workers that a take was told of.
-        told_failed: Failures likewise.
-        mistold: Campaigns in which more were told of than there were, or fewer.
-        torn: Gradients in some of their members only, and members that are not their sum; snapshots
-            of parameters that are not those of one process alone at that step.
-        lost: Accepted gradients that are nowhere; rounds in the parameters without one of theirs.
-        doubled: Gradients that were taken more than once; rounds in the parameters with one twice.
-        updated_twice: Rounds that are in the parameters twice, or were skipped and are.
-        not_updated: Rounds that are not in the parameters.
-        repeated: Contributors that were in a round twice.
-        misplaced: Gradients in a round they cannot belong to, or that were refused and are there.
-        miscounted: Disagreements of the library's counters with the books.
-        failed: Processes that ended with an error.
-        longest_attach: Seconds, of any living process.
-        longest_apply: Seconds.
-        longest_take: Seconds, those included in which there were not enough gradients.
+        counts: By what was counted: the faults, and what was done.
+        longest: The longest waits of living processes, in seconds, by what they waited for.
     """
 
-    kills: int = 0
-    in_applies: int = 0
-    in_blocks: int = 0
-    stops: int = 0
-    applies: int = 0
-    again: int = 0
-    unanswered_in: int = 0
-    refused: int = 0
-    takes: int = 0
-    takes_died: int = 0
-    given_up: int = 0
-    snapshots: int = 0
-    restores: int = 0
-    rounds: int = 0
-    updates: int = 0
-    in_updates: int = 0
-    found_in: int = 0
-    saves: int = 0
-    loads: int = 0
-    cut_loads: int = 0
-    refused_loading: int = 0
-    told_dead: int = 0
-    told_failed: int = 0
-    mistold: int = 0
-    torn: int = 0
-    lost: int = 0
-    doubled: int = 0
-    updated_twice: int = 0
-    not_updated: int = 0
-    repeated: int = 0
-    misplaced: int = 0
-    miscounted: int = 0
-    failed: int = 0
-    longest_attach: float = 0.0
-    longest_apply: float = 0.0
-    longest_take: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    longest: dict[str, float] = field(default_factory=dict)
 
     @property
     def faults(self) -> int:
-        """All that must be 0."""
-        wrong = self.torn + self.lost + self.doubled + self.repeated + self.misplaced
-        wrong += self.updated_twice + self.not_updated
-        return wrong + self.miscounted + self.mistold + self.failed
-
-    @property
-    def longest(self) -> float:
-        """The longest wait of any living process."""
-        return max(self.longest_attach, self.longest_apply, self.longest_take)
+        """Return the number of all faults."""
+        return sum(self.counts[fault] for fault in FAULTS)
 
     def __add__(self, other: Findings) -> Findings:
-        """Those of two campaigns."""
-        return Findings(
-            **{
-                field.name: (max if field.name.startswith("longest") else _plus)(
-                    getattr(self, field.name), getattr(other, field.name)
-                )
-                for field in fields(Findings)
-            }
-        )
-
-
-def _plus(a: int, b: int) -> int:
-    return a + b
+        """Return those of two campaigns."""
+        counts, longest = self.counts.copy(), dict(self.longest)
+        counts.update(other.counts)
+        for what, seconds in other.longest.items():
+            longest[what] = max(seconds, longest.get(what, 0.0))
+        return Findings(counts, longest)
 
 
 def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
@@ -212,7 +145,6 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
         not np.any(members[: stats.global_step] < noted),
     ]
     tally = {what: int(books.tally[what].sum()) for what in Tally}
-    longest = {doing: float(books.longest[doing].max()) for doing in Doing}
     # What was told to a taker that was killed before it could note it, nobody knows.
     dead, failures = toll.surely_gone, tally[Tally.FAILED]
     told_all = tally[Tally.TOLD_DEAD] >= dead and tally[Tally.TOLD_FAILED] >= failures
@@ -221,34 +153,37 @@ def audit(books: Books, stats: Stats, toll: Toll) -> Findings:
         and tally[Tally.TOLD_FAILED] <= failures
         and (told_all or toll.unheard > 0)
     )
-    return Findings(
-        kills=toll.kills,
-        in_applies=toll.in_applies,
-        in_blocks=toll.in_blocks,
-        stops=toll.stops,
-        applies=int(np.count_nonzero(accepted)),
-        again=attempts - int(np.count_nonzero(fate)),
-        unanswered_in=int(np.count_nonzero(unanswered & seen)),
-        refused=int(np.count_nonzero(refused)),
-        takes=stats.takes,
-        takes_died=len(died),
-        given_up=tally[Tally.GIVEN_UP],
-        snapshots=tally[Tally.SNAPSHOTS],
-        restores=tally[Tally.RESTORES],
-        told_dead=tally[Tally.TOLD_DEAD],
-        told_failed=tally[Tally.TOLD_FAILED],
-        mistold=tally[Tally.MISTOLD] + (not told_right),
-        torn=tally[Tally.TORN],
-        lost=lost,
-        doubled=tally[Tally.DOUBLED],
-        repeated=tally[Tally.REPEATED],
-        misplaced=int(np.count_nonzero(misplaced)),
-        miscounted=tally[Tally.MISREPORTED] + checks.count(False),
-        failed=toll.failed,
-        longest_attach=longest[Doing.ATTACH],
-        longest_apply=longest[Doing.APPLY],
-        longest_take=longest[Doing.TAKE],
-    )
+    counts = {
+        "processes killed": toll.kills,
+        "  in an apply": toll.in_applies,
+        "  in the block of a round": toll.in_blocks,
+        "processes stopped for a while": toll.stops,
+        "gradients accepted": int(np.count_nonzero(accepted)),
+        "gradients refused as stale": int(np.count_nonzero(refused)),
+        "contributors applied again": attempts - int(np.count_nonzero(fate)),
+        "gradients in whose worker never learned it": int(np.count_nonzero(unanswered & seen)),
+        "takes and rounds": stats.takes,
+        "  that died with their taker": len(died),
+        "rounds given up": tally[Tally.GIVEN_UP],
+        "snapshots looked at": tally[Tally.SNAPSHOTS],
+        "states restored": tally[Tally.RESTORES],
+        "deaths of workers that were told": tally[Tally.TOLD_DEAD],
+        "failures of workers that were told": tally[Tally.TOLD_FAILED],
+        "torn": tally[Tally.TORN],
+        "lost": lost,
+        "doubled": tally[Tally.DOUBLED],
+        "repeated": tally[Tally.REPEATED],
+        "misplaced": int(np.count_nonzero(misplaced)),
+        "miscounted": tally[Tally.MISREPORTED] + checks.count(False),
+        "mistold": tally[Tally.MISTOLD] + (not told_right),
+        "failed": toll.failed,
+    }
+    longest = {
+        f"to {doing.name.lower()}": float(books.longest[doing].max())
+        for doing in Doing
+        if doing is not Doing.NOTHING
+    }
+    return Findings(Counter(counts), longest)
 
 
 def _end(entries: Numbers) -> int:

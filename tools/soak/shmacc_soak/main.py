@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shmacc import testing
-from shmacc_soak.audit import Findings
+from shmacc_soak.audit import FAULTS, Findings
 from shmacc_soak.campaign import Campaign, Effort
 from shmacc_soak.plans import plans
 from shmacc_soak.training import Training
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(_table(total))
     if leaked:
         print(f"left in /dev/shm: {leaked}", file=sys.stderr)
-    return 1 if total.faults or total.longest > asked.patience or leaked else 0
+    return 1 if total.faults or _longest(total) > asked.patience or leaked else 0
 
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:
@@ -84,53 +84,22 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _in_words(found: Findings) -> str:
-    return (
-        f"{found.kills} kills, {found.applies} applies, {found.takes} takes, "
-        f"{found.faults} faults, longest wait {found.longest * 1e3:.0f} ms"
-    )
+    said = ("processes killed", "gradients accepted", "takes and rounds")
+    numbers = "".join(f"{what} {found.counts[what]}, " for what in said)
+    return f"{numbers}faults {found.faults}, longest wait {_longest(found) * 1e3:.0f} ms"
+
+
+def _longest(found: Findings) -> float:
+    return max(found.longest.values(), default=0.0)
 
 
 def _table(found: Findings) -> str:
-    numbers = [
-        ("processes killed", found.kills),
-        ("  in an apply", found.in_applies),
-        ("  in the block of a round", found.in_blocks),
-        ("processes stopped for a while", found.stops),
-        ("gradients accepted", found.applies),
-        ("gradients refused as stale", found.refused),
-        ("contributors applied again", found.again),
-        ("gradients in whose worker never learned it", found.unanswered_in),
-        ("takes and rounds", found.takes),
-        ("  that died with their taker", found.takes_died),
-        ("rounds given up", found.given_up),
-        ("snapshots looked at", found.snapshots),
-        ("states restored", found.restores),
-        ("rounds in trained parameters", found.rounds),
-        ("updates of parameters", found.updates),
-        ("  that were in already", found.found_in),
-        ("  processes killed in one", found.in_updates),
-        ("files saved", found.saves),
-        ("files loaded", found.loads),
-        ("  processes killed in that", found.cut_loads),
-        ("  updates refused meanwhile", found.refused_loading),
-        ("deaths of workers that were told", found.told_dead),
-        ("failures of workers that were told", found.told_failed),
-        ("told wrongly", found.mistold),
-        ("torn", found.torn),
-        ("lost", found.lost),
-        ("doubled", found.doubled),
-        ("updated twice", found.updated_twice),
-        ("not updated", found.not_updated),
-        ("contributors twice in a round", found.repeated),
-        ("in a round of another step", found.misplaced),
-        ("counters that disagree", found.miscounted),
-        ("processes that failed", found.failed),
+    done = [what for what in found.counts if what not in FAULTS]
+    lines = [(what, f"{found.counts[what]:,}") for what in (*done, *FAULTS)]
+    lines += [
+        (f"longest wait {what}", f"{longest * 1e3:,.0f} ms")
+        for what, longest in found.longest.items()
     ]
-    waits = [
-        ("longest wait to attach", found.longest_attach),
-        ("longest wait to apply", found.longest_apply),
-        ("longest wait to take (gradients included)", found.longest_take),
-    ]
-    lines = [(what, f"{number:,}") for what, number in numbers]
-    lines += [(what, f"{longest * 1e3:,.0f} ms") for what, longest in waits]
-    return "\n".join(f"{what:<45}{figure:>15}" for what, figure in lines)
+    shown = [f"{what:<45}{figure:>15}" for what, figure in lines]
+    shown += [f"{what}: {means}" for what, means in FAULTS.items() if found.counts[what]]
+    return "\n".join(shown)

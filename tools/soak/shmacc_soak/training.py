@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections import Counter
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -282,24 +283,24 @@ class Training:
             group.unlink()
         counted = self._counted(arrays["ledger"][:step, 0])
         tally = {what: int(self._books.tally[what].sum()) for what in Tally}
-        return Findings(
-            kills=self._processes.kills,
-            stops=self._processes.stops,
-            rounds=step,
-            updates=tally[Tally.UPDATES],
-            in_updates=self._in_updates,
-            found_in=tally[Tally.FOUND_IN],
-            given_up=tally[Tally.RAISED],
-            snapshots=int(np.count_nonzero(self._books.digests)),
-            saves=tally[Tally.SAVES],
-            loads=tally[Tally.LOADS],
-            cut_loads=self._cut_loads,
-            refused_loading=tally[Tally.REFUSED],
-            torn=tally[Tally.TORN] + self._wrong(),
-            miscounted=int(miscounted),
-            failed=self._processes.failed,
-            **counted,
-        )
+        counts = {
+            "processes killed": self._processes.kills,
+            "processes stopped for a while": self._processes.stops,
+            "rounds given up": tally[Tally.RAISED],
+            "snapshots looked at": int(np.count_nonzero(self._books.digests)),
+            "rounds in trained parameters": step,
+            "updates of parameters": tally[Tally.UPDATES],
+            "  that were in already": tally[Tally.FOUND_IN],
+            "  processes killed in one": self._in_updates,
+            "files saved": tally[Tally.SAVES],
+            "files loaded": tally[Tally.LOADS],
+            "  processes killed in that": self._cut_loads,
+            "  updates refused meanwhile": tally[Tally.REFUSED],
+            "torn": tally[Tally.TORN] + self._wrong(),
+            "miscounted": int(miscounted),
+            "failed": self._processes.failed,
+        }
+        return Findings(Counter(counts | counted))
 
     def _counted(self, ledger: npt.NDArray[Any]) -> dict[str, int]:
         """Read the ledger: which rounds and gradients are in the parameters, and how often."""
@@ -312,8 +313,8 @@ class Training:
         others = (ledger != whole) & ~twice & ~never
         doubled = np.any([of_worker > 1 for of_worker in often], axis=0)
         return {
-            "updated_twice": int(np.count_nonzero(twice)),
-            "not_updated": int(np.count_nonzero(never)),
+            "updated twice": int(np.count_nonzero(twice)),
+            "not updated": int(np.count_nonzero(never)),
             "doubled": int(np.count_nonzero(others & doubled)),
             "lost": int(np.count_nonzero(others & ~doubled)),
         }
