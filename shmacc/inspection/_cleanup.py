@@ -309,15 +309,15 @@ def _leftover(
     used: float | None = None,
     private: bool = False,
 ) -> Leftover:
-    obstacle = _owners_only(status.st_uid) if removable else ""
+    obstacle = owners_only(status.st_uid) if removable else ""
     now = time.time()
     return Leftover(
         name=name,
         file_name=file_name,
         removable=removable and not obstacle,
         why=f"{why}; but {obstacle}" if obstacle else why,
-        age=now - created,
-        idle=now - (created if used is None else used),
+        age=max(0.0, now - created),  # a file's time is of the wall clock, which may be set back
+        idle=max(0.0, now - (created if used is None else used)),
         private=private,
         bytes_reserved=status.st_blocks * 512,
     )
@@ -330,7 +330,7 @@ def _check_removable(path: str) -> None:
         PermissionDeniedError: It may not.
     """
     try:
-        obstacle = _owners_only(os.stat(path, follow_symlinks=False).st_uid)
+        obstacle = owners_only(os.stat(path, follow_symlinks=False).st_uid)
     except FileNotFoundError:
         return
     if os.statvfs(names.SHM_DIRECTORY).f_flag & os.ST_RDONLY:
@@ -339,8 +339,11 @@ def _check_removable(path: str) -> None:
         raise PermissionDeniedError(f"{os.path.basename(path)}: {obstacle}")
 
 
-def _owners_only(owner: int) -> str:
-    """Anybody may make files in /dev/shm, and only their owners remove them (the sticky bit)."""
+def owners_only(owner: int) -> str:
+    """Return what keeps this process from removing a file of this owner; empty: nothing.
+
+    Anybody may make files in /dev/shm, and only their owners remove them (the sticky bit).
+    """
     allowed = os.geteuid() == owner or _may_act_as_owner()
     return "" if allowed else f"it belongs to uid {owner}"
 

@@ -52,6 +52,7 @@ class Event:
     """Something that happened.
 
     Attributes:
+        serial: Its number: events are counted from 1.
         kind: "died" (and its place was given to others), "failed", "cancelled", "sealed", or
             "recovered" (what a process had left half done when it died was undone).
         at: Seconds since the epoch.
@@ -62,6 +63,7 @@ class Event:
         reason: Of a process that failed: the exception, its type and text; else empty.
     """
 
+    serial: int
     kind: str
     at: float
     pid: int
@@ -168,6 +170,7 @@ def describe(name: str, look: Look | None = None) -> Description:
             ),
             events=tuple(
                 Event(
+                    serial=event["serial"],
                     kind=layout.EVENT_NAMES.get(event["kind"], "?"),
                     at=event["at_ns"] / 1e9,
                     pid=event["pid"],

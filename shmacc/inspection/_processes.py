@@ -5,8 +5,8 @@ lives (presence.hpp).
 """
 
 import contextlib
-import functools
 import os
+import time
 from dataclasses import dataclass
 
 from shmacc.inspection._openers import users_of_files
@@ -124,7 +124,8 @@ def _command(pid: int) -> str:
 
 def started(start_ticks: int) -> float:
     """Return the time of a process's start, from field 22 of its stat."""
-    return _boot_time() + start_ticks / os.sysconf("SC_CLK_TCK")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def others_are_visible() -> bool:
@@ -139,12 +140,3 @@ def _stat(pid: int) -> _Process:
     except OSError:
         return _HIDDEN
     return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), int(fields[_START_FIELD]))
-
-
-@functools.cache
-def _boot_time() -> float:
-    with open("/proc/stat", encoding="utf-8") as stat:
-        for line in stat:
-            if line.startswith("btime "):
-                return float(line.split()[1])
-    return 0.0

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import shmacc
+from shmacc import inspection
 from shmacc._layout import layout, names
 
 FILES: Final = json.loads(Path(__file__).with_name("segments_of_2_0.json").read_text())
@@ -37,6 +39,9 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
 def test_a_training_of_2_0_goes_on(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
+    for name in ("params", "group"):  # it kept the wall clock's times
+        made = datetime.fromtimestamp(inspection.describe(name).summary.created, UTC)
+        assert (made.year, made.month) == (2026, 11)
     with (
         shmacc.Parameters.attach("params") as params,
         shmacc.AccumulatorGroup.attach("group") as group,

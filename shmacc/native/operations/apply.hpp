@@ -292,7 +292,7 @@ class Apply : public Operation {
     // Before the commit: of a process that dies in between others are told (presence.hpp).
     void note_applied(const ApplySession& session, const ApplyRequest& request) {
         Participant& entry = segment_.presence().own();
-        store_relaxed(entry.applied_ns, wall_ns());
+        store_relaxed(entry.applied_ns, timestamp_ns());
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
     }

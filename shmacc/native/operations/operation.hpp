@@ -52,18 +52,24 @@ class ActivityScope {
     ActivityScope(OpenSegment& segment, Activity activity)
         : segment_(segment), entry_(segment.presence().own()) {
         now(activity);
-        store_relaxed(entry_.seen_ns, wall_ns());
+        store_relaxed(entry_.seen_ns, timestamp_ns());
     }
     ~ActivityScope() {
-        if (origin_.is_here() && segment_.reachable()) now(kIdle);
+        if (!origin_.is_here() || !segment_.reachable()) return;
+        if (waited_) store_relaxed(entry_.seen_ns, timestamp_ns());
+        now(kIdle);
     }
-    void now(Activity activity) { store_relaxed(entry_.activity, uint32_t{activity}); }
+    void now(Activity activity) {
+        waited_ = waited_ || (activity >= kWaitsInQueue && activity <= kWaitsForStep);
+        store_relaxed(entry_.activity, uint32_t{activity});
+    }
     Participant& entry() { return entry_; }
 
   private:
     OpenSegment& segment_;
     Participant& entry_;
     const Origin origin_;
+    bool waited_ = false;  // for others, which may take hours: only since its end the process is idle
 };
 
 // What a wait does when those are gone for whom it waits.

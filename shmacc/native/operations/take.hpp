@@ -253,7 +253,7 @@ class Take : public Operation {
         RoundState& state = session.state;
         check_step_can_advance(state);
         const Presence& presence = segment_.presence();
-        state.holder = {++state.opened, presence.index(), presence.token(), wall_ns()};
+        state.holder = {++state.opened, presence.index(), presence.token(), timestamp_ns()};
         copy.taken.serial = state.holder.serial;
         copy.taken.half_updated = state.final.phase == kUpdateBegun ? state.final.parameters : 0;
         segment_.own_round().opened(state.holder, request.loop_thread);

@@ -131,7 +131,7 @@ class ArraysSession {
     void mark() {
         const Presence& presence = segment_.presence();
         round.sealed = 1;
-        round.holder = {++round.opened, presence.index(), presence.token(), wall_ns()};
+        round.holder = {++round.opened, presence.index(), presence.token(), timestamp_ns()};
         segment_.round().commit(round);
     }
     void forget_mark() {
@@ -298,7 +298,7 @@ class UpdatedRound {
         return segment_.round().current();
     }
     void commit(RoundState& state, FinalPhase phase) {
-        if (state.final.phase == kNotFinal) state.final.since_ns = wall_ns();
+        if (state.final.phase == kNotFinal) state.final.since_ns = timestamp_ns();
         state.final.phase = phase;
         state.final.serial = serial_;
         state.final.pid = segment_.presence().own().pid;

@@ -66,7 +66,7 @@ class Departures {
         if (i == kMaxDeparted) return died;
         Departed& made = table_[i];
         made.pid_namespace = entry.pid_namespace;
-        made.at_ns = wall_ns();
+        made.at_ns = timestamp_ns();
         made.applied_step = entry.applied_step;
         made.applied = entry.applied;
         made.pid = entry.pid;

@@ -46,7 +46,7 @@ class Events {
         store(event.serial, uint64_t{0});
         store_barrier();
         event.token = load(process.token);
-        event.at_ns = wall_ns();
+        event.at_ns = timestamp_ns();
         event.step = step;
         event.contributor = process.contributor;
         event.kind = kind;

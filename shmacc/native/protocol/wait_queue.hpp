@@ -91,7 +91,7 @@ class WaitQueue {
             store_relaxed(entry.participant, presence_.index());
             store_relaxed(entry.participant_token, presence_.token());
             entry.num_required = num_required;
-            entry.since_ns = wall_ns();
+            entry.since_ns = timestamp_ns();
             entry.overdue = 0;
             uint64_t ticket = load(head_.next_ticket) + 1;
             store(head_.next_ticket, ticket);

@@ -44,7 +44,7 @@ inline nb::dict describe(const Config& config, const MemberSpecs& specs) {
     out["is_private"] = config.is_private != 0;
     out["token"] = config.token;
     out["hash_key"] = nb::cast(std::vector<uint64_t>(config.hash_key, std::end(config.hash_key)));
-    out["created_ns"] = config.created_ns;
+    out["created_ns"] = wall_ns_of(config.created_ns);
     out["mode"] = config.mode;
     nb::list members = new_list();
     for (size_t i = 0; i + 1 < specs.size(); ++i) members.append(describe(specs[i]));
@@ -72,7 +72,7 @@ inline nb::dict describe(const Totals& now) {
         nb::dict round = new_dict();
         round["participant"] = now.round.holder.participant;
         round["token"] = now.round.holder.token;
-        round["since_ns"] = now.round.holder.since_ns;
+        round["since_ns"] = wall_ns_of(now.round.holder.since_ns);
         out["round"] = round;
     }
     out["update"] = nb::none();
@@ -80,7 +80,7 @@ inline nb::dict describe(const Totals& now) {
         nb::dict update = new_dict();
         update["is_in"] = now.round.final.phase == kUpdateIn;
         update["pid"] = now.round.final.pid;
-        update["since_ns"] = now.round.final.since_ns;
+        update["since_ns"] = wall_ns_of(now.round.final.since_ns);
         out["update"] = update;
     }
     return out;
@@ -105,9 +105,9 @@ inline nb::dict describe(const Participant& entry) {
     out["pid"] = entry.pid;
     out["pid_namespace"] = entry.pid_namespace;
     out["start_ticks"] = entry.start_ticks;
-    out["attached_ns"] = entry.attached_ns;
-    out["seen_ns"] = entry.seen_ns;
-    out["applied_ns"] = entry.applied_ns;
+    out["attached_ns"] = wall_ns_of(entry.attached_ns);
+    out["seen_ns"] = wall_ns_of(entry.seen_ns);
+    out["applied_ns"] = wall_ns_of(entry.applied_ns);
     out["applied_step"] = entry.applied_step;
     out["contributor"] = entry.contributor;
     out["activity"] = entry.activity;
@@ -123,7 +123,7 @@ inline nb::dict describe(const Waiter& entry) {
     out["ticket"] = entry.ticket;
     out["participant"] = entry.participant;
     out["num_required"] = entry.num_required;
-    out["since_ns"] = entry.since_ns;
+    out["since_ns"] = wall_ns_of(entry.since_ns);
     out["overdue"] = entry.overdue != 0;
     return out;
 }
@@ -135,7 +135,7 @@ inline nb::dict describe(const Event& event) {
     out["token"] = event.token;
     out["pid"] = event.pid;
     out["pid_namespace"] = event.pid_namespace;
-    out["at_ns"] = event.at_ns;
+    out["at_ns"] = wall_ns_of(event.at_ns);
     out["step"] = event.step;
     out["contributor"] = event.contributor;
     return out;

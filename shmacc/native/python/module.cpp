@@ -54,7 +54,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     config.is_private = is_private;
     config.token = token;
     config.mode = mode;
-    config.created_ns = wall_ns();
+    config.created_ns = timestamp_ns();
     if (name.size() > kMaxName || members.size() < 1 || members.size() > kMaxMembers || lanes < 1 ||
         lanes > kMaxLanes || config.capacity < 1)
         throw Error(Failure::kInvalidArgument, "The configuration is out of range");

@@ -131,7 +131,7 @@ class SegmentView {
             item["attached"] = false;
             item["news"] = (entry.token & kTold) == 0;
             item["reason"] = reason(reason_of_departed(i), identity_of(entry.token));
-            item["at_ns"] = entry.at_ns;
+            item["at_ns"] = wall_ns_of(entry.at_ns);
             out.append(item);
         }
         return out;
@@ -141,14 +141,14 @@ class SegmentView {
     // Entries are given from the front, so a page without anything is the end.
     nb::tuple last_used_ns() const {
         constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
-        int64_t seen = config_.created_ns, applied = 0;
+        int64_t seen = wall_ns_of(config_.created_ns), applied = 0;
         std::array<Participant, kStep> page;
         for (uint32_t first = 0; first < kMaxParticipants; first += kStep) {
             read_exactly(region_offset(kParticipantsRegion) + first * sizeof(Participant), page.data(), kPage);
             bool empty = true;
             for (const Participant& entry : page) {
-                seen = std::max(seen, entry.seen_ns);
-                applied = std::max(applied, entry.applied_ns);
+                seen = std::max(seen, wall_ns_of(entry.seen_ns));
+                applied = std::max(applied, wall_ns_of(entry.applied_ns));
                 empty = empty && entry.attached_ns == 0;
             }
             if (empty) break;

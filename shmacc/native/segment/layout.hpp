@@ -226,7 +226,7 @@ struct Config {
     int64_t capacity;  // gradients that may be pending
     uint64_t token;  // identifies this segment among all that had the name
     uint64_t hash_key[4];  // random; of the index's hash, see index.hpp
-    int64_t created_ns;  // CLOCK_REALTIME
+    int64_t created_ns;  // timestamp_ns, like all times here but `keep_off_ns`
     uint64_t directory_bytes;
     uint64_t directory_checksum;
     char name[kMaxName];
@@ -268,7 +268,7 @@ struct FinalRound {
     uint64_t phase;
     uint64_t serial;  // of the round's block that got there
     uint64_t pid;  // of its process
-    int64_t since_ns;  // CLOCK_REALTIME; when the update began
+    int64_t since_ns;  // when the update began
     uint64_t parameters;  // Config::token of theirs. Stays with later rounds, also while there is no update; 0: none yet
 };
 
@@ -377,7 +377,7 @@ static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a 
 struct Event {
     alignas(64) uint64_t serial;  // 0: none, or being written
     uint64_t token;  // of the process
-    int64_t at_ns;  // CLOCK_REALTIME
+    int64_t at_ns;
     int64_t step;
     int64_t contributor;  // of the process's last gradient; -1: none
     uint32_t kind;
@@ -461,7 +461,7 @@ struct Participant {
     alignas(64) uint64_t token;  // 0: free
     uint64_t pid_namespace;  // inode of /proc/self/ns/pid
     uint64_t start_ticks;  // field 22 of /proc/self/stat
-    int64_t attached_ns;  // CLOCK_REALTIME, like all times here
+    int64_t attached_ns;
     int64_t seen_ns;
     int64_t applied_ns;  // last accepted apply; 0: none
     int64_t applied_step;  // global step that it was accepted at

@@ -148,7 +148,7 @@ class Presence {
             }
             entry.pid_namespace = process.pid_namespace;
             entry.start_ticks = process.start_ticks;
-            entry.attached_ns = entry.seen_ns = wall_ns();
+            entry.attached_ns = entry.seen_ns = timestamp_ns();
             entry.applied_ns = entry.applied_step = 0;
             entry.contributor = -1;
             entry.pid = static_cast<uint32_t>(getpid());

@@ -136,7 +136,23 @@ inline int64_t clock_ns(clockid_t clock) {
     return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
 }
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
-inline int64_t wall_ns() { return clock_ns(CLOCK_REALTIME_COARSE); }
+
+// What a segment keeps as the time of something. Nobody sets this clock, so that ages within a boot are right; and no
+// segment outlives a boot, since memory does not. Coarse, since every operation reads it.
+inline int64_t timestamp_ns() { return clock_ns(CLOCK_MONOTONIC_COARSE); }
+
+// The time since the epoch of a timestamp, as the wall clock goes now. Version 2.0.0 kept that time itself, which is
+// past 2001 where a timestamp is less than 31 years. What is after now is of an earlier boot, in a /dev/shm on a disk.
+inline int64_t wall_ns_of(int64_t timestamp) {
+    constexpr int64_t kIn2001 = 1000000000000000000;
+    if (timestamp <= 0 || timestamp >= kIn2001) return timestamp;
+    int64_t now, wall;
+    do {  // both at one tick: so the same timestamp is always the same time, until somebody sets the clock
+        now = timestamp_ns();
+        wall = clock_ns(CLOCK_REALTIME_COARSE);
+    } while (timestamp_ns() != now);
+    return wall - (timestamp > now ? now : now - timestamp);
+}
 
 constexpr int64_t kForever = INT64_MAX;
 constexpr int64_t kMillisecond = 1000000;

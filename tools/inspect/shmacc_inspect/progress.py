@@ -111,6 +111,7 @@ class Course:
         rated = old if seen.summary.kind not in {"arrays", "parameters"} else None
         head = next((take for take in seen.line if take.alive), None)
         known = before.events if before is not None and old is not None else seen.events
+        last = max((event.serial for event in known), default=0)
         return Interval(
             time=now,
             name=typed_name(self.name),
@@ -129,7 +130,7 @@ class Course:
             waited_seconds=_since(head.since, now) if head else None,
             shared_memory_free=inspection.shared_memory_space().free,
             stragglers=stragglers(seen, now),
-            events=[Event.of(event) for event in seen.events if event not in known],
+            events=[Event.of(event) for event in seen.events if event.serial > last],
             steps_per_second=_rate(rated, stats, "global_step", passed),
             gradients_per_second=_rate(rated, stats, "applied", passed),
             bytes_per_second=_rate(rated, stats, "applied_bytes", passed),
