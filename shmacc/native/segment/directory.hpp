@@ -103,6 +103,13 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     return words;
 }
 
+// A number of a newer version, where the layout has stayed the same: the checksum says that it is no damage.
+inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, bool known) {
+    if (!known)
+        data_loss("member " + std::to_string(member) + " has " + what + " of number " + std::to_string(number) +
+                  ", which this version of shmacc does not have; a newer one has made it, and reads it");
+}
+
 // Throws DataLossError unless the words describe `count` members.
 inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t count) {
     MemberSpecs members;
@@ -113,13 +120,13 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         if (words.size() - at < sizeof entry / 8) data_loss("its directory of members is too short");
         std::memcpy(&entry, &words[at], sizeof entry);
         at += sizeof entry / 8;
+        refuse_unknown(i, "sums", entry.sum, is_named(kSumNames, entry.sum));
+        refuse_unknown(i, "reduction", entry.reduction, is_named(kReductionNames, entry.reduction));
+        refuse_unknown(i, "optimizer", entry.optimizer, OptimizerSpec{entry.optimizer, {}}.known());
         const bool known = entry.declared_rank != kUnknownRank;
         const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
-                          (entry.kind == kSparse || entry.kind == kDense) && is_named(kSumNames, entry.sum) &&
-                          entry.components >= 1 && entry.components <= 2 &&
-                          is_named(kReductionNames, entry.reduction) &&
-                          OptimizerSpec{entry.optimizer, {}}.known() &&
-                          (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
+                          (entry.kind == kSparse || entry.kind == kDense) && entry.components >= 1 &&
+                          entry.components <= 2 && (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry))
             data_loss("its directory of members is out of range");

@@ -1,0 +1,54 @@
+"""Numbers of a newer version, in a layout that has stayed the same, are refused by name.
+
+CONTRIBUTING.md: "it is no new layout version: one that does not know the number names it".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from helpers import damage
+from helpers.inspect_tool import ask, path_of
+from helpers.segment_file import SegmentFile
+
+import shmacc
+from shmacc import AccumulatorGroup, Parameters, errors, inspection
+from shmacc.optim import SGD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME = "newer"
+
+
+def group() -> Any:
+    return AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, NAME)
+
+
+def parameters() -> Any:
+    return Parameters({"w": np.zeros(2, np.float32)}, NAME, optimizer=SGD(0.5))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    inspection.remove(NAME, force=True)
+
+
+@pytest.mark.parametrize("make", [group, parameters])
+@pytest.mark.parametrize("what", ["sum", "reduction", "optimizer"])
+def test_a_number_that_this_version_does_not_have_is_named(
+    make: Callable[[], Any], what: str
+) -> None:
+    make().close()
+    file = SegmentFile(path_of(NAME))
+    damage.Directory(what, 77).do(file, file)
+    for call in (make, lambda: shmacc.attach(NAME), lambda: inspection.describe(NAME)):
+        with pytest.raises(
+            errors.DataLossError, match=rf"{what}.* of number 77, which this version"
+        ):
+            call()
+    (listed,) = ask("list", NAME)["segments"]
+    assert "of number 77" in listed["detail"]
