@@ -156,8 +156,8 @@ class FailedPreconditionError(ShmaccError, RuntimeError):
 class ResourceExhaustedError(ShmaccError, MemoryError):
     """Shared memory, descriptors or entries of a table have run out. Nothing was changed.
 
-    What to do: Make room (``shmacc-inspect clean``, a larger /dev/shm, ``ulimit -n``), then call it
-    again.
+    What to do: Make room (``shmacc-inspect clean --yes``, a larger /dev/shm, ``ulimit -n``), then
+    call it again.
 
     Attributes:
         needed: How many more bytes of shared memory were needed.

@@ -125,8 +125,8 @@ def disagreement(
     """
     return InvalidArgumentError(
         f"{exists} with {what} {existing}, but {asked} was asked for. If the existing one is left "
-        f"from an earlier run, `shmacc-inspect remove {name.system_name}` removes it, and so does "
-        'if_exists="replace"; or use another shared_name'
+        f"from an earlier run, `shmacc-inspect remove {name.system_name} --yes` removes it, and so "
+        'does if_exists="replace"; or use another shared_name'
     ).with_fields(segment=name.system_name, what=what, existing=existing, asked=asked)
 
 

@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "summarise_values",
         ),
         "shmacc.inspection._findings": ("Finding", "Leftover", "Severity"),
+        "shmacc.inspection._memory": ("Space", "others_memory", "shared_memory_space"),
         "shmacc.inspection._processes": ("Look",),
         "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_memory", "unlinked_uses"),
         "shmacc.inspection._records": (
@@ -45,11 +46,9 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "WaitingTake",
         ),
         "shmacc.inspection._listing": (
-            "Space",
             "list_names",
             "list_segments",
             "resolve",
-            "shared_memory_space",
             "summarise",
         ),
         "shmacc._layout.layout": ("LAYOUT_VERSION",),

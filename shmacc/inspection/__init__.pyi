@@ -12,13 +12,12 @@ from shmacc.inspection._examination import (
 )
 from shmacc.inspection._findings import Finding, Leftover, Severity
 from shmacc.inspection._listing import (
-    Space,
     list_names,
     list_segments,
     resolve,
-    shared_memory_space,
     summarise,
 )
+from shmacc.inspection._memory import Space, others_memory, shared_memory_space
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     ArraysUpdate,
@@ -74,6 +73,7 @@ __all__ = [
     "list_names",
     "list_segments",
     "most_touched",
+    "others_memory",
     "remove",
     "resolve",
     "shared_memory_space",

@@ -16,8 +16,10 @@ from shmacc._layout import names
 from shmacc._layout.names import SegmentName
 from shmacc._opening import removal
 from shmacc.errors import NotFoundError
+from shmacc.inspection import _memory
 from shmacc.inspection import _processes as processes
 from shmacc.inspection import _soundness as soundness
+from shmacc.inspection import _steps_apart as steps_apart
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
 from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
@@ -25,14 +27,11 @@ from shmacc.inspection._listing import (
     is_meant,
     list_names,
     resolve,
-    shared_memory_space,
 )
 from shmacc.inspection._processes import Look
-from shmacc.inspection._remedies import command, memory, pids
+from shmacc.inspection._remedies import memory, pids
 
 _PAUSES = (0.02, 0.1)  # seconds
-_SCARCE = 0.1  # of all memory
-_NEXT_TO_NOTHING = 0.02
 
 
 def check(name: str) -> tuple[Finding, ...]:
@@ -49,9 +48,10 @@ def check(name: str) -> tuple[Finding, ...]:
         raise removal.not_found(segment_name)
     system_name = segment_name.system_name
     return (
-        *_settled([segment_name], lambda owner: owner.system_name == system_name, Severity.WRONG),
+        *_settled([segment_name], lambda owner: owner.system_name == system_name),
+        *steps_apart.findings([segment_name]),
         *_unlinked(lambda found: found.system_name == system_name),
-        *_memory(),
+        *_memory.findings(),
         *_hidden(),
     )
 
@@ -63,34 +63,37 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
         pattern: A glob that the shared_name or the file's name must match.
         namespace: Only those under it; None: all.
     """
-    findings = _settled(
-        list_names(pattern, namespace=namespace),
-        lambda owner: is_meant(owner, owner.system_name, pattern, namespace),
-        Severity.NOTE,
+
+    def meant(name: SegmentName) -> bool:
+        return is_meant(name, name.system_name, pattern, namespace)
+
+    segments = list_names(pattern, namespace=namespace)
+    return (
+        *_settled(segments, meant),
+        *steps_apart.findings(segments),
+        *_unlinked(meant),
+        *_memory.findings(),
+        *_hidden(),
     )
-    if pattern == "*":
-        findings += _unlinked(lambda found: namespace in {None, found.namespace})
-    return (*findings, *_memory(), *_hidden())
 
 
 def _settled(
-    segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool], unreadable: Severity
+    segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
     """Return the findings about segments and their semaphores, without what was only passing.
 
     Args:
         segments: The segments.
         meant: Whether semaphores of a segment that is gone are meant.
-        unreadable: How serious it is that a segment is not ours to read.
     """
-    findings = _look(segments, meant, unreadable)
+    findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
     for pause in _PAUSES:
         if not confirmed:
             break
         time.sleep(pause)
         again = {owner for owner, _, _, _ in confirmed}
-        fresh = _look(_named(again), lambda owner: owner.system_name in again, unreadable)  # noqa: B023  called at once
+        fresh = _look(_named(again), lambda owner: owner.system_name in again)  # noqa: B023  called at once
         findings |= {owner: fresh.get(owner, []) for owner in again}
         confirmed.intersection_update(_wrong(findings))
     return [
@@ -109,14 +112,14 @@ def _named(system_names: Collection[str]) -> Iterator[SegmentName]:
 
 
 def _look(
-    segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool], unreadable: Severity
+    segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> dict[str, list[Finding]]:
     """Return findings by the segment's file."""
     findings: dict[str, list[Finding]] = {}
     look = Look()
     for name in segments:
         with contextlib.suppress(NotFoundError):  # removed meanwhile
-            findings[name.system_name] = list(soundness.findings(name, look, unreadable))
+            findings[name.system_name] = list(soundness.findings(name, look))
     for leftover in leftover_semaphores(lambda name, _: meant(name)):
         if leftover.removable:
             findings.setdefault(leftover.name.system_name, []).append(
@@ -124,8 +127,7 @@ def _look(
                     leftover.file_name,
                     "orphaned_semaphore",
                     leftover.why,
-                    "no process needs it",
-                    command("shmacc-inspect", "clean", "-A", "--yes", leftover.file_name),
+                    f"no process needs it: `shmacc-inspect clean -A --yes {leftover.file_name}`",
                 )
             )
     return findings
@@ -152,54 +154,34 @@ def _identity(owner: str, finding: Finding) -> _Identity:
 
 def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
     uses = filter(lambda use: meant(use.name), unlinked.unlinked_uses())
-    for system_name, users in itertools.groupby(uses, key=lambda use: use.name.system_name):
+    for (system_name, under_users), users in itertools.groupby(uses, key=_by_name_and_cause):
         found = list(users)
         users_pids = sorted({use.pid for use in found})
-        yield note(
-            system_name,
-            "removed_in_use",
-            f"{pids(map(str, users_pids))} still {'uses' if len(users_pids) == 1 else 'use'} a "
-            "segment of this name that was removed, of "
-            f"{memory(unlinked.unlinked_memory(found))}; processes that open the name now get "
-            "another segment",
-            "nothing, if it was unlinked on purpose; else (`rm`, RemoveIPC) restart the job",
+        use = f"{pids(map(str, users_pids))} still {'uses' if len(users_pids) == 1 else 'use'}"
+        removed = (
+            f"{use} a segment of this name that was removed, of "
+            f"{memory(unlinked.unlinked_memory(found))}; "
         )
-
-
-def _memory() -> Iterator[Finding]:
-    space = shared_memory_space()
-    for kind, free, total, problem in (
-        (
-            "bytes",
-            space.free,
-            space.total,
-            f"{memory(space.free)} of {memory(space.total)} are free",
-        ),
-        (
-            "files",
-            space.inodes_free,
-            space.inodes_total,
-            f"{space.inodes_free} of {space.inodes_total} files are free",
-        ),
-    ):
-        if not total or free > _SCARCE * total:
-            continue
-        if free > _NEXT_TO_NOTHING * total:
-            yield note(
-                names.SHM_DIRECTORY,
-                f"{kind}_scarce",
-                problem,
-                NOTHING + "but it will be full soon",
+        later = "processes that open the name now get another segment"
+        if under_users:
+            yield wrong(
+                system_name,
+                "removed_in_use",
+                f"{removed}it was removed under them (`rm`, RemoveIPC), so the job is split: "
+                f"{later}",
+                "end these processes, and start the job again",
             )
         else:
-            yield wrong(
-                names.SHM_DIRECTORY,
-                f"{kind}_exhausted",
-                f"{problem}: gradients with new rows are refused",
-                "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make "
-                "it larger (`mount -o remount,size=...`, `--shm-size`)",
-                command("shmacc-inspect", "list", "-A", "--sort", "bytes", "--reverse"),
+            yield note(
+                system_name,
+                "removed_in_use",
+                f"{removed}{later}",
+                NOTHING + "it was removed on purpose (`unlink()`, a replacement, `remove --force`)",
             )
+
+
+def _by_name_and_cause(use: unlinked.UnlinkedUse) -> tuple[str, bool]:
+    return use.name.system_name, use.under_users
 
 
 def _hidden() -> Iterator[Finding]:

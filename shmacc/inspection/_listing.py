@@ -7,7 +7,6 @@ import pwd
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -41,23 +40,6 @@ if TYPE_CHECKING:
     from shmacc.optim import Optimizer
 
 _SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """Shared memory of this machine (or container), in bytes.
-
-    Attributes:
-        total: All of it.
-        free: What is left.
-        inodes_total: How many files there may be; 0: any number.
-        inodes_free: How many more there may be.
-    """
-
-    total: int
-    free: int
-    inodes_total: int
-    inodes_free: int
 
 
 def resolve(name: str) -> SegmentName:
@@ -151,17 +133,6 @@ def _named(name: SegmentName, shared_name: str) -> SegmentName:
     """
     own = names.name_under(name.namespace, shared_name)
     return own if own.system_name == name.system_name else name
-
-
-def shared_memory_space() -> Space:
-    """Return how much shared memory there is, and how much of it is free."""
-    status = os.statvfs(names.SHM_DIRECTORY)
-    return Space(
-        total=status.f_blocks * status.f_frsize,
-        free=status.f_bavail * status.f_frsize,
-        inodes_total=status.f_files,
-        inodes_free=status.f_favail,
-    )
 
 
 def semaphore_file(name: SegmentName, token: int) -> str:

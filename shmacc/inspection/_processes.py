@@ -9,6 +9,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from shmacc.errors import FailedPreconditionError
 from shmacc.inspection._openers import users_of_files
 
 HALTED = frozenset({"stopped", "traced"})
@@ -46,8 +47,17 @@ class Look:
     """
 
     def __init__(self) -> None:
-        """Nothing has been read yet."""
-        self.own_namespace: int = os.stat("/proc/self/ns/pid").st_ino
+        """Nothing has been read yet.
+
+        Raises:
+            FailedPreconditionError: There is no /proc.
+        """
+        try:
+            self.own_namespace: int = os.stat("/proc/self/ns/pid").st_ino
+        except FileNotFoundError:
+            raise FailedPreconditionError(
+                "/proc is not mounted, where processes are looked at: mount -t proc proc /proc"
+            ) from None
         # A /proc may be that of a pid namespace around this one: its pids mean nothing here.
         self._proc_is_own = os.readlink("/proc/self") == str(os.getpid())
         self._processes: dict[int, _Process] = {}

@@ -1,6 +1,7 @@
 """What `check` finds about one segment: its file, its records, and the processes that use it."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import TableState
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
+from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
 from shmacc.inspection._listing import (
@@ -25,6 +27,8 @@ from shmacc.inspection._records import SegmentState
 from shmacc.inspection._remedies import command, goes_on, memory, pids
 from shmacc.inspection._stillness import tables
 
+UNREADABLE = "unreadable"
+_AS_ITS_OWNER = "look as its owner, or as root"
 _MOST_TOKENS = 2  # two releasers may both post one (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
@@ -33,42 +37,28 @@ _LONGEST_COMMAND = 80  # characters
 _BETWEEN_COMPARISONS = 0.003  # seconds
 
 
-def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Finding]:
+def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
     """Yield what is to be found about a segment.
 
     Args:
         name: The segment.
         look: The look that this is a part of.
-        unreadable: How serious it is that it is not ours to read.
 
     Raises:
         NotFoundError: There is none.
     """
     subject = name.system_name
     summary = summarise(name, look)
-    remedy = _removal(subject)
     match summary.state:
         case SegmentState.UNREADABLE:
-            yield Finding(
-                subject,
-                unreadable,
-                "unreadable",
-                summary.detail,
-                "look as its owner, or as root",
-                None,
-            )
+            yield note(subject, UNREADABLE, summary.detail, _AS_ITS_OWNER)
         case SegmentState.STARTING:
             yield note(subject, "unfinished", summary.detail, "see which program made it")
         case SegmentState.OTHER_VERSION:
-            yield wrong(
-                subject,
-                "other_version",
-                summary.detail,
-                f"look with that version; or {remedy[0]}",
-                remedy[1],
-            )
+            remedy = f"look with that version; or {_removal(name)}"
+            yield wrong(subject, "other_version", summary.detail, remedy)
         case SegmentState.DAMAGED:
-            yield wrong(subject, "damaged", summary.detail, *remedy)
+            yield wrong(subject, "damaged", summary.detail, _removal(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
             if not any(map(_is_another_name, inside)):  # which has a remedy of its own
@@ -76,8 +66,8 @@ def findings(name: SegmentName, look: Look, unreadable: Severity) -> Iterator[Fi
                     subject,
                     "orphaned",
                     summary.detail,
-                    "if no job will use it again, remove it",
-                    command("shmacc-inspect", "remove", subject, "--yes"),
+                    "start its job again, which goes on with it; or, if no job will use it again, "
+                    f"`shmacc-inspect remove {subject} --yes`",
                 )
             yield from inside
         case SegmentState.SOUND | SegmentState.FINISHED:
@@ -88,10 +78,17 @@ def _is_another_name(finding: Finding) -> bool:
     return finding.severity is Severity.WRONG and finding.kind in {"linked", "misnamed"}
 
 
-def _removal(subject: str) -> tuple[str, str]:
-    return "end its users, then remove it", command(
-        "shmacc-inspect", "remove", subject, "--force", "--yes"
-    )
+def _removal(name: SegmentName) -> str:
+    """Return how to remove it, in words: what destroys data is never the command of a finding."""
+    try:
+        status = os.stat(name.path, follow_symlinks=False)
+    except FileNotFoundError:
+        return "nothing: it is gone"
+    if stat.S_ISDIR(status.st_mode):
+        return f"move {name.path} away, or remove it: shmacc removes no directories"
+    who = ", as its owner or as root" if owners_only(status.st_uid) else ""
+    how = f"`shmacc-inspect remove {name.system_name} --force --yes`"
+    return f"end its users, then remove it{who}: {how}"
 
 
 def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
@@ -109,9 +106,9 @@ def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield from loop_notes(name.system_name, looks[-1])
             yield from _state(name, view)
     except PermissionDeniedError as error:
-        yield wrong(name.system_name, "unreadable", str(error), "look as its owner, or as root")
+        yield note(name.system_name, UNREADABLE, str(error), _AS_ITS_OWNER)
     except DataLossError as error:
-        yield wrong(name.system_name, "damaged", str(error), *_removal(name.system_name))
+        yield wrong(name.system_name, "damaged", str(error), _removal(name))
 
 
 def _look(name: str, look: Look) -> list[Description]:
@@ -140,15 +137,14 @@ def _belongings(
                 subject,
                 "linked",
                 f"the file is a link to another segment's: {made_as}",
-                "remove this name, and nothing else",
-                command("rm", path),
+                f"remove this name, and nothing else: `{command('rm', path)}`",
             )
         else:
             yield wrong(
                 subject,
                 "misnamed",
                 f"the file was renamed or copied; {made_as}",
-                *_removal(subject),
+                _removal(name),
             )
     elif view.links > 1:
         yield note(
@@ -196,20 +192,20 @@ def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
             "that have the old one are gone, a wait for the lock may take up to 20 ms longer",
         )
         return
-    remedy = "remove it; the next process that attaches makes another", command("rm", path)
+    remedy = f"remove it: `{command('rm', path)}`; the next process that attaches makes another"
     if not is_semaphore(status):
         yield wrong(
             semaphore,
             "semaphore_invalid",
             "this is not a semaphore: processes that wait for the lock may crash",
-            *remedy,
+            remedy,
         )
     if status.st_uid != seen.summary.owner_uid:
         yield wrong(
             semaphore,
             "semaphore_foreign",
             f"it belongs to uid {status.st_uid}, its segment to uid {seen.summary.owner_uid}",
-            *remedy,
+            remedy,
         )
     if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:
         yield note(
@@ -241,7 +237,9 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
 
 
 def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
-    dead = [process.pid_label for process in seen.processes if not process.alive]
+    causes = " ".join(stall.problem for stall in seen.summary.stalls).replace(",", "").split()
+    dead = [each.pid_label for each in seen.processes if not each.alive]
+    dead = [label for label in dead if label not in causes]  # which are no notes
     if dead:
         yield note(
             name.system_name,
@@ -255,7 +253,7 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
                 name.system_name,
                 "entry_overwritten",
                 f"entry {process.entry} was overwritten",
-                *_removal(name.system_name),
+                _removal(name),
             )
         if process.condition in HALTED and not seen.summary.stalls:
             yield note(
@@ -289,7 +287,7 @@ def _state(name: SegmentName, view: _core.SegmentView) -> Iterator[Finding]:
         problems = _problems_of_state(view)
         if problems is not None:
             for problem in problems:
-                yield wrong(name.system_name, "inconsistent", problem, *_removal(name.system_name))
+                yield wrong(name.system_name, "inconsistent", problem, _removal(name))
             return
         time.sleep(_BETWEEN_COMPARISONS)
     yield note(

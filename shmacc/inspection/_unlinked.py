@@ -6,8 +6,10 @@ import pwd
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shmacc import _core
 from shmacc._layout import names
 from shmacc._layout.names import SegmentName
+from shmacc.errors import ShmaccError
 from shmacc.inspection._openers import open_files
 from shmacc.inspection._processes import Look
 
@@ -28,12 +30,15 @@ class UnlinkedUse:
         pid: The process.
         inode: Of the segment's file: the same for all its users.
         bytes_reserved: Bytes of memory that the segment occupies.
+        under_users: Whether its name was removed by other means than this library's, which mark it
+            as removed before: by `rm`, say; False where this user may not look.
     """
 
     name: SegmentName
     pid: int
     inode: int
     bytes_reserved: int
+    under_users: bool
 
 
 def unlinked_uses() -> tuple[UnlinkedUse, ...]:
@@ -46,7 +51,9 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
         return ()
     device = os.stat(names.SHM_DIRECTORY).st_dev
     found = set(_unlinked_of_all(device))
-    return tuple(sorted(found, key=lambda use: (use.name.system_name, use.pid, use.inode)))
+    return tuple(
+        sorted(found, key=lambda use: (use.name.system_name, use.under_users, use.pid, use.inode))
+    )
 
 
 def _some_memory_has_no_name() -> bool:
@@ -97,6 +104,7 @@ def goes_at_logout(uid: int, look: Look) -> bool:
 
 def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
     """Yield the uses; the /dev/shm of another container is another device."""
+    marked: dict[int, bool] = {}
     for pid, link, target in open_files(f"{names.SHM_DIRECTORY}/{names.PREFIX}"):
         if not target.endswith(_DELETED):
             continue
@@ -104,4 +112,19 @@ def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
         with contextlib.suppress(OSError):  # it was closed meanwhile
             status = os.stat(link)  # which opens nothing
             if name is not None and status.st_dev == device:
-                yield UnlinkedUse(name, pid, status.st_ino, status.st_blocks * 512)
+                if status.st_ino not in marked:
+                    marked[status.st_ino] = _is_marked(link)
+                under_users = not marked[status.st_ino]
+                yield UnlinkedUse(
+                    name, pid, status.st_ino, status.st_blocks * 512, under_users=under_users
+                )
+
+
+def _is_marked(link: str) -> bool:
+    """Whether a segment that a process has open is marked as removed, or cannot be asked."""
+    with contextlib.suppress(ShmaccError):
+        view = _core.view(link)[2]
+        if view is not None:
+            with contextlib.closing(view):
+                return view.unlinked
+    return True

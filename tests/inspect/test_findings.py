@@ -77,24 +77,28 @@ def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -
     assert ask("remove", "foreign", "--yes", "--force")["removed"] == [path.name]
 
 
-def test_every_remedy_is_the_whole_command_for_that_one_thing(namespace: str) -> None:
+def test_every_remedy_names_the_whole_command_for_that_one_thing(namespace: str) -> None:
     one, another = orphan("one"), orphan("another")
     semaphore = inspect_tool.semaphore_of("another")
     path_of("another").unlink()
     damaged = path_of("damaged")
     damaged.write_bytes(b"not a segment" * 1000)
     commands = {
-        finding["subject"]: finding["command"]
-        for finding in ask("check", status=1)["findings"]
-        if finding["severity"] == "wrong"
-    }
-    assert commands == {
         one.name: f"shmacc-inspect remove {one.name} --yes",
         semaphore.name: f"shmacc-inspect clean -A --yes {semaphore.name}",
         damaged.name: f"shmacc-inspect remove {damaged.name} --force --yes",
     }
+    wrong = {
+        finding["subject"]: finding
+        for finding in ask("check", status=1)["findings"]
+        if finding["severity"] == "wrong"
+    }
+    assert set(wrong) == set(commands)
+    for subject, finding in wrong.items():  # what removes something is no command, but words
+        assert finding["command"] is None
+        assert f"`{commands[subject]}`" in finding["remedy"]
     text = run("check").stdout
-    assert all(f": {command}\n" in text for command in commands.values())
+    assert all(command in text for command in commands.values())
     # As pasted, each removes its own thing: a neighbour's of another namespace stays.
     for subject, command in commands.items():
         assert (damaged.parent / subject).exists()
@@ -285,7 +289,9 @@ def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
 
 
 def _follow_the_remedy(name: str) -> None:
-    [command] = {found["command"] for found in ask("check", name, status=1)["findings"]} - {None}
+    findings = ask("check", name, status=1)["findings"]
+    [wrong] = [found for found in findings if found["severity"] == "wrong"]
+    command = wrong["remedy"].split("`")[1]
     path = f"{COMMAND.parent}:{os.environ['PATH']}"
     subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, check=True)
 

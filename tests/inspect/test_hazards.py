@@ -184,8 +184,8 @@ def test_another_users_segment(crew: Crew) -> None:
     assert (said["owner_uid"], said["state"]) == (NOBODY, "not ours to read")
     assert said["kind"] is None
     assert f"uid {NOBODY}" in ask("show", "foreign", before=weak, status=1)["error"]
-    assert ask("check", before=weak)["wrong"] == 0
-    assert ask("check", "foreign", before=weak, status=1)["wrong"] == 1
+    assert ask("check", before=weak, status=4)["wrong"] == 0
+    assert ask("check", "foreign", before=weak, status=4)["not_read"] == 1
     left = run("clean", "--yes", before=weak)
     assert (left.returncode, left.stdout) == (0, "")
     assert "left" in left.stderr

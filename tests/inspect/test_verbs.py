@@ -284,7 +284,7 @@ def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None
     assert found.returncode == 1
     assert "WRONG" in found.stdout
     whole_name = inspect_tool.path_of("left").name
-    assert found.stdout.endswith(f": shmacc-inspect remove {whole_name} --yes\n")
+    assert found.stdout.endswith(f"`shmacc-inspect remove {whole_name} --yes`\n")
     assert run("check", "bias").returncode == 0
     assert run("check", "left").returncode == 1
     assert run("check", "l*").returncode == 1

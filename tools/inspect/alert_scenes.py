@@ -356,6 +356,14 @@ def orphan(_stage: Stage, name: str) -> None:
     make(name)
 
 
+def split(stage: Stage, name: str) -> None:
+    """Somebody removed a segment's file under its users."""
+    make(name)
+    stage.start(takes, name, 1)
+    wait_until(lambda: inspection.describe(name).summary.attached_alive == 1)
+    Path(inspection.resolve(name).path).unlink()
+
+
 def fill_memory(stage: Stage) -> None:
     """Hardly any shared memory is left: after all others, which need some."""
     space = inspection.shared_memory_space()
@@ -383,6 +391,7 @@ SCENES: Final[dict[Callable[[Stage, str], None], set[str]]] = {
     stale_gradients: {"ShmaccMostGradientsDropped"},
     damaged: {"ShmaccDamaged"},
     other_version: {"ShmaccNotRead"},
+    split: {"ShmaccSplit"},
     orphan: {"ShmaccOrphans"},
 }
 

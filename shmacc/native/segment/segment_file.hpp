@@ -125,10 +125,26 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
 [[noreturn]] inline void file_too_large(const std::string& what) {
     rlimit limit{};
     getrlimit(RLIMIT_FSIZE, &limit);
+    if (limit.rlim_cur == RLIM_INFINITY)
+        throw Error(
+            Failure::kFailedPrecondition,
+            what +
+                " failed: /dev/shm is no memory (tmpfs) here, but on a filesystem that has no files of a "
+                "segment's length, which is nearly all a hole: mount a tmpfs there (Kubernetes: an "
+                "emptyDir with `medium: Memory`)");
     throw Error(Failure::kResourceExhausted,
                 what + " failed: this process may write files of at most " + std::to_string(limit.rlim_cur) +
                     " bytes (RLIMIT_FSIZE). A segment's file is longer, nearly all of it a hole that takes "
                     "no memory: `ulimit -f unlimited`, or LimitFSIZE=infinity of the service");
+}
+
+[[noreturn]] inline void unusable(const std::string& what, const std::string& why) {
+    const bool proc = access("/proc/self/fd", F_OK) == 0;
+    throw Error(Failure::kFailedPrecondition,
+                what + " failed: " +
+                    (proc
+                         ? "/dev/shm cannot be used" + why
+                         : "/proc is not mounted, through which files are opened: mount -t proc proc /proc"));
 }
 
 // Throws the error for a failed system call on /dev/shm. bytes: how many were needed, where that is known.
@@ -152,7 +168,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
         case ENOSPC:
         case ENOMEM:
         case EDQUOT: break;
-        default: throw Error(Failure::kFailedPrecondition, what + " failed: /dev/shm cannot be used" + why);
+        default: unusable(what, why);
     }
     const struct statvfs space = space_of_directory();
     if (error == ENOSPC && space.f_files > 0 && space.f_favail == 0)
@@ -183,7 +199,9 @@ class SegmentFile {
     // The file at `path`; null if there is none. Does not check its contents.
     static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
         // An O_PATH descriptor can be closed again: that drops no record locks.
-        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
+        // What /proc has of a descriptor leads to its file, which may have no name; a link in /dev/shm leads nowhere.
+        const int follow = path.compare(0, 6, "/proc/") == 0 ? 0 : O_NOFOLLOW;
+        const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | follow));
         if (!look) {
             if (errno == ENOENT) return nullptr;
             system_failure("Opening it", errno);

@@ -11,6 +11,7 @@ FINE: Final = 0
 WRONG_OR_FAILED: Final = 1
 USAGE: Final = 2
 NO_SUCH_NAME: Final = 3
+NOT_READ: Final = 4
 TIMED_OUT: Final = 124  # as timeout(1)
 _LONG_WORD: Final = r"\S{300,}"  # longer than any name in /dev/shm
 _KEPT: Final = 100

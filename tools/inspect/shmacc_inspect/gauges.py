@@ -30,7 +30,7 @@ class _Definition:
 
 
 def _head_wait(seen: Description, now: float) -> float | None:
-    return next((now - take.since for take in seen.line if take.alive), None)
+    return next((max(0.0, now - take.since) for take in seen.line if take.alive), None)
 
 
 def _head_requires(seen: Description, _now: float) -> float | None:
@@ -56,8 +56,15 @@ def _doing(activity: str) -> Callable[[Description, float], float]:
 
 
 def _worst_straggler(seen: Description, now: float) -> float:
-    idle = (straggler.seconds for straggler in stragglers(seen, now) if straggler.applied)
-    return max(idle, default=0.0)
+    late = stragglers(seen, now)
+    if any(straggler.applied for straggler in late) or not _take_waits_for_more(seen):
+        late = [straggler for straggler in late if straggler.applied]  # the others may never
+    return max((straggler.seconds for straggler in late), default=0.0)
+
+
+def _take_waits_for_more(seen: Description) -> bool:
+    head = next((take for take in seen.line if take.alive), None)
+    return head is not None and seen.stats.num_accumulated < head.num_required
 
 
 _DEFINITIONS: Final = (
@@ -121,7 +128,7 @@ _DEFINITIONS: Final = (
     _Definition(
         "straggler_seconds",
         "gauge",
-        "Longest time since a worker applied, of those that have not applied in this round.",
+        "Longest time since a worker applied (or came), of those that have not in this round.",
         _worst_straggler,
     ),
     _Definition(
@@ -224,7 +231,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
     yield _info(summaries)
     yield _states(summaries)
     yield _space()
-    yield _removed()
+    yield from _removed(summaries)
 
 
 def _labels(summary: inspection.Summary) -> dict[str, str]:
@@ -296,12 +303,24 @@ def _space() -> Metric:
     return Metric(name, "gauge", "Shared memory of this machine or container.", samples)
 
 
-def _removed() -> Metric:
+def _removed(summaries: Sequence[inspection.Summary]) -> Iterator[Metric]:
+    uses = inspection.unlinked_uses()
     name = PREFIX + "removed_but_used_bytes"
-    used = inspection.unlinked_memory(inspection.unlinked_uses())
-    return Metric(
+    yield Metric(
         name,
         "gauge",
         "Memory of removed segments that processes still have open.",
-        [Sample(name, {}, float(used))],
+        [Sample(name, {}, float(inspection.unlinked_memory(uses)))],
+    )
+    name = PREFIX + "removed_under_users"
+    users = collections.Counter(use.name for use in uses if use.under_users)
+    users.update({summary.name: 0 for summary in summaries})
+    yield Metric(
+        name,
+        "gauge",
+        "Processes that use a segment whose name was removed under them (rm, RemoveIPC).",
+        [
+            Sample(name, {"name": of.shared_name, "namespace": of.namespace or ""}, float(count))
+            for of, count in users.items()
+        ],
     )

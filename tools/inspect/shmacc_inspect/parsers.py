@@ -34,7 +34,7 @@ Examples:
   shmacc-inspect clean               what could be removed
 
 Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
-124 timed out, 130 ended by Ctrl-C."""
+4 some segments could not be read (check), 124 timed out, 130 ended by Ctrl-C."""
 DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
 _USUAL_COLUMNS: Final = 80  # of what is no terminal
 

@@ -34,6 +34,7 @@ class Findings:
 
     Attributes:
         checked: Segments that were checked.
+        not_read: Those beside them that this user may not read.
         not_compared: Those of them whose rows changed too fast to be compared with the index.
         wrong: Findings that are wrong.
         notes: Findings that are notes.
@@ -41,6 +42,7 @@ class Findings:
     """
 
     checked: int
+    not_read: int
     not_compared: int
     wrong: int
     notes: int

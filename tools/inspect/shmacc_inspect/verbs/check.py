@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from shmacc_inspect import failures, formatting, options, page
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.output.findings import Finding, Findings
 
 DESCRIPTION: Final = """\
-Verify every invariant of segments; exit status 1 if one is broken.
+Verify every invariant of segments; exit status 1 if one is broken, 4 if some were not read.
 
 Compares records, counters, sizes, rows and index, semaphores and names, and looks for leftovers,
 stopped holders of locks, and names that were removed while in use. Changes nothing, and waits for
@@ -25,6 +26,8 @@ Examples:
   shmacc-inspect check embeddings || page-somebody
   shmacc-inspect check --quiet 'job7-*' bias
   shmacc-inspect check --json | jq -r '.findings[].remedy'"""
+
+_NAMED: Final = 5  # of several segments
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +62,10 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     findings = [answer_of(finding, Finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
-    answer = Findings(len(checked), not_compared, wrong, len(findings) - wrong, findings)
+    not_read = sum(finding.kind == "unreadable" for finding in findings)
+    answer = Findings(
+        len(checked) - not_read, not_read, not_compared, wrong, len(findings) - wrong, findings
+    )
     if json:
         print(to_json(answer))
     else:
@@ -69,14 +75,18 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
         if not_compared:
             verdict += f", {not_compared} could not be compared"
         segments = formatting.count_of(answer.checked, "segment")
-        page.write_line(f"{segments} checked: {verdict}{notes}")
+        unread = f", {not_read} could not be read: NOT checked" if not_read else ""
+        page.write_line(f"{segments} checked: {verdict}{notes}{unread}")
     if wrong or not_compared:
         failures.end(failures.WRONG_OR_FAILED)
+    if not_read:
+        failures.end(failures.NOT_READ)
 
 
 def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
-    shown = [found for found in answer.findings if not (quiet and found.severity == "note")]
-    shown.sort(key=lambda found: found.severity == "note")
+    kept = [found for found in answer.findings if not (quiet and found.severity == "note")]
+    kept.sort(key=lambda found: found.severity == "note")
+    shown = _gathered(kept)
     for finding, after in zip(shown, [*shown, None][1:], strict=True):
         is_note = finding.severity == "note"
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
@@ -86,6 +96,24 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         if after is None or _advice(after) != _advice(finding):
             command = f": {finding.command}" if finding.command else ""
             yield Cell(f"       do: {finding.remedy}{command}")
+
+
+def _gathered(found: list[Finding]) -> list[Finding]:
+    """Make one finding of those that say the same of different segments."""
+    same: dict[Finding, list[Finding]] = {}
+    for finding in found:
+        remedy = finding.remedy.replace(finding.subject, "NAME")
+        same.setdefault(replace(finding, subject="", remedy=remedy), []).append(finding)
+    return [
+        several[0] if len(several) == 1 else replace(nameless, subject=_subjects(several))
+        for nameless, several in same.items()
+    ]
+
+
+def _subjects(several: list[Finding]) -> str:
+    names = [finding.subject for finding in several[:_NAMED]]
+    more = len(several) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _advice(finding: Finding) -> tuple[str, str, str | None]:

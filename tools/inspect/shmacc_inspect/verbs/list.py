@@ -29,7 +29,7 @@ Examples:
   shmacc-inspect list --orphaned --mine
   shmacc-inspect list --stalled
   shmacc-inspect list --columns name,reserved --bytes --no-header | sort -nk2
-  shmacc-inspect list --quiet --orphaned | xargs -r shmacc-inspect remove
+  shmacc-inspect list --quiet --orphaned 'job7-*' | xargs -r shmacc-inspect remove --yes
   shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'"""
 
 STATE_STYLES: Final = {
@@ -79,6 +79,8 @@ SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
 def _key(column: Column) -> str:
     return column.title.lower().replace(" ", "_")
 
+
+_MENTIONED: Final = 0.01  # of all memory
 
 COLUMN_KEYS: Final = tuple(map(_key, COLUMNS))
 
@@ -159,16 +161,24 @@ def run(
         _tell_what_is_left_out(table)
     else:
         page.write_line("no such segments" if found or names else "no segments")
+    unread = sum(summary.state is inspection.SegmentState.UNREADABLE for summary in found)
+    if stalled and unread:
+        page.write_line(f"{formatting.count_of(unread, 'segment')} could not be read: look as root")
     if not json and not quiet:
         page.write_line(_fullness(space, removed))
 
 
 def _fullness(space: inspection.Space, removed: int) -> str:
+    from shmacc import inspection  # late: see the package
+
     used = space.total - space.free
     text = (
         f"shared memory: {formatting.size(used)} of {formatting.size(space.total)} used "
         f"({formatting.percent(used, space.total)})"
     )
+    others = inspection.others_memory()
+    if others > _MENTIONED * space.total:
+        text += f", {formatting.size(others)} of it by files that are not shmacc's"
     if removed:
         text += (
             f", {formatting.size(removed)} of it by removed segments that processes still use "
