@@ -15,7 +15,6 @@ from shmacc.inspection._listing import (
     summary_of,
     tables_of,
 )
-from shmacc.inspection._nobody_takes import idle_taker
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
@@ -30,6 +29,7 @@ from shmacc.inspection._records import (
     Summary,
     WaitingTake,
 )
+from shmacc.inspection._standstill import suspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Description:
         lock: The lock.
         round_holder: The living process that has a round open; None: no round is open.
         final_round: What makes the round final; None: it is not.
-        suspected: A standstill that is not proved: the process that could take is alive.
+        suspected: A standstill that is not proved: the process that others wait for is alive.
         departed: Processes that died or failed, as long as that is on record.
         update: Of parameters: an update that runs, or waits to be put back; None: there is none.
         regions: The layout; of all lanes and members together.
@@ -157,7 +157,7 @@ def describe(name: str, look: Look | None = None) -> Description:
             lock=seen.lock,
             round_holder=seen.round_holder,
             final_round=_final_round(seen),
-            suspected=None if seen.config["kind"] in layout.ARRAYS else idle_taker(seen),
+            suspected=None if seen.config["kind"] in layout.ARRAYS else suspected(seen),
             departed=seen.departed,
             update=_update(seen),
             regions=regions_of(seen),

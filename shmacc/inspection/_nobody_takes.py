@@ -71,8 +71,8 @@ def nobody_takes(seen: Observation) -> Stall | None:
     return Stall(
         StallKind.NOBODY_TAKES,
         f"{problem}: {_why(seen)}",
-        "start the process that takes: the gradients that are there wait for it; or end the "
-        "processes that wait",
+        f"{_mend_first(seen)}start the process that takes: the gradients that are there wait for "
+        "it; or end the processes that wait",
         None,
     )
 
@@ -101,17 +101,21 @@ def idle_taker(seen: Observation) -> Stall | None:
     else:
         which = "which could take"
     labels = [each.pid_label for each in idle]
-    conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
-    doing = f" ({conditions})" if conditions else ""
     have = "has" if len(idle) == 1 else "have"
     return Stall(
         StallKind.TAKER_IDLE,
-        f"{_wait(waiting)}; {pids(labels)}, {which}, {_are(idle)} alive{doing}, and {have} been in "
-        f"no call for {time.time() - since:.0f} s",
+        f"{_wait(waiting)}; {pids(labels)}, {which}, {_are(idle)} alive{conditions(idle)}, and "
+        f"{have} been in no call for {time.time() - since:.0f} s",
         "see what it does, if its rounds do not take that long (py-spy dump, its log); to end it "
-        "does no harm",
+        'loses no gradient, and ends waits that have on_death="raise"',
         None,
     )
+
+
+def conditions(processes: list[AttachedProcess]) -> str:
+    """Return what the system does with them, in parentheses: " (sleeping)"; empty: unknown."""
+    found = ", ".join(sorted({each.condition for each in processes if each.condition}))
+    return f" ({found})" if found else ""
 
 
 def _able(seen: Observation, alive: list[AttachedProcess]) -> list[AttachedProcess]:
@@ -165,6 +169,12 @@ def _why(seen: Observation) -> str:
     if not seen.state["takes"]:
         return "no take has been served yet"
     return "the processes that took have left"
+
+
+def _mend_first(seen: Observation) -> str:
+    """Say it if the processes that took have failed: one that is started again may fail so, too."""
+    took = [each for each in seen.departed if each.took and not each.is_attached]
+    return "mend what it failed with, then " if took and not took[-1].died else ""
 
 
 def _are(several: list[AttachedProcess]) -> str:

@@ -30,6 +30,7 @@ from shmacc.inspection._records import (
     DepartedProcess,
     LockState,
     WaitingTake,
+    pid_label,
 )
 
 _UNDER_THE_LOCK = frozenset({"applies", "takes"})
@@ -47,6 +48,7 @@ class Observation:
         steady: Whether there was no commit meanwhile.
         processes: Those attached, living or dead.
         departed: Those that died or failed.
+        deaths: The pids, as they are shown, of those that were found dead in this step or the last.
         line: Waiting takes in order.
         lock: The lock.
         name_holder_condition: The condition of the process that holds the name lock.
@@ -62,6 +64,7 @@ class Observation:
     steady: bool
     processes: tuple[AttachedProcess, ...]
     departed: tuple[DepartedProcess, ...]
+    deaths: tuple[str, ...]
     line: tuple[WaitingTake, ...]
     lock: LockState
     name_holder_condition: str
@@ -106,6 +109,7 @@ class Observation:
             steady=state["generation"] == generation,
             processes=attached,
             departed=_departed(view, look),
+            deaths=_deaths(view, look, state["step"]),
             line=line,
             lock=replace(lock, in_operation=state["in_operation"]),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
@@ -161,6 +165,14 @@ def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...
             )
         )
     return tuple(found)
+
+
+def _deaths(view: _core.SegmentView, look: Look, step: int) -> tuple[str, ...]:
+    return tuple(
+        pid_label(event["pid"], is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9))
+        for event in view.events()
+        if layout.EVENT_NAMES.get(event["kind"]) == "died" and event["step"] >= step - 1
+    )
 
 
 def _line(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:

@@ -42,6 +42,7 @@ class StallKind(enum.StrEnum):
         QUORUM_OUT_OF_REACH: No process can send what a take waits for.
         NOBODY_TAKES: Everybody waits for a take, and no process can take.
         TAKER_IDLE: A process that could take lives, and does not; it may yet.
+        APPLIER_IDLE: A process that a take waits for lives, and does not apply; it may yet.
     """
 
     LOCK_HOLDER_STOPPED = "lock_holder_stopped"
@@ -54,6 +55,7 @@ class StallKind(enum.StrEnum):
     QUORUM_OUT_OF_REACH = "quorum_out_of_reach"
     NOBODY_TAKES = "nobody_takes"
     TAKER_IDLE = "taker_idle"
+    APPLIER_IDLE = "applier_idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Stall:
     command: str | None
 
 
-def _label(pid: int | None, *, is_here: bool) -> str:
+def pid_label(pid: int | None, *, is_here: bool) -> str:
     """Return a pid as messages have it: with a star if it belongs to another pid namespace."""
     if pid is None:
         return "?"
@@ -159,7 +161,7 @@ class AttachedProcess:
         started: When the process was started, in seconds since the epoch, like the times below;
             None if it is not visible.
         attached_at: When it attached.
-        last_seen: When it last entered an operation.
+        last_seen: When it last entered an operation, or came back from a wait.
         last_applied: When its last gradient was accepted; None: never.
         last_applied_step: The global step at which that was; None: never.
         applied: Gradients accepted from it.
@@ -188,7 +190,7 @@ class AttachedProcess:
     @property
     def pid_label(self) -> str:
         """The pid as it is shown."""
-        return _label(self.pid, is_here=self.pid_is_here)
+        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ class DepartedProcess:
     @property
     def pid_label(self) -> str:
         """The pid as it is shown."""
-        return _label(self.pid, is_here=self.pid_is_here)
+        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class WaitingTake:
     @property
     def pid_label(self) -> str:
         """The pid as it is shown."""
-        return _label(self.pid, is_here=self.pid_is_here)
+        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class ArraysUpdate:
     @property
     def pid_label(self) -> str:
         """The pid as it is shown."""
-        return _label(self.pid, is_here=self.pid_is_here)
+        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,7 @@ class LockState:
     @property
     def pid_label(self) -> str:
         """The pid as it is shown."""
-        return _label(self.pid, is_here=self.pid_is_here)
+        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,14 @@ from collections.abc import Iterator
 
 from shmacc._layout import layout
 from shmacc.inspection._bystanders import is_bystander, last_loss
-from shmacc.inspection._nobody_takes import AT_THE_START, nobody_takes, waits_for_a_take
+from shmacc.inspection._nobody_takes import (
+    AT_THE_START,
+    LONG_IDLE,
+    conditions,
+    idle_taker,
+    nobody_takes,
+    waits_for_a_take,
+)
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, Stall, StallKind, WaitingTake
@@ -42,6 +49,11 @@ def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
     if seen.state["finished"]:  # nobody waits any more
         return in_the_way
     return (*in_the_way, *_round(seen), *_takes(name, seen))
+
+
+def suspected(seen: Observation) -> Stall | None:
+    """Return what others have waited for long, and what may come yet; None: nothing is known."""
+    return idle_taker(seen) or _idle_appliers(seen)
 
 
 def _lock(seen: Observation) -> Iterator[Stall]:
@@ -128,11 +140,10 @@ def _reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]
 
 
 def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[Stall]:
-    count, alive = seen.state["count"], [each for each in seen.processes if each.alive]
+    alive = [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
-    death = _loss_of_appliers(seen) if seen.state["takes"] else None
-    able = [each for each in alive if _may_apply(each, seen, death, killed=killed)]
-    problem = f"{_waits(head)}; {count} {'is' if count == 1 else 'are'} there"
+    able = _able(seen)
+    problem = _problem(seen, head)
     if not able and not _has_lasted(seen, head, killed=killed):
         return
     able = able or [each for each in alive if _waits_no_more(each, seen)]
@@ -152,7 +163,7 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
             StallKind.QUORUM_OUT_OF_REACH,
             f"{problem}, and those that could send more wait for room in /dev/shm, of which "
             f"{seen.state['kept_free']} bytes are kept for others: {len(alive)} alive (waiting for "
-            f"this take: {waiting})" + _who_failed(seen),
+            f"this take: {waiting})" + _who_is_gone(seen),
             "let rounds need fewer gradients, or give /dev/shm more memory; or end the wait, which "
             "consumes nothing",
             _cancel(name),
@@ -162,10 +173,62 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
         StallKind.QUORUM_OUT_OF_REACH,
         f"{problem}, and no process that is attached can send more: {len(alive)} alive"
         + (f" (waiting for this take: {waiting})" if waiting else "")
-        + _who_failed(seen),
+        + _who_is_gone(seen),
         "start processes that apply; or end the wait, which consumes nothing",
         _cancel(name),
     )
+
+
+def _idle_appliers(seen: Observation) -> Stall | None:
+    """Return what a take waits for, if that lives, and is not in any call.
+
+    As of `idle_taker`: it may compute. Those that have not applied in this round are named; of them
+    those that ever did, for a parent that only keeps the segment open never will.
+    """
+    head = next((take for take in seen.line if take.alive), None)
+    if head is None or seen.state["finished"] or seen.round_holder is not None:
+        return None
+    if seen.state["count"] >= head.num_required or seen.state["update"] is not None:
+        return None
+    now, able = time.time(), _able(seen)
+    if now - seen.last_applied < LONG_IDLE:
+        return None
+    late = [each for each in able if each.last_applied_step != seen.state["step"]] or able
+    late = [each for each in late if each.applied > 0] or late
+    idle = [
+        each
+        for each in late
+        if each.activity == "idle"
+        and each.condition not in HALTED
+        and now - each.last_seen >= LONG_IDLE
+    ]
+    if not idle:
+        return None
+    are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
+    applied = all(each.last_applied_step == seen.state["step"] for each in idle)
+    which = "" if applied else f", which {have} not applied to it,"
+    return Stall(
+        StallKind.APPLIER_IDLE,
+        f"{_problem(seen, head)}; {pids(each.pid_label for each in idle)}{which} {are} alive"
+        f"{conditions(idle)}, and {have} been in no call for "
+        f"{now - max(each.last_seen for each in idle):.0f} s",
+        "see what it does, if its batches do not take that long (py-spy dump, its log); to end it "
+        'costs its batch, and ends waits that have on_death="raise"',
+        None,
+    )
+
+
+def _able(seen: Observation) -> list[AttachedProcess]:
+    """Return the living processes that may apply."""
+    alive = [each for each in seen.processes if each.alive]
+    killed = len(alive) < len(seen.processes)
+    death = _loss_of_appliers(seen) if seen.state["takes"] else None
+    return [each for each in alive if _may_apply(each, seen, death, killed=killed)]
+
+
+def _problem(seen: Observation, head: WaitingTake) -> str:
+    count = seen.state["count"]
+    return f"{_waits(head)}; {count} {'is' if count == 1 else 'are'} there"
 
 
 def _lacks_memory(seen: Observation, alive: list[AttachedProcess]) -> bool:
@@ -195,10 +258,15 @@ def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
     return now - max([seen.last_applied, *came]) >= _QUIET
 
 
-def _who_failed(seen: Observation) -> str:
-    """Say which processes that applied have failed, and with what."""
+def _who_is_gone(seen: Observation) -> str:
+    """Say which processes have failed, and with what, and which died lately; but for takers."""
     failed = [each for each in seen.departed if each.applied > 0 and not each.died]
-    return "".join(f"; pid {each.pid_label} {each.fate}" for each in failed)
+    takers = {each.pid_label for each in seen.departed if each.took and not each.applied}
+    takers |= {each.pid_label for each in seen.processes if each.took and not each.applied}
+    left = [each.pid_label for each in seen.processes if not each.alive]
+    dead = [label for label in dict.fromkeys((*left, *seen.deaths)) if label not in takers]
+    died = f"; {pids(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else ""
+    return died + "".join(f"; pid {each.pid_label} {each.fate}" for each in failed)
 
 
 def _may_apply(

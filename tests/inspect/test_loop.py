@@ -203,6 +203,7 @@ def test_a_chief_that_failed_is_named_with_its_exception(
     start(crew, wait_for_the_step, NAME)
     until(lambda: [one.kind for one in stalls()] == [StallKind.NOBODY_TAKES])
     assert stalls()[0].problem.endswith(f"pid {pid}, which did, has failed: KeyError: 'lr'")
+    assert stalls()[0].remedy.startswith("mend what it failed with, then start the process")
 
 
 def take_and_fail(name: str) -> None:
