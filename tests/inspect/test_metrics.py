@@ -75,11 +75,27 @@ def _namespace() -> str:
     return os.environ["SHMACC_NAMESPACE"]
 
 
-def test_without_prometheus_client_metrics_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "prometheus_client.py").write_text("raise ImportError", encoding="ascii")
+_MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (_MISSING, "needs prometheus_client: pip install"),
+        ("import no_such_thing", "import failed (ModuleNotFoundError(\"No module named 'no_such"),
+        ("raise ImportError('libz.so.1')", "import failed (ImportError('libz.so.1'))"),
+        ("", "import failed (ModuleNotFoundError(\"No module named 'prometheus_client.core'"),
+    ],
+)
+def test_without_prometheus_client_metrics_says_what_to_install(
+    tmp_path: Path, content: str, why: str
+) -> None:
+    """And why its import failed, if it is there."""
+    (tmp_path / "prometheus_client.py").write_text(content, encoding="ascii")
     done = run("metrics", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "pip install prometheus_client" in done.stderr
+    assert why in done.stderr
     assert run("metrics", "--json", PYTHONPATH=str(tmp_path)).returncode == 0
 
 

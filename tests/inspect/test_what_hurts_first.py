@@ -80,6 +80,18 @@ def test_watch_shows_at_80_columns_what_stands_still_on_top(crew: Crew) -> None:
 
 
 @pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("names", [(), (STALLED,)], ids=["all", "one"])
+def test_watch_shows_the_cause_at_40_columns(crew: Crew, names: tuple[str, ...]) -> None:
+    """And does not say "sound" of what stands still."""
+    stand_still(crew)
+    with Terminal("watch", *names, "--interval", "0.1", columns=40, rows=24) as terminal:
+        lines = terminal.wait_for("round_holder_stopped").splitlines()
+        about = [line for line in lines if STALLED in line]
+        assert about
+        assert all(line.rstrip().endswith("round_holder_stopped") for line in about)
+
+
+@pytest.mark.usefixtures("three")
 def test_show_at_80x24_ends_with_the_verdict(crew: Crew) -> None:
     pid = stand_still(crew)
     for _ in range(3):

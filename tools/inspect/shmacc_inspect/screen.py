@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 _SEGMENT_COLUMNS: Final = (
     Column("", right=True),
     Column("NAME", least=12),
-    Column("STEP", right=True),
-    Column("ROUND"),
-    Column("WAITED", right=True, rank=2),
-    Column("BEHIND", right=True, rank=4),
-    Column("LOCK", right=True, rank=3),
-    Column("STEPS/S", right=True, rank=6),
-    Column("GRADS/S", right=True, rank=1),
-    Column("BYTES/S", right=True, rank=5),
-    Column("DROPS/S", right=True, rank=7),
-    Column("ALIVE", right=True, rank=8),
+    Column("STEP", right=True, rank=1),
+    Column("ROUND", rank=2),
+    Column("WAITED", right=True, rank=4),
+    Column("BEHIND", right=True, rank=6),
+    Column("LOCK", right=True, rank=5),
+    Column("STEPS/S", right=True, rank=8),
+    Column("GRADS/S", right=True, rank=3),
+    Column("BYTES/S", right=True, rank=7),
+    Column("DROPS/S", right=True, rank=9),
+    Column("ALIVE", right=True, rank=10),
     Column("STATE"),
     Column("STALL"),
 )
+_BOTH: Final = 60  # characters; on a narrower terminal a cause stands in place of the state
 _PROCESS_COLUMNS: Final = (
     Column("PID", right=True),
     Column("THIS ROUND"),
@@ -139,11 +140,13 @@ class Screen:
             shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 2))
             self._page = shown
             first = min(max(0, place - shown // 2), max(0, len(courses) - shown))
+            both = (terminal.width or _BOTH) >= _BOTH
+            columns = _SEGMENT_COLUMNS if both else _SEGMENT_COLUMNS[:-1]
             rows = [
-                _segment_row(first + number, course, picked=first + number == place)
+                _segment_row(first + number, course, picked=first + number == place, both=both)
                 for number, course in enumerate(courses[first : first + shown])
             ]
-            lines += ["", *page.lines(Table(_SEGMENT_COLUMNS, rows), terminal)]
+            lines += ["", *page.lines(Table(columns, rows), terminal)]
             room -= 2 + len(rows)
         return lines + list(_details(courses[place], terminal, room))
 
@@ -183,7 +186,7 @@ class Screen:
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
 
 
-def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
+def _segment_row(number: int, course: Course, *, picked: bool, both: bool) -> list[Cell]:
     now = course.latest
     mark = "▶" if picked else str(number + 1)
     late = now.waited_seconds is not None and now.waited_seconds > _LONG_IDLE
@@ -208,9 +211,16 @@ def _segment_row(number: int, course: Course, *, picked: bool) -> list[Cell]:
         Cell(_said(now.bytes_per_second)),
         Cell(formatting.rate(now.drops_per_second), "yellow" if now.drops_per_second else ""),
         Cell("" if now.attached_alive is None else str(now.attached_alive)),
-        Cell(now.state, STATE_STYLES.get(now.state, "red")),
-        Cell(",".join(stall.kind for stall in now.stalls), "bold red"),
+        *([_state(now), _cause(now)] if both else [_cause(now) if now.stalls else _state(now)]),
     ]
+
+
+def _state(now: Interval) -> Cell:
+    return Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
+
+
+def _cause(now: Interval) -> Cell:
+    return Cell(",".join(stall.kind for stall in now.stalls), "bold red")
 
 
 def _said(per_second: float | None) -> str:
@@ -229,7 +239,7 @@ def _round(now: Interval) -> str:
 def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     now, seen = course.latest, course.seen
     yield ""
-    state = Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
+    state = _cause(now) if now.stalls else _state(now)
     yield f"{page.paint(Cell(now.name, 'bold'), terminal)}  {page.paint(state, terminal)}"
     if seen is None:
         yield "nothing to be seen of it"

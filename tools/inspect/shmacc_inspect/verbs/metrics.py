@@ -115,8 +115,10 @@ def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector, CollectorRegistry
-    except ImportError:
-        page.write_line("`metrics` needs prometheus_client: pip install prometheus_client")
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "prometheus_client"
+        why = "" if missing else f", whose import failed ({error!r}); to install it again"
+        page.write_line(f"`metrics` needs prometheus_client{why}: pip install prometheus_client")
         failures.end(failures.WRONG_OR_FAILED)
     from shmacc_inspect import gauges  # late: see the package
 
