@@ -41,16 +41,19 @@ def check(name: str) -> tuple[Finding, ...]:
         name: As for `resolve`.
 
     Raises:
-        NotFoundError: There is no segment of that name.
+        NotFoundError: There is no segment of that name, nor one that was removed under its users.
     """
     segment_name = resolve(name)
-    if not os.path.lexists(segment_name.path):
-        raise removal.not_found(segment_name)
     system_name = segment_name.system_name
+    removed = tuple(_unlinked(lambda found: found.system_name == system_name))
+    if not os.path.lexists(segment_name.path):
+        if any(finding.severity is Severity.WRONG for finding in removed):
+            return removed
+        raise removal.not_found(segment_name)
     return (
         *_settled([segment_name], lambda owner: owner.system_name == system_name),
         *steps_apart.findings([segment_name]),
-        *_unlinked(lambda found: found.system_name == system_name),
+        *removed,
         *_memory.findings(),
         *_hidden(),
     )

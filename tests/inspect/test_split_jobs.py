@@ -79,6 +79,9 @@ def test_a_job_that_rm_has_split_is_wrong(
         old = start(crew, idle, NAME)
         semaphore_of(NAME).unlink()
         path_of(NAME).unlink()
+        alone = run("check", NAME)  # there is no such name
+        assert alone.returncode == 1
+        assert "still use" in alone.stdout
         with make():
             (found,) = findings()
             assert found["severity"] == "wrong"
@@ -100,6 +103,7 @@ def test_what_was_removed_on_purpose_is_a_note(
         (found,) = findings()
         assert found["severity"] == "note"
         assert split() == 0
+        assert run("check", NAME).returncode == 3
 
 
 def test_what_the_command_removed_is_a_note() -> None:

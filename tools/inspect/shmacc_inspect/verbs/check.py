@@ -41,6 +41,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
     from shmacc import inspection  # late: see the package
+    from shmacc.errors import NotFoundError
     from shmacc_inspect import naming
     from shmacc_inspect.output import answer_of, to_json
     from shmacc_inspect.output.findings import Finding, Findings
@@ -56,8 +57,12 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
                 naming.select([name], everywhere=everywhere)
             checked.update(inspection.list_names(name, namespace=namespace))
         else:
-            checked.update(naming.select([name], everywhere=everywhere))
-            found_here = inspection.check(name)
+            try:
+                found_here = inspection.check(name)
+            except NotFoundError:
+                naming.select([name], everywhere=everywhere)  # says what there is instead
+                raise
+            checked.update(naming.select_present([name], everywhere=everywhere))
         found.update(dict.fromkeys(found_here))
     findings = [answer_of(finding, Finding) for finding in found]
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
