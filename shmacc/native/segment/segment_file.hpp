@@ -127,7 +127,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
     getrlimit(RLIMIT_FSIZE, &limit);
     if (limit.rlim_cur == RLIM_INFINITY)
         throw Error(
-            Failure::kFailedPrecondition,
+            Failure::kResourceExhausted,
             what +
                 " failed: /dev/shm is no memory (tmpfs) here, but on a filesystem that has no files of a "
                 "segment's length, which is nearly all a hole: mount a tmpfs there (Kubernetes: an "
