@@ -1,9 +1,9 @@
 """The chief's side of training: rounds that update shared parameters, checkpoints, the end."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -18,54 +18,16 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
 from shmacc.torch._optimizers import OptimizerOfTorch
+from shmacc.torch._updates import Update
 
 Schedule = Callable[[int], LearningRate]
-
-
-@dataclass(slots=True)
-class _Block:
-    """What becomes of a round's block."""
-
-    skipped: bool = False
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What a round's gradients are of.
-
-    Attributes:
-        step: The number of the update, from 0.
-        replicas: The ranks whose gradients were averaged, ascending; of an asynchronous round, a
-            rank for each gradient. Empty if those that were waited for have left instead: then no
-            parameter has a gradient, and the update does not count.
-        weight: The weights of the gradients, added up: samples, if replicas say how many they had.
-    """
-
-    step: int
-    replicas: tuple[int, ...]
-    weight: int
-    _block: _Block = field(default_factory=_Block, repr=False, compare=False)
-
-    def skip(self) -> None:
-        """Let the round pass: its gradients change no parameter, buffer or optimizer's slot.
-
-        `global_step` moves on, and replicas go on to their next batch. An optimizer of torch is not
-        to be called in this block.
-
-        Raises:
-            FailedPreconditionError: The block has ended.
-        """
-        if self._block.ended:
-            raise FailedPreconditionError("A round is skipped in its block, which has ended")
-        self._block.skipped = True
 
 
 class Chief:
@@ -82,7 +44,7 @@ class Chief:
         *,
         optimizer: Optimizers | OptimizerOfTorch,
         schedule: Schedule | None,
-        initial: Mapping[str, Any] | nn.Module | None,
+        initial: Any,
         mode: int | None,
         owners: Owners,
         if_exists: IfExists,
@@ -146,6 +108,9 @@ class Chief:
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
         placed = own if self._updates.places_buffers else self._parameters
         self._places = on_model.place(placed, self._shared)
+        # A round that `active` has entered, or what it raised; and how it would wait for another.
+        self._ahead: tuple[ExitStack, Update] | Exception | None = None
+        self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
 
     def _check_kind(self, shared_name: str) -> None:
@@ -185,7 +150,23 @@ class Chief:
 
     @property
     def active(self) -> int:
-        """How many replicas have not left: all, at first, whether they have come or not."""
+        """How many replicas have not left: all, at first, whether they have come or not.
+
+        Between two rounds it waits, as long as the last one did, until the next one has gradients
+        or all have left: so `while replicas.active` has no round without gradients at its end. What
+        a round would raise then, the next one raises.
+        """
+        if self._ahead is None and self._maker == os.getpid() and self._waits is not None:
+            timeout, on_death, thread = self._waits
+            if thread == threading.get_ident():
+                try:
+                    self._ahead = self._enter(timeout, on_death, ahead=True)
+                except Exception as error:  # noqa: BLE001  told by the next round
+                    self._ahead = error if timeout != 0 else None
+        return self._present
+
+    @property
+    def _present(self) -> int:
         return self._total - int(np.count_nonzero(self._left))
 
     def round(
@@ -234,33 +215,65 @@ class Chief:
                 The round is open again.
         """
         self._updates.check_rate(learning_rate)
-        return self._round(timeout, on_death, learning_rate)
+        return self._block(timeout, on_death, learning_rate)
 
     @contextmanager
-    def _round(
+    def _block(
         self, timeout: float | None, on_death: OnDeath, rate: LearningRate
     ) -> Iterator[Update]:
+        ahead, self._ahead, self._waits = self._ahead, None, None
+        try:
+            if isinstance(ahead, Exception):
+                raise ahead
+            opened, update = ahead or self._enter(timeout, on_death, ahead=False)
+            with opened:
+                update._block.rate = rate  # noqa: SLF001
+                yield update
+        finally:
+            self._waits = timeout, on_death, threading.get_ident()
+
+    def _enter(
+        self, timeout: float | None, on_death: OnDeath, *, ahead: bool
+    ) -> tuple[ExitStack, Update]:
+        opened = ExitStack()  # if it is dropped, the round is given up
+        return opened, opened.enter_context(self._round(timeout, on_death, ahead=ahead))
+
+    def _give_up(self) -> None:
+        """Give up a round that `active` has entered."""
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, tuple):
+            with suppress(CancelledError), ahead[0]:
+                raise CancelledError("The round is given up")
+
+    @contextmanager
+    def _round(self, timeout: float | None, on_death: OnDeath, *, ahead: bool) -> Iterator[Update]:
         while True:
-            if not self.active:
+            if not self._present:
                 raise FailedPreconditionError("All replicas have left")
             with self._group.round(self._required(), timeout=timeout, on_death=on_death) as taken:
                 # Another chief died, while this one waited, between its update and the commit:
                 # these gradients are in it.
                 done = taken.step < self._updates.done
+                empty = not (taken.contributors < run.LEAVING).any()
                 if done:
                     self._updates.pass_over(taken)
+                elif empty and (ahead or len(taken.contributors) < self._present):
+                    self._updates.begin(self._group)
+                    self._end(taken, None, skipped=True)
+                    done = True
                 else:
                     on_model.check_in_place(self._own, self._places)
                     on_model.check_trained(self._parameters, self._group.members)
                     self._updates.begin(self._group)
                     update = self._begin(taken)
-                    if rate is None and self._schedule is not None:
-                        rate = self._schedule(update.step)
+                    block = update._block  # noqa: SLF001
                     try:
                         yield update
                     finally:
-                        update._block.ended = True  # noqa: SLF001
-                    self._end(taken, rate, skipped=update._block.skipped)  # noqa: SLF001
+                        block.ended = True
+                    if block.rate is None and self._schedule is not None:
+                        block.rate = self._schedule(update.step)
+                    self._end(taken, block.rate, skipped=block.skipped)
             self._follow()
             if not done:
                 return
@@ -327,12 +340,18 @@ class Chief:
         Raises:
             RuntimeError: The state of another model, in torch's words.
             InvalidArgumentError: That of another number of replicas, or without the state of these
-                optimizers of `shmacc.optim`.
+                optimizers of `shmacc.optim`; or a model's own.
         """
+        if not {"step", "left", "model"} <= state.keys():
+            raise InvalidArgumentError(
+                "This is no state_dict() of replicas. A model's own is what a new training starts "
+                "from: SyncReplicas(model, ..., initial=state)"
+            )
         if len(state["left"]) != self._total:
             raise InvalidArgumentError(
                 f"The state is of {len(state['left'])} replicas, but there are {self._total}"
             )
+        self._give_up()
         # Gradients from a mixture of old and new parameters carry the group's step of now, which
         # never goes back: they are dropped by the new one, or stale.
         numbers = self._run.copy()
@@ -351,6 +370,8 @@ class Chief:
         """
         maker, self._maker = self._maker, 0
         try:
+            if maker == os.getpid():
+                self._give_up()
             if maker == os.getpid() and self._group.running:
                 self._group.finish()  # another chief has no replicas now, either
                 self._group.unlink()

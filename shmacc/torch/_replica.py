@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from shmacc._accumulators.accumulator import NEVER_STALE
-from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
 from shmacc._opening.options import Owners
@@ -57,25 +55,16 @@ class Replica:
             InvalidArgumentError: A bad rank, or the model is not the chief's.
             Everything else as for `AccumulatorGroup.attach`.
         """
-        own = on_model.tensors(model)
         self._rank = arguments.int64(rank, "rank")
         self._timeout = timeout
-        patience = float("inf") if timeout is None else timeout
         with ExitStack() as on_failure:
-            self._group = AccumulatorGroup.attach(shared_name, timeout=patience, owners=owners)
+            self._group, self._shared = run.attach(model, shared_name, timeout, owners)
             on_failure.callback(self._group.close)
-            self._shared = SharedArrays.attach(run.of_params(shared_name), owners=owners)
             on_failure.callback(self._shared.close)
-            if not {run.RUN, run.LEFT} <= self._shared.keys():
-                raise InvalidArgumentError(
-                    f"{shared_name!r} is not the name of SyncReplicas or AsyncReplicas: the shared "
-                    f"arrays {run.of_params(shared_name)!r} are no model's"
-                )
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._closed = False
             self._total = len(self._left)
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
-            on_model.check_agreement(own, self._shared)
             self._check_rank()
             self._place(model)
             # Gradients of an asynchronous replica are distinct, also from those of one that was
@@ -159,6 +148,11 @@ class Replica:
     def rank(self) -> int:
         """This replica's number."""
         return self._rank
+
+    @property
+    def total_num_replicas(self) -> int:
+        """How many replicas there are."""
+        return self._total
 
     @property
     def global_step(self) -> int:

@@ -1,6 +1,5 @@
 """The chief of synchronous and that of asynchronous training."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -47,7 +46,7 @@ class SyncReplicas(Chief):
         replicas_to_aggregate: int | None = None,
         optimizer: Optimizers | OptimizerOfTorch = None,
         schedule: Schedule | None = None,
-        initial: Mapping[str, Any] | nn.Module | None = None,
+        initial: Any = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
@@ -109,7 +108,7 @@ class SyncReplicas(Chief):
         )
 
     def _required(self) -> int:
-        return min(self._aggregated, self.active)
+        return min(self._aggregated, self._present)
 
 
 class AsyncReplicas(Chief):
@@ -133,7 +132,7 @@ class AsyncReplicas(Chief):
         capacity: int | None = None,
         optimizer: Optimizers | OptimizerOfTorch = None,
         schedule: Schedule | None = None,
-        initial: Mapping[str, Any] | nn.Module | None = None,
+        initial: Any = None,
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",

@@ -4,6 +4,17 @@ They stand in the shared arrays, under names that no parameter can have. The chi
 them, in rounds. The end is the group's, which is finished then.
 """
 
+from contextlib import ExitStack
+
+from torch import nn
+
+from shmacc._accumulators.any_kind import attach as attach_any
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._opening.options import Owners
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch import _model as on_model
+
 RUN, LEFT = ".run", ".left"
 STEP, UPDATING, DONE, ASYNCHRONOUS = range(4)
 """In RUN: how many updates there were; whether one is going on; before which step of the group all
@@ -21,3 +32,34 @@ SERIAL_BITS = 40
 def of_params(shared_name: str) -> str:
     """Return the name of the shared arrays."""
     return f"{shared_name}.params"
+
+
+def attach(
+    model: nn.Module, shared_name: str, timeout: float | None, owners: Owners
+) -> tuple[AccumulatorGroup, SharedArrays]:
+    """Attach to a chief's group and shared arrays, as soon as they are there.
+
+    Args:
+        model: Of the same architecture as the chief's.
+        shared_name: The chief's.
+        timeout: Seconds; None: for ever.
+        owners: Whose segments may be attached.
+
+    Raises:
+        As for `Replica`.
+    """
+    own = on_model.tensors(model)
+    patience = float("inf") if timeout is None else timeout
+    with ExitStack() as on_failure:
+        group = AccumulatorGroup.attach(shared_name, timeout=patience, owners=owners)
+        on_failure.callback(group.close)
+        shared = attach_any(of_params(shared_name), owners=owners)
+        on_failure.callback(shared.close)
+        if not (isinstance(shared, SharedArrays) and {RUN, LEFT} <= shared.keys()):
+            raise InvalidArgumentError(
+                f"{shared_name!r} is not the name of SyncReplicas or AsyncReplicas: the shared "
+                f"arrays {of_params(shared_name)!r} are no model's"
+            )
+        on_model.check_agreement(own, shared)
+        on_failure.pop_all()
+    return group, shared

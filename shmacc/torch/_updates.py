@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,46 @@ from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+
+
+@dataclass(slots=True)
+class _Block:
+    """What becomes of a round's block."""
+
+    rate: LearningRate = None
+    skipped: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a round's gradients are of.
+
+    Attributes:
+        step: The number of the update, from 0.
+        replicas: The ranks whose gradients were averaged, ascending; of an asynchronous round, a
+            rank for each gradient. Empty if all have left while the round waited for them: then no
+            parameter has a gradient, and the update does not count.
+        weight: The weights of the gradients, added up: samples, if replicas say how many they had.
+    """
+
+    step: int
+    replicas: tuple[int, ...]
+    weight: int
+    _block: _Block = field(default_factory=_Block, repr=False, compare=False)
+
+    def skip(self) -> None:
+        """Let the round pass: its gradients change no parameter, buffer or optimizer's slot.
+
+        `global_step` moves on, and replicas go on to their next batch. An optimizer of torch is not
+        to be called in this block.
+
+        Raises:
+            FailedPreconditionError: The block has ended.
+        """
+        if self._block.ended:
+            raise FailedPreconditionError("A round is skipped in its block, which has ended")
+        self._block.skipped = True
 
 
 class InPlace:

@@ -277,11 +277,7 @@ def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> 
             pass
         assert replicas.global_step == 7
     assert [child.result() for child in children] == list(lengths)
-    assert {ranks: rounds for ranks, rounds in seen.items() if ranks} == {
-        (0, 1, 2): 2,
-        (1, 2): 2,
-        (1,): 3,
-    }
+    assert seen == {(0, 1, 2): 2, (1, 2): 2, (1,): 3}, "no round without gradients"
     for step in range(7):
         parts = [batch(rank, step) for rank in range(3) if step < lengths[rank]]
         words, labels = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -420,7 +416,7 @@ def test_asynchronous_replicas_learn(start: Callable[..., Apart]) -> None:
                 optimizer.step()
             assert len(update.replicas) <= 3
             gradients += len(update.replicas)
-            updates += bool(update.replicas)
+            updates += 1
         assert replicas.global_step == updates
     assert gradients == 200
     assert [child.result() for child in children] == [100, 100]

@@ -1,0 +1,84 @@
+"""Batches as a function of step and rank, so that a replica that is started again goes on."""
+
+from collections.abc import Iterator, Sized
+
+import torch
+
+from shmacc._gradients import arguments
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch._replica import Replica
+
+
+class StepSampler:
+    """The batches of a replica, of which each is a function of the step and the rank.
+
+    So a replica that is started again, or follows a checkpoint, computes the batch that its step
+    needs, where a loop over a dataset would begin again::
+
+        loader = DataLoader(dataset, batch_sampler=StepSampler(dataset, replica, 32))
+        for inputs, labels in loader:  # until the training or the last epoch has ended
+            loss(model(inputs), labels).backward()
+            replica.step()
+
+    All replicas' batches together are an epoch's permutation; what does not fill a batch of each is
+    left out of it. A loader's worker processes are asked for batches ahead: these are of the steps
+    that follow. That is right for synchronous replicas that make one step a batch, and are not left
+    behind by others (``replicas_to_aggregate``); for all others ``num_workers`` is 0.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        replica: Replica,
+        batch_size: int,
+        *,
+        epochs: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """Divide a dataset.
+
+        Args:
+            dataset: What has a length.
+            replica: Whose batches, by its ``global_step`` and rank.
+            batch_size: How many samples a batch has.
+            epochs: After how many times through the dataset to end; None: with the training.
+            shuffle: Whether each epoch has a permutation of its own; or the dataset's order.
+            seed: Of the permutations, the same in all replicas.
+
+        Raises:
+            InvalidArgumentError: The dataset has less than a batch for each replica.
+        """
+        self._size = len(dataset)
+        self._replica = replica
+        self._batch = arguments.int64(batch_size, "batch_size")
+        at_once = self._batch * replica.total_num_replicas
+        if not 1 <= at_once <= self._size:
+            raise InvalidArgumentError(
+                f"batch_size must be positive, and the dataset have as many samples for each of "
+                f"{replica.total_num_replicas} replicas, but was {batch_size} of {self._size}"
+            )
+        self._steps = self._size // at_once  # of an epoch
+        self._epochs = epochs
+        self._shuffle, self._seed = shuffle, seed
+        self._order: tuple[int, list[int]] = -1, []  # the last epoch's
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the numbers of each batch's samples, from that of the replica's step on."""
+        step = seen = self._replica.global_step
+        while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
+            yield self.batch(step)
+            now = self._replica.global_step
+            step = step + 1 if now in {seen, seen + 1} else now  # asked ahead; or led elsewhere
+            seen = now
+
+    def batch(self, step: int) -> list[int]:
+        """Return the numbers of the samples of this replica's batch of a step."""
+        epoch, number = divmod(step, self._steps)
+        if self._order[0] != epoch:
+            random = torch.Generator().manual_seed(self._seed + epoch)
+            shuffled = torch.randperm(self._size, generator=random)
+            order = shuffled.tolist() if self._shuffle else list(range(self._size))
+            self._order = epoch, order
+        begin = (number * self._replica.total_num_replicas + self._replica.rank) * self._batch
+        return self._order[1][begin : begin + self._batch]

@@ -1,0 +1,137 @@
+"""An evaluator's side of training: the model as of one step, beside chief and replicas."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NoReturn, Self
+
+import torch
+from torch import nn
+
+from shmacc._accumulators.parameters import Parameters
+from shmacc._opening.options import Owners
+from shmacc._records.array_types import ValueArray
+from shmacc.errors import FailedPreconditionError, FinishedError
+from shmacc.torch import _model as on_model
+from shmacc.torch import _run as run
+
+
+class Viewer:
+    """A process that has the model as of one step, to compute metrics while others train it.
+
+    It has no rank, and nobody waits for it. The model keeps its own memory, into which `snapshot`
+    copies parameters and buffers::
+
+        with Viewer(model, "name", timeout=60) as viewer:
+            for step in viewer.steps():
+                print(step, evaluate(model.eval()))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shared_name: str,
+        *,
+        timeout: float | None = None,
+        owners: Owners = "mine",
+    ) -> None:
+        """Attach, as soon as the chief has created what there is to attach to.
+
+        Args:
+            model: Of the same architecture as the chief's.
+            shared_name: The chief's.
+            timeout: Seconds of each wait, here for the chief; None: for ever.
+            owners: Whose segments may be attached.
+
+        Raises:
+            As for `Replica`.
+        """
+        self._model = model
+        self._timeout = timeout
+        self._closed = False
+        self._group, self._shared = run.attach(model, shared_name, timeout, owners)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A Viewer is this process's, and is neither copied nor pickled")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._group.shared_name!r}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether the chief has not ended the training, and this object is not closed."""
+        return not self._closed and self._group.running
+
+    def snapshot(self) -> int:
+        """Copy the parameters and buffers of one step into the model.
+
+        Those of the last step can be had after the end of the training, too.
+
+        Returns:
+            How many updates they have had.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+            FailedPreconditionError: A chief with an optimizer of torch has died in its block, so
+                that they may be half updated; or this object is closed.
+        """
+        if isinstance(self._shared, Parameters):
+            _, copies = self._shared.snapshot(timeout=self._timeout)
+        else:
+            copies = self._between_rounds()
+        with torch.no_grad():
+            for name, value in on_model.tensors(self._model).items():
+                value.copy_(on_model.in_memory(copies[name]))
+        return int(copies[run.RUN][run.STEP])
+
+    def _between_rounds(self) -> dict[str, ValueArray]:
+        """Return copies that no block has written to meanwhile.
+
+        A block begins in a sealed step, and ends before the step moves on.
+        """
+        while True:
+            running, step = self._group.running, self._group.global_step
+            if not self._group.stats().sealed:
+                copies = {name: array.copy() for name, array in self._shared.items()}
+                whole = not copies[run.RUN][run.UPDATING]
+                if not self._group.stats().sealed and self._group.global_step == step:
+                    if whole:
+                        return copies
+                    raise FailedPreconditionError(
+                        "The parameters may be half updated: a chief has died in a round's block"
+                    )
+            if not running:
+                raise FailedPreconditionError("The training has ended in a round's block")
+            with suppress(FinishedError):
+                self._group.wait_step(step, timeout=self._timeout)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the newest step whenever there is another one, with the model as of it.
+
+        The loop ends with the training, after its last step; a slow one misses steps in between.
+
+        Raises:
+            As for `snapshot`; the timeout is that of each wait for a new step.
+        """
+        last = -1
+        while True:
+            running, step = self.running, self._group.global_step
+            if int(self._shared[run.RUN][run.STEP]) != last and (found := self.snapshot()) != last:
+                last = found
+                yield last
+            elif running:
+                with suppress(FinishedError):
+                    self._group.wait_step(step, timeout=self._timeout)
+            else:
+                return
+
+    def close(self) -> None:
+        """Detach. Idempotent. The model keeps what it has."""
+        self._closed = True
+        self._group.close()
+        self._shared.close()

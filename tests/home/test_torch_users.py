@@ -1,0 +1,396 @@
+"""What users of torch do every day: warm starts, evaluators, loaders, compiled models, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import multiprocessing.process
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from helpers.apart import Apart, Crew
+from helpers.support import LONG
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from shmacc import errors
+from shmacc.optim import SGD, Adam
+from shmacc.torch import AsyncReplicas, Replica, StepSampler, SyncReplicas, Viewer, optimizer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAME: Final = "replicas"
+# Says torch itself, of what its optimizers and its compiler make.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+]
+kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+optimizers = pytest.mark.parametrize("optimizer", [Adam(0.05), None], ids=["Adam", "torch's"])
+
+
+def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call the function, in a child of a server that has another namespace."""
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    torch.set_num_threads(1)
+    return function(*args)
+
+
+@pytest.fixture
+def start(namespace: str) -> Iterator[Callable[..., Apart]]:
+    """Start a child that calls a function with arguments."""
+    crew = Crew("forkserver")
+    yield functools.partial(crew.start, within, namespace)
+    crew.end()
+
+
+class Model(nn.Module):
+    """Rows by number, a dense layer, statistics."""
+
+    def __init__(self, seed: int = 7) -> None:
+        """Make it."""
+        super().__init__()
+        torch.manual_seed(seed)
+        self.rows = nn.Embedding(20, 4, sparse=True)
+        self.layer = nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, words: torch.Tensor) -> Any:
+        """Return logits."""
+        return self.norm(self.layer(self.rows(words)))
+
+
+def contents(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name
+
+
+def backward(model: nn.Module, step: int) -> None:
+    words = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(step))
+    nn.functional.cross_entropy(model(words), words % 2).backward()
+
+
+def make_round(replicas: Any, replica: Replica, model: nn.Module) -> None:
+    """One, of this process's replica."""
+    backward(model, replica.global_step)
+    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
+        replica.step()
+    with replicas.round(timeout=LONG):
+        pass
+    if isinstance(replicas, SyncReplicas):
+        assert replica.step()
+
+
+@kinds
+@pytest.mark.parametrize("of", ["a state", "a model", "a compiled model"])
+def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
+    """Slots are new; and one that exists goes on from what it has."""
+    trained = Model(1)
+    initial = {
+        "a state": trained.state_dict(),
+        "a model": trained,
+        "a compiled model": torch.compile(trained, backend="eager"),
+    }[of]
+    model, other = Model(), Model()
+    with kind(model, NAME, total_num_replicas=1, optimizer=SGD(0.1), initial=initial) as replicas:
+        with Replica(other, NAME, 0, timeout=0.01) as replica:
+            same(contents(model), contents(trained))
+            same(contents(other), contents(trained))
+            make_round(replicas, replica, other)
+        after, late = contents(model), Model()
+        again = kind(late, NAME, total_num_replicas=1, optimizer=SGD(0.1), initial=initial)
+        same(contents(late), after)
+        assert not torch.equal(after["layer.weight"], trained.layer.weight)
+        again.close()
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="Missing key"):
+        SyncReplicas(Model(), NAME, total_num_replicas=1, initial={})
+    with (
+        SyncReplicas(Model(), NAME, total_num_replicas=1) as replicas,
+        pytest.raises(errors.InvalidArgumentError, match="initial="),
+    ):
+        replicas.load_state_dict(Model().state_dict())
+
+
+@kinds
+@optimizers
+def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> None:
+    """By torch, and by another training: fine-tuning with a new head."""
+    model, other = Model(), Model()
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        make_round(replicas, replica, other)
+    before = contents(model)
+    model.layer = nn.Linear(4, 2)
+    backward(model, 5)
+    torch.optim.SGD(model.parameters(), 0.5).step()
+    model.zero_grad()
+    assert not torch.equal(model.rows.weight, before["rows.weight"])
+    tuned = contents(model)
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        same(contents(other), tuned)
+        make_round(replicas, replica, other)
+        assert not torch.equal(model.layer.weight, tuned["layer.weight"])
+
+
+@kinds
+@optimizers
+def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
+    """It has no rank, its model is its own, and nobody waits for it."""
+    model, other, seen = Model(), Model(), Model(3)
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
+        Viewer(seen, NAME, timeout=LONG) as viewer,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        steps = viewer.steps()
+        assert next(steps) == viewer.snapshot() == 0
+        same(contents(seen), contents(model))
+        before = contents(seen)
+        make_round(replicas, replica, other)
+        same(contents(seen), before)
+        assert next(steps) == 1
+        same(contents(seen), contents(model))
+        assert replicas.global_step == 1
+        with torch.no_grad():
+            seen.layer.weight.zero_()
+        assert viewer.snapshot() == 1
+        assert seen.layer.weight.any()
+        make_round(replicas, replica, other)
+        with pytest.raises(TypeError, match="neither copied nor pickled"):
+            copy.copy(viewer)
+        replicas.close()
+        assert not viewer.running
+        assert list(steps) == [2]
+        same(contents(seen), contents(model))
+
+
+def test_a_viewer_does_not_see_half_an_update() -> None:
+    """It waits for the end of a block, and refuses what a block has left half done."""
+    model, other = Model(), Model()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
+        Viewer(Model(3), NAME, timeout=0.01) as viewer,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        backward(other, 0)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):  # noqa: PT012
+            with torch.no_grad():
+                model.layer.weight.zero_()
+            with pytest.raises(errors.DeadlineExceededError):
+                viewer.snapshot()
+            raise ZeroDivisionError
+        with pytest.raises(errors.FailedPreconditionError, match="half updated"):
+            viewer.snapshot()
+        replica.close()
+
+
+def compute(rank: int, steps: int) -> int:
+    """A replica that runs out of data."""
+    model = Model()
+    counted = 0
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        for _ in range(steps):
+            backward(model, replica.global_step)
+            counted += replica.step()
+    return counted
+
+
+@optimizers
+def test_the_loop_until_all_have_left_has_a_round_for_each_batch(
+    start: Callable[..., Apart], optimizer: Any
+) -> None:
+    """And an evaluator sees the last step."""
+    model = Model()
+    blocks = 0
+    with SyncReplicas(model, NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
+        viewer, seen = Viewer(Model(3), NAME, timeout=LONG), list[int]()
+        evaluator = threading.Thread(target=lambda: seen.extend(viewer.steps()))
+        evaluator.start()
+        children = [start(compute, rank, 40) for rank in range(2)]
+        while replicas.active:
+            with replicas.round(timeout=LONG) as update:
+                assert update.replicas == (0, 1)
+                assert replicas.active == 2
+            blocks += 1
+        assert (blocks, replicas.global_step, replicas.active) == (40, 40, 0)
+        with (
+            pytest.raises(errors.FailedPreconditionError, match="have left"),
+            replicas.round(timeout=LONG),
+        ):
+            pass
+    assert [child.result() for child in children] == [40, 40]
+    evaluator.join()
+    viewer.close()
+    assert seen == sorted(set(seen))
+    assert seen[-1] == 40
+
+
+def test_what_active_has_waited_for() -> None:
+    """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
+    model, other = Model(), Model()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        saved = copy.deepcopy(replicas.state_dict())
+        assert replicas.active == 1
+        make_round(replicas, replica, other)
+        with pytest.raises(errors.DeadlineExceededError), replicas.round(timeout=0.01):
+            pass
+        assert replicas.active == 1, "it waits no longer than the last round"
+        with pytest.raises(errors.DeadlineExceededError), replicas.round(timeout=LONG):
+            pass
+        backward(other, 1)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        assert replicas.active == 1
+        assert replicas._group.stats().sealed
+        replicas.load_state_dict(saved)
+        assert not replicas._group.stats().sealed
+        assert replica.step() is False
+        assert (replicas.global_step, replica.global_step) == (0, 0)
+        same(contents(model), saved["model"])
+        make_round(replicas, replica, other)
+        backward(other, 1)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        assert replicas.active == 1, "a gradient is there"
+        with replicas.round(learning_rate=0.0) as update:
+            assert update.step == 1
+        assert replica.step()
+        backward(other, 2)
+        with pytest.raises(errors.DeadlineExceededError):
+            replica.step()
+        assert replicas.active == 1
+        replica.close()
+
+
+DATA: Final = TensorDataset(torch.arange(50))
+
+
+def batches(rank: int, workers: int, stop: int) -> list[list[int]]:
+    """A replica that trains on a loader; stops, without leaving, before that step."""
+    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    model = Model()
+    seen: list[list[int]] = []
+    replica = Replica(model, NAME, rank, timeout=LONG)
+    sampler = StepSampler(DATA, replica, 4, epochs=2, seed=3)
+    for (words,) in DataLoader(DATA, batch_sampler=sampler, num_workers=workers):
+        if replica.global_step == stop:
+            replica.close()
+            return seen
+        seen.append(words.tolist())
+        nn.functional.cross_entropy(model(words % 20), words % 2).backward()
+        assert replica.step()
+    replica.leave()
+    replica.close()
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_restarted_replica_goes_on_with_its_data(
+    start: Callable[..., Apart], workers: int
+) -> None:
+    with SyncReplicas(Model(), NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas:
+        whole = start(batches, 0, workers, -1)
+        first = start(batches, 1, workers, 5)
+        blocks = 0
+        while replicas.active:
+            with replicas.round(timeout=LONG):
+                pass
+            blocks += 1
+            if blocks == 5:
+                half = first.result()
+                second = start(batches, 1, workers, -1)
+        found = [whole.result(), half + second.result()]
+    assert blocks == 12
+    for epoch in range(2):
+        samples = [n for rank in found for batch in rank[6 * epoch : 6 * epoch + 6] for n in batch]
+        assert len(samples) == len(set(samples)) == 48
+    assert found[0][:6] != found[0][6:]
+
+
+def test_a_sampler_is_a_function_of_the_step() -> None:
+    model, other = Model(), Model()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas,
+        Replica(other, NAME, 1, timeout=0.01) as replica,
+    ):
+        assert replica.total_num_replicas == 2
+        plain = StepSampler(DATA, replica, 10, shuffle=False)
+        assert [plain.batch(step) for step in (0, 1, 2)] == [
+            list(range(10, 20)),
+            list(range(30, 40)),
+            list(range(10, 20)),
+        ]
+        asked = iter(plain)
+        assert [next(asked)[0] for _ in range(3)] == [10, 30, 10]
+        saved = replicas.state_dict() | {"step": 7}
+        replicas.load_state_dict(saved)
+        backward(other, 0)
+        assert not replica.step()
+        assert next(asked) == plain.batch(7)
+        for size in (0, 26):
+            with pytest.raises(errors.InvalidArgumentError, match="batch_size"):
+                StepSampler(DATA, replica, size)
+
+
+@pytest.mark.parametrize("compiled", ["all", "a part"])
+@pytest.mark.parametrize("optimizer", ["torch's", "shmacc's"])
+def test_compiled_models(compiled: str, optimizer: str) -> None:
+    """Of a replica, and of the chief; a checkpoint is that of a model that is not."""
+
+    def compile_it(model: Model) -> Any:
+        if compiled == "all":
+            return torch.compile(model, backend="aot_eager")
+        model.layer = torch.compile(model.layer, backend="aot_eager")
+        return model
+
+    model, theirs, alone = Model(), compile_it(Model()), Model()
+    of_torch = [
+        torch.optim.SparseAdam(model.rows.parameters()),
+        torch.optim.Adam([*model.layer.parameters(), *model.norm.parameters()]),
+    ]
+    chosen = (
+        optimizer_of(*of_torch) if optimizer == "torch's" else {"layer.*": SGD(0.1), "*": SGD(1)}
+    )
+    model = compile_it(model)
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=chosen) as replicas,
+        Replica(theirs, NAME, 0, timeout=0.01) as replica,
+        Viewer(alone, NAME, timeout=LONG) as viewer,
+    ):
+        for _ in range(3):
+            make_round(replicas, replica, theirs)
+        saved = io.BytesIO()
+        torch.save(replicas.state_dict(), saved)
+        saved.seek(0)
+        state = torch.load(saved, weights_only=True)
+        assert viewer.snapshot() == 3
+        same(contents(alone), state["model"])
+        make_round(replicas, replica, theirs)
+        replicas.load_state_dict(state)
+        assert viewer.snapshot() == 3
+        same(contents(alone), state["model"])
+        assert int(alone.norm.num_batches_tracked) == 3
