@@ -123,26 +123,28 @@ def _can_be_stored(name: str) -> bool:
 def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
     """Return states that belong together: no round ended, and no update, while they were read."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    for name, one in what.items():
-        if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001
-            raise FailedPreconditionError(
-                f"{name!r} cannot be saved: a load of them has not come to its end; load again"
-            )
     for _ in range(_ATTEMPTS):
         generations = [_generation(one) for one in what.values()]
+        for name, one in what.items():
+            if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001
+                raise FailedPreconditionError(
+                    f"{name!r} cannot be saved: a load of them has not come to its end; load again"
+                )
         states = {name: one.state(timeout=_left(deadline)) for name, one in what.items()}
+        updates = {
+            name: one.stats().update for name, one in what.items() if isinstance(one, Accumulator)
+        }
         if generations == [_generation(one) for one in what.values()]:
             break
     else:
         raise FailedPreconditionError(
             "Rounds ended all the while that the states were read: save in the block of a round"
         )
-    steps = {one.step for one in what.values() if isinstance(one, Parameters)}
-    for name, one in what.items():
-        if isinstance(one, Accumulator):
-            update, step = one.stats().update, int(states[name]["step"])
-            if update == "in" or (update == "begun" and step + 1 in steps):
-                states[name] = saving.emptied(states[name], step + 1)
+    steps = {int(states[name]["step"]) for name in what.keys() - updates.keys()}
+    for name, update in updates.items():
+        step = int(states[name]["step"])
+        if update == "in" or (update == "begun" and step + 1 in steps):
+            states[name] = saving.emptied(states[name], step + 1)
     return states
 
 

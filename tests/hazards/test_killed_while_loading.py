@@ -164,6 +164,23 @@ def test_a_second_death_changes_nothing(both: Both, path: Path) -> None:
 
 
 @traced
+def test_a_load_that_dies_during_a_save_is_not_saved(
+    both: Both, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AccumulatorGroup.state
+
+    def state(self: AccumulatorGroup, *, timeout: float | None = None) -> Any:
+        monkeypatch.undo()
+        with half_loaded(both["params"], loading(path, attach)) as loader:
+            loader.kill()
+        return real(self, timeout=timeout)
+
+    monkeypatch.setattr(AccumulatorGroup, "state", state)
+    with pytest.raises(errors.FailedPreconditionError, match="load again"):
+        shmacc.save(path.with_name("torn.npz"), both)
+
+
+@traced
 def test_a_chief_whose_round_is_open_makes_no_update(both: Both, path: Path) -> None:
     """It began with parameters that are others by now."""
     both["group"].apply(killing.gradient(9), both["group"].global_step)
