@@ -73,7 +73,11 @@ class StepSampler:
             seen = now
 
     def batch(self, step: int) -> list[int]:
-        """Return the numbers of the samples of this replica's batch of a step."""
+        """Return the numbers of the samples in this replica's batch.
+
+        Args:
+            step: Of which step, from 0.
+        """
         epoch, number = divmod(step, self._steps)
         if self._order[0] != epoch:
             random = torch.Generator().manual_seed(self._seed + epoch)

@@ -1,5 +1,6 @@
 """Handwritten digits, learnt by three replicas; one is killed on the way, and started again."""
 
+import math
 import multiprocessing
 import sys
 
@@ -7,8 +8,9 @@ import torch
 from shmacc.errors import WorkerDiedError
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from shmacc.torch import Replica, SyncReplicas
+from shmacc.torch import Replica, StepSampler, SyncReplicas, clip_grad_norm_, optimizer_of
 
 REPLICAS, UPDATES, BATCH = 3, 150, 32
 PROCESSES = multiprocessing.get_context("forkserver")  # imports torch once, which takes seconds
@@ -28,12 +30,17 @@ def data():
 def compute(rank):
     torch.set_num_threads(1)
     model, (images, labels) = make_model(), data()
+    learnt = TensorDataset(images[:1500], labels[:1500])
     with Replica(model, "digits", rank, timeout=60) as replica:
-        while replica.running:
-            random = torch.Generator().manual_seed(replica.global_step * REPLICAS + rank)
-            batch = torch.randint(0, 1500, (BATCH,), generator=random)
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        # One that is started again goes on with the batch of the step, until the training ends.
+        sampler = StepSampler(learnt, replica, BATCH)
+        for inputs, expected in DataLoader(learnt, batch_sampler=sampler):
+            nn.functional.cross_entropy(model(inputs), expected).backward()
             replica.step()  # in place of optimizer.step() and zero_grad()
+
+
+def rate(step):
+    return 0.0015 * (1 + math.cos(math.pi * step / UPDATES))
 
 
 def start(rank):
@@ -45,22 +52,22 @@ def start(rank):
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more only on processors that the replicas leave free
     model = make_model()
-    new = {"if_exists": "replace"}  # a run goes on with nothing that an earlier one has left
-    with SyncReplicas(model, "digits", total_num_replicas=REPLICAS, **new) as replicas:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
+    how = {
+        "optimizer": optimizer_of(torch.optim.Adam(model.parameters())),
+        "schedule": rate,
+        "if_exists": "replace",  # a run goes on with nothing that an earlier one has left
+    }
+    with SyncReplicas(model, "digits", total_num_replicas=REPLICAS, **how) as replicas:
         processes = [start(rank) for rank in range(REPLICAS)]
         while replicas.global_step < UPDATES:
             try:
                 with replicas.round(timeout=60, on_death="raise"):  # .grad is the replicas' mean
-                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    optimizer.step()
+                    clip_grad_norm_(model.parameters(), 1.0)
             except WorkerDiedError as error:
                 if error.reasons != ("killed",):
                     raise  # what a replica has raised
                 processes[1] = start(1)
                 continue
-            schedule.step()
             if replicas.global_step == 50:
                 processes[1].kill()
     for process in processes:
