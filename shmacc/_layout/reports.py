@@ -85,6 +85,7 @@ class Totals(TypedDict):
     recoveries: int
     applied_bytes: int
     round: RoundHolder | None
+    belongs_to: int  # the token of the parameters that its rounds are for; 0: not known yet
     update: Update | None
 
 

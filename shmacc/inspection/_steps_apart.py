@@ -1,7 +1,7 @@
-"""Notes parameters that are past the rounds of the accumulator beside them: no update gets in.
+"""Notes accumulators whose rounds no parameters take: other ones than they belong to, or past them.
 
-Which of them belong together is written nowhere. A process that has both attached uses them
-together, though not always for updates; so this is a note, and none where other parameters fit.
+An accumulator knows the parameters that it belongs to once a round has been brought to them.
+Before, those that a process has attached beside it are taken for them; so this is only a note.
 """
 
 import contextlib
@@ -15,55 +15,70 @@ from shmacc.inspection._findings import Finding, note
 from shmacc.inspection._listing import list_names, open_view
 from shmacc.inspection._processes import Look
 
+_REMEDY = 'load a checkpoint into both, or begin both anew (if_exists="replace")'
+
 
 def findings(segments: Iterable[SegmentName]) -> Iterator[Finding]:
-    """Yield a note for each accumulator whose rounds the parameters beside it do not take.
+    """Yield a note for each accumulator whose rounds no parameters take.
 
     Args:
         segments: The accumulators that are meant; others are left out.
     """
-    by_namespace: dict[str | None, list[Description]] = {}
-    look = Look()
+    look, parameters = Look(), None
     for name in segments:
-        if _kind(name) in {None, *layout.ARRAYS}:
+        kind, belongs_to = _kind(name)
+        if kind in {None, *layout.ARRAYS}:
             continue
-        if name.namespace not in by_namespace:
-            by_namespace[name.namespace] = list(_parameters(name.namespace, look))
-        if by_namespace[name.namespace]:
-            with contextlib.suppress(ShmaccError):  # it is gone
-                yield from _beside(describe(name.system_name, look), by_namespace[name.namespace])
+        if parameters is None:
+            parameters = list(_parameters(look))
+        with contextlib.suppress(ShmaccError):  # it is gone
+            yield from _of(describe(name.system_name, look), belongs_to, parameters)
 
 
-def _parameters(namespace: str | None, look: Look) -> Iterator[Description]:
+def _parameters(look: Look) -> Iterator[Description]:
     for name in list_names():
-        if name.namespace == namespace and _kind(name) == layout.KINDS["parameters"]:
+        if _kind(name)[0] == layout.KINDS["parameters"]:
             with contextlib.suppress(ShmaccError):
                 yield describe(name.system_name, look)
 
 
-def _kind(name: SegmentName) -> int | None:
+def _kind(name: SegmentName) -> tuple[int | None, int]:
+    """Return the kind, and the token of the parameters that it belongs to; 0: not known."""
     with contextlib.suppress(ShmaccError), open_view(name) as view:
-        return view.config()["kind"]
-    return None
+        return view.config()["kind"], view.state()["belongs_to"]
+    return None, 0
 
 
-def _beside(accumulator: Description, parameters: list[Description]) -> Iterator[Finding]:
+def _of(
+    accumulator: Description, belongs_to: int, parameters: list[Description]
+) -> Iterator[Finding]:
+    name, users = accumulator.summary.name, _users(accumulator)
     step = accumulator.summary.global_step or 0
-    users = _users(accumulator)
-    beside = [each for each in parameters if users & _users(each)]
-    past = [each for each in beside if (each.summary.global_step or 0) - 1 > step]
-    if accumulator.stats.finished or not past or len(past) < len(beside):
+    beside = [
+        each
+        for each in parameters
+        if each.summary.name.namespace == name.namespace and users & _users(each)
+    ]
+    own = [each for each in parameters if each.token == belongs_to]
+    if belongs_to and not own and (beside or not users):
+        yield note(
+            name.system_name,
+            "of_other_parameters",
+            f"its rounds, of step {step}, belong to parameters that were removed or replaced: "
+            "others refuse them",
+            _REMEDY,
+        )
+    own = own or ([] if belongs_to else beside)
+    past = [each for each in own if (each.summary.global_step or 0) - 1 > step]
+    if accumulator.stats.finished or len(past) < len(own):
         return
-    name = accumulator.summary.name.system_name
     for each in past:
         yield note(
-            name,
+            name.system_name,
             "steps_apart",
-            f"its round is of step {step}, and the parameters {each.summary.name.shared_name!r}, "
-            f"which the same processes use, are of step {each.summary.global_step}, past it: they "
-            "refuse each update by its rounds",
-            "if its rounds are to update them, load a checkpoint into both, or begin both anew "
-            '(if_exists="replace")',
+            f"its round is of step {step}, and its parameters, {each.summary.name.shared_name!r}, "
+            f"are of step {each.summary.global_step}, past it: they refuse each update by them",
+            f"if its rounds are to update them, {_REMEDY}",
         )
 
 

@@ -207,3 +207,32 @@ def test_parameters_of_others_are_not_noted(crew: Crew) -> None:
         params.restore({**params.state(), "step": np.array(9)})
         start(crew, idle, acc_name)
         assert "steps_apart" not in [each.kind for each in inspection.check_all()]
+
+
+def train(params: Parameters, group: shmacc.AccumulatorGroup) -> None:
+    """Make one update."""
+    group.apply({"w": np.ones(4, np.float32)}, group.global_step)
+    with group.round(1) as taken:
+        assert params.update(taken)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_group_of_replaced_parameters_is_noted(
+    crew: Crew, *, alive: bool, replaced: bool
+) -> None:
+    """Others are refused each time that the job is started."""
+    acc_name, params_name = NAMES[:2]
+    arrays, optimizer = {"w": np.zeros(4, np.float32)}, SGD(0.5)
+    with (
+        Parameters(arrays, params_name, optimizer=optimizer) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), acc_name) as group,
+    ):
+        train(params, group)
+    if replaced:
+        Parameters(arrays, params_name, optimizer=optimizer, if_exists="replace").close()
+    if alive:
+        start(crew, use_both, acc_name, params_name)
+        until(lambda: inspection.describe(acc_name).summary.attached_alive == 1)
+    for found in (inspection.check(acc_name), inspection.check_all()):
+        assert ("of_other_parameters" in [each.kind for each in found]) == replaced

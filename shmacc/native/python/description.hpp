@@ -75,6 +75,7 @@ inline nb::dict describe(const Totals& now) {
         round["since_ns"] = wall_ns_of(now.round.holder.since_ns);
         out["round"] = round;
     }
+    out["belongs_to"] = now.round.final.parameters;
     out["update"] = nb::none();
     if (now.round.final.phase != kNotFinal) {
         nb::dict update = new_dict();
