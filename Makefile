@@ -19,6 +19,13 @@ STRICT := --config-settings cmake.define.SHMACC_WARNINGS_ARE_ERRORS=ON
 SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
 # What is built for one environment does not touch what is built for another.
 BUILT := build/$(VENV)
+WHEELS := $(BUILT)/wheel
+# From Python 3.13 on one wheel is for all.
+ifeq ($(filter 3.11 3.12,$(VERSION)),)
+ifneq ($(filter .venv .venv-$(VERSION),$(VENV)),)
+WHEELS := build/abi3/wheel
+endif
+endif
 
 # About 300 tests that use everything once: processes, deaths, dtypes, the command, the programs in the pages.
 SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py \
@@ -146,13 +153,16 @@ $(VENV)/.pip: constraints/newest.txt
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints/newest.txt pip
 	touch $@
 
+$(WHEELS)/.made: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) | $(VENV)/.pip
+	rm -rf $(WHEELS)
+	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(WHEELS) \
+		--config-settings build-dir=$(dir $(WHEELS))cmake $(STRICT) $(BUILD_OPTIONS) .
+	touch $@
+
 # The wheel is what is installed, and so what is tested: not the tree.
-$(VENV)/.installed: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) $(VENV)/.pip
-	rm -rf $(BUILT)/wheel
-	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(BUILT)/wheel \
-		--config-settings build-dir=$(BUILT)/cmake $(STRICT) $(BUILD_OPTIONS) .
-	$(BIN)/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	$(BIN)/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
+$(VENV)/.installed: $(WHEELS)/.made $(VENV)/.pip
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	$(BIN)/pip install --quiet --constraint $(PINS) $(WHEELS)/shmacc-*.whl
 	touch $@
 
 $(VENV)/.plot: $(VENV)/.installed
@@ -180,23 +190,23 @@ $(VENV)/.dist: $(VENV)/.test
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
 	.venv-docs/bin/pip install --quiet --constraint $(PINS) --group docs
-	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(BUILT)/wheel/shmacc-*.whl
+	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(WHEELS)/shmacc-*.whl
 	touch $@
 
 .venv-ray/.installed: constraints/ray.txt $(VENV)/.installed
 	test -e .venv-ray/bin/pip || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
-	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
+	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(WHEELS)/shmacc-*.whl
 	touch $@
 
 .venv-bench/.installed: tools/bench/requirements.txt constraints/home.txt constraints/ray.txt $(VENV)/.installed
 	test -e .venv-bench/bin/pip || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --constraint constraints/home.txt \
 		--constraint constraints/ray.txt --requirement tools/bench/requirements.txt
-	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-bench/bin/pip install --quiet --constraint constraints/ray.txt $(BUILT)/wheel/shmacc-*.whl
+	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	.venv-bench/bin/pip install --quiet --constraint constraints/ray.txt $(WHEELS)/shmacc-*.whl
 	touch $@
 
 # The wheel that is built for tests, beside the packages that users have it beside.
@@ -207,6 +217,6 @@ $(VENV)/.dist: $(VENV)/.test
 	touch $@
 
 .venv-home/.installed: $(VENV)/.installed .venv-home/.home
-	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(BUILT)/wheel/shmacc-*.whl
-	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(BUILT)/wheel/shmacc-*.whl
+	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(WHEELS)/shmacc-*.whl
 	touch $@

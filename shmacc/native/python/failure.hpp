@@ -36,9 +36,9 @@ inline std::string describe_exception(nb::handle error) {
         const nb::object bytes = nb::steal(part ? PyUnicode_AsEncodedString(part.ptr(), "utf-8", "replace")
                                                 : nullptr);
         if (!bytes) PyErr_Clear();
-        if (!bytes || PyBytes_GET_SIZE(bytes.ptr()) == 0) return;
+        if (!bytes || PyBytes_Size(bytes.ptr()) == 0) return;
         text += before;
-        text.append(PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+        text.append(PyBytes_AsString(bytes.ptr()), static_cast<size_t>(PyBytes_Size(bytes.ptr())));
     };
     append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
            "");

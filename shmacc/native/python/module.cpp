@@ -181,7 +181,7 @@ void set_error(const Error& error) {
         for (size_t i = 0; i < values.size(); ++i) {
             PyObject* const number = PyLong_FromLongLong(values[i]);
             if (!number) return;
-            PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
+            PyTuple_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), number);
         }
         if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
     }
@@ -191,7 +191,7 @@ void set_error(const Error& error) {
         for (size_t i = 0; i < values.size(); ++i) {
             PyObject* const text = in_python(values[i]);
             if (!text) return;
-            PyTuple_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), text);
+            PyTuple_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), text);
         }
         if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
     }
@@ -225,7 +225,7 @@ void refuse_without_gil() {
 // An extension is loaded once a process, and so is what nanobind knows of its types: a second interpreter would put its
 // own in the place of the first one's, whose objects are unknown from then on. So it is refused before nanobind begins.
 bool refuse_in_subinterpreter() {
-    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return false;
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return false;  // the main one
     PyErr_SetString(
         PyExc_ImportError,
         "shmacc works in a process's main interpreter only, and this is a sub-interpreter; processes "

@@ -17,8 +17,12 @@ class Items {
     explicit Items(PyObject* value)
         : sequence_(PyList_CheckExact(value) || PyTuple_CheckExact(value) ? value : nullptr) {}
     explicit operator bool() const { return sequence_; }
-    Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(sequence_); }
-    PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(sequence_, i); }
+    Py_ssize_t size() const {
+        return PyList_Check(sequence_) ? PyList_Size(sequence_) : PyTuple_Size(sequence_);
+    }
+    PyObject* operator[](Py_ssize_t i) const {
+        return PyList_Check(sequence_) ? PyList_GetItem(sequence_, i) : PyTuple_GetItem(sequence_, i);
+    }
 
   private:
     PyObject* const sequence_;
@@ -27,7 +31,7 @@ class Items {
 // Whether the number is of the type, and in its range: then it is written to `to`. No Python code runs.
 inline bool read_number(PyObject* number, double* to) {
     if (!PyFloat_CheckExact(number)) return false;
-    *to = PyFloat_AS_DOUBLE(number);
+    *to = PyFloat_AsDouble(number);
     return true;
 }
 inline bool read_number(PyObject* number, float* to) {

@@ -70,10 +70,10 @@ inline nb::object plain_indices(nb::handle value) {
 // A declared shape: integers, and None for what is unknown. Whether the array's rank, and its dimensions from `first`
 // on, fit it.
 inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first) {
-    const int rank = static_cast<int>(PyTuple_GET_SIZE(declared.ptr()));
+    const int rank = static_cast<int>(PyTuple_Size(declared.ptr()));
     if (PyArray_NDIM(array) != rank) return false;
     for (int i = first; i < rank; ++i) {
-        PyObject* const dim = PyTuple_GET_ITEM(declared.ptr(), i);
+        PyObject* const dim = PyTuple_GetItem(declared.ptr(), i);
         if (dim != Py_None && PyLong_AsLongLong(dim) != PyArray_DIM(array, i)) return false;
     }
     return true;
@@ -103,9 +103,9 @@ inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values
     if (PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 || PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
         return {};
     int64_t limit = INT64_MAX;
-    if (declared && PyTuple_GET_SIZE(declared->ptr()) > 0) {  // of a rank of 0, anything: gradients.py
+    if (declared && PyTuple_Size(declared->ptr()) > 0) {  // of a rank of 0, anything: gradients.py
         if (!has_dims(rows, *declared, 1)) return {};
-        PyObject* const first = PyTuple_GET_ITEM(declared->ptr(), 0);
+        PyObject* const first = PyTuple_GetItem(declared->ptr(), 0);
         if (first != Py_None) limit = PyLong_AsLongLong(first);
     }
     const RowCheck check = check_rows(static_cast<const int64_t*>(PyArray_DATA(keys)),

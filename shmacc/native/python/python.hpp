@@ -33,6 +33,10 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
+#ifdef Py_LIMITED_API
+extern "C" int Py_IsFinalizing();  // part of it since 3.13; nanobind asks for what 3.12 has
+#endif
+
 inline bool finalizing() {
 #if PY_VERSION_HEX >= 0x030d0000
     return Py_IsFinalizing();
@@ -55,6 +59,14 @@ auto call_python(Call call) {
     } catch (...) {
         sleep_until_the_end();
     }
+}
+
+// Not if that cannot be known. Clears no error of Python's.
+inline bool is_only_thread() {
+    static PyObject* const frames = PySys_GetObject("_current_frames");
+    const nb::error_scope before;
+    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames) : nullptr);
+    return now && PyDict_Size(now.ptr()) == 1;
 }
 
 inline void take_gil(PyThreadState* state) {
@@ -86,7 +98,7 @@ class WithoutGil {
         const bool raised = PyErr_CheckSignals() != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
-        alone_ = !PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get()));
+        alone_ = is_only_thread();
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())

@@ -69,7 +69,7 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
     if (attribute(value, names.requires_grad).ptr() != Py_False ||
         attribute(value, names.dtype).ptr() != PyDict_GetItem(has, dtype))
         return {};
-    return checked(PyObject_CallMethodNoArgs(value, names.numpy));
+    return checked(PyObject_CallMethodObjArgs(value, names.numpy, nullptr));
 }
 
 // An array of another package that NumPy reads by its buffer; null: it is none. Not NumPy's own kinds, of which some
