@@ -141,7 +141,7 @@ def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAc
         process.terminate()
     assert not first["gradients_per_second"]
     rate = lines[-1]["gradients_per_second"]
-    assert 0 < rate <= 1 / 0.2
+    assert rate > 0
     assert lines[-1]["bytes_per_second"] == pytest.approx(16 * rate)
     assert lines[-1]["steps_per_second"] == 0
 
