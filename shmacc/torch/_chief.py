@@ -18,7 +18,7 @@ from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
-from shmacc.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
@@ -109,7 +109,7 @@ class Chief:
         placed = own if self._updates.places_buffers else self._parameters
         self._places = on_model.place(placed, self._shared)
         # A round that `active` has entered, or what it raised; and how it would wait for another.
-        self._ahead: tuple[ExitStack, Update] | Exception | None = None
+        self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
 
@@ -161,7 +161,7 @@ class Chief:
             if thread == threading.get_ident():
                 try:
                     self._ahead = self._enter(timeout, on_death, ahead=True)
-                except Exception as error:  # noqa: BLE001  told by the next round
+                except ShmaccError as error:
                     self._ahead = error if timeout != 0 else None
         return self._present
 
@@ -221,16 +221,18 @@ class Chief:
     def _block(
         self, timeout: float | None, on_death: OnDeath, rate: LearningRate
     ) -> Iterator[Update]:
-        ahead, self._ahead, self._waits = self._ahead, None, None
+        ahead, waited = self._ahead, self._waits
+        self._ahead = self._waits = None
         try:
-            if isinstance(ahead, Exception):
+            if isinstance(ahead, ShmaccError):
                 raise ahead
             opened, update = ahead or self._enter(timeout, on_death, ahead=False)
             with opened:
                 update._block.rate = rate  # noqa: SLF001
                 yield update
         finally:
-            self._waits = timeout, on_death, threading.get_ident()
+            if waited is not None:  # else this block is in another one
+                self._waits = timeout, on_death, threading.get_ident()
 
     def _enter(
         self, timeout: float | None, on_death: OnDeath, *, ahead: bool
@@ -242,8 +244,8 @@ class Chief:
         """Give up a round that `active` has entered."""
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, tuple):
-            with suppress(CancelledError), ahead[0]:
-                raise CancelledError("The round is given up")
+            with suppress(ShmaccError), ahead[0]:
+                raise ShmaccError("The round is given up")
 
     @contextmanager
     def _round(self, timeout: float | None, on_death: OnDeath, *, ahead: bool) -> Iterator[Update]:

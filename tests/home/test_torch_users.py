@@ -278,6 +278,9 @@ def test_what_active_has_waited_for() -> None:
         assert replicas.active == 1, "a gradient is there"
         with replicas.round(learning_rate=0.0) as update:
             assert update.step == 1
+            with pytest.raises(errors.FailedPreconditionError), replicas.round():
+                pass
+            assert replicas.active == 1
         assert replica.step()
         backward(other, 2)
         with pytest.raises(errors.DeadlineExceededError):

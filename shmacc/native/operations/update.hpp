@@ -218,15 +218,20 @@ class ArraysSession {
                                 entry_bytes / sizeof(T),
                                 total,
                                 slots.group};
-        const double decay = optimizer.weight_decay();
-        if (optimizer.base() == kAdamW)
-            touched.kept = static_cast<T>(1 - *change.rate * decay);
-        else
-            touched.l2 = static_cast<T>(decay);
         for (uint32_t i = 0; i < slots.count; ++i)
             touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
-        with_rule<T>(optimizer, *change.rate, array.state.count, change.rows != nullptr,
-                     [&](auto rule) { update_array(rule, touched, saving); });
+        const double decay = optimizer.weight_decay();
+        const bool decoupled = optimizer.base() == kAdamW;
+        with_rule<T>(optimizer, *change.rate, array.state.count, change.rows != nullptr, [&](auto rule) {
+            using Rule = decltype(rule);
+            if constexpr (!Rule::kRowwise)
+                if (decay != 0)
+                    return update_array(Decayed<Rule, T>{rule, static_cast<T>(decoupled ? 0 : decay),
+                                                         static_cast<T>(decoupled ? 1 - *change.rate * decay
+                                                                                  : 1)},
+                                        touched, saving);
+            update_array(rule, touched, saving);
+        });
     }
     void replace(Member& array, const ArrayChange& change, Saving& saving) {
         const auto [entry_bytes, entries] = entries_of(change, array.spec());

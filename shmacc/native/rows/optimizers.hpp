@@ -27,8 +27,6 @@ struct TouchedArray {
     uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
     uint64_t total;  // numbers in the array
     uint64_t group;  // so many numbers of the contents share one of a slot
-    T l2 = 0;  // times an element, added to its gradient; or
-    T kept = 1;  // times an element, before the rule: decoupled weight decay
 };
 
 // Where entries are copied to before they are changed.
@@ -172,6 +170,17 @@ struct Ftrl {
     }
 };
 
+// A rule with weight decay.
+template <class Rule, class T>
+struct Decayed : Rule {
+    T l2;  // times an element, added to its gradient; or 0, and
+    T kept;  // times an element, before the rule: decoupled; or 1
+};
+template <class Rule>
+constexpr bool kDecays = false;
+template <class Rule, class T>
+constexpr bool kDecays<Decayed<Rule, T>> = true;
+
 // Calls act(rule). updates: of the array, this one included. of_rows: whether the gradient is sparse.
 template <class T, class Act>
 auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {
@@ -254,23 +263,19 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
     }
 }
 
-// Of an entry. Decayed gradients are made some numbers at a time, so that a row may have any width.
-template <uint64_t kWidth, class Rule, class T>
-SHMACC_INLINE void decay_and_apply(const Rule& rule, const TouchedArray<T>& array, T* p, T* s0, T* s1,
-                                   const T* g, uint64_t numbers) {
-    constexpr uint64_t kPiece = kWidth ? kWidth : 512;
+// Decayed gradients are made some numbers at a time, so that a row may have any width.
+template <class Rule, class T>
+SHMACC_INLINE void apply_rule(const Decayed<Rule, T>& rule, T* p, T* s0, T* s1, const T* g, uint64_t count,
+                              uint64_t group) {
+    constexpr uint64_t kPiece = 256;
     T decayed[kPiece];
-    for (uint64_t at = 0; at < numbers; at += kPiece) {
-        const uint64_t count = std::min(kPiece, numbers - at);
-        const T* gradient = g + at;
-        if (array.kept != 1)
-            for (uint64_t j = 0; j < count; ++j) p[at + j] *= array.kept;
-        if (array.l2 != 0) {
-            for (uint64_t j = 0; j < count; ++j) decayed[j] = gradient[j] + array.l2 * p[at + j];
-            gradient = decayed;
-        }
-        apply_rule(rule, p + at, Rule::kSlots > 0 ? s0 + at : s0, Rule::kSlots > 1 ? s1 + at : s1, gradient,
-                   count, 1);
+    for (uint64_t begin = 0; begin < count; begin += kPiece) {
+        const uint64_t piece = std::min(kPiece, count - begin);
+        for (uint64_t j = 0; j < piece; ++j) p[begin + j] *= rule.kept;
+        for (uint64_t j = 0; j < piece; ++j) decayed[j] = g[begin + j] + rule.l2 * p[begin + j];
+        const Rule& plain = rule;
+        apply_rule(plain, p + begin, Rule::kSlots > 0 ? s0 + begin : s0, Rule::kSlots > 1 ? s1 + begin : s1,
+                   rule.l2 == 0 ? g + begin : decayed, piece, group);
     }
 }
 
@@ -326,13 +331,8 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         compiler_barrier();
         for (uint64_t i = begin; i < end; ++i) {
             const Entry<T> entry = entry_of<Rule>(array, i, width, slot_width);
-            const T* const gradient = array.gradient + i * width;
-            const uint64_t numbers = kWidth ? kWidth : entry.numbers;
-            if constexpr (Rule::kRowwise || !std::is_floating_point_v<T>)
-                apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], gradient, numbers, group);
-            else
-                decay_and_apply<kWidth>(rule, array, entry.contents, entry.slots[0], entry.slots[1], gradient,
-                                        numbers);
+            apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], array.gradient + i * width,
+                       kWidth ? kWidth : entry.numbers, group);
         }
     }
     saving.to = to;
@@ -359,8 +359,10 @@ void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving
 #endif
         return update_entries_plain<width.value>(rule, array, saving);
     };
-    if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
-    if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
+    if constexpr (!kDecays<Rule>) {  // else any width will do: it compiles for seconds
+        if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
+        if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
+    }
     return run(std::integral_constant<uint64_t, 0>());
 }
 
