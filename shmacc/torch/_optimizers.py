@@ -12,15 +12,28 @@ from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 
 
+class Part(NamedTuple):
+    """A parameter that an optimizer of torch has.
+
+    Attributes:
+        kind: The name of torch's class.
+        parameter: The parameter.
+        optimizer: What computes the same.
+    """
+
+    kind: str
+    parameter: nn.Parameter
+    optimizer: optim.Optimizer
+
+
 class OptimizerOfTorch(NamedTuple):
     """What `optimizer_of` returns, for ``optimizer=`` of replicas.
 
     Attributes:
-        parts: Of each parameter: torch's class, the parameter, and the optimizer that computes the
-            same.
+        parts: Of each parameter.
     """
 
-    parts: tuple[tuple[str, nn.Parameter, optim.Optimizer], ...]
+    parts: tuple[Part, ...]
 
 
 def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
@@ -56,7 +69,7 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
             )
         for group in optimizer.param_groups:
             made = _convert(type(optimizer), dict(group))
-            parts += [(name, parameter, made) for parameter in group["params"]]
+            parts += [Part(name, parameter, made) for parameter in group["params"]]
     return OptimizerOfTorch(tuple(parts))
 
 

@@ -67,7 +67,7 @@ class SyncReplicas(Chief):
                 taken; or `optimizer_of` one of torch. Parameters and slots are `Parameters`,
                 which only rounds change, wholly or not at all, and once, whenever a chief dies.
                 None: the block has one of torch.
-            schedule: From the number of an update to its learning rate, as for `Chief.round`: a
+            schedule: From the number of an update to its learning rate, as for `round`: a
                 function of nothing else, so that it goes on after a death. None: the optimizers'
                 own rates.
             initial: What a new training starts from: a state dict, or a model that has been

@@ -9,6 +9,7 @@ from helpers.optimizer_rounds import Ours, assert_close, beginning, gradients
 from shmacc import optim
 
 torch = pytest.importorskip("torch")
+optimizer_of = pytest.importorskip("shmacc.torch").optimizer_of
 
 
 @pytest.mark.parametrize(("first", "expected"), [("empty", -0.0744), (None, -0.1)])
@@ -58,4 +59,31 @@ def test_rows_of_adam_as_torchs_sparse_adam(dtype: str) -> None:
     state = adam.state[theirs]
     assert_close(ours.params.slots["table"]["m"], state["exp_avg"].numpy(), np.ones_like(table))
     assert_close(ours.params.slots["table"]["v"], state["exp_avg_sq"].numpy(), np.ones_like(table))
+    ours.close()
+
+
+@pytest.mark.parametrize("scale", [1, 1e-4, 1e-8])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"])
+def test_torchs_own_at_their_defaults(name: str, scale: float) -> None:
+    """Of small gradients, too, where epsilon counts; and of ones without rows."""
+    sparse = name == "SparseAdam"
+    table = beginning("float32")
+    theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))
+    optimizer = getattr(torch.optim, name)([theirs])
+    ours = Ours(table, optimizer_of(optimizer).parts[0].optimizer, sparse=sparse)
+    random = np.random.default_rng(3)
+    for step in range(100):
+        rows = np.sort(random.choice(len(table), 0 if step % 5 == 2 else 10, replace=False))
+        shape = (len(rows), *table.shape[1:]) if sparse else table.shape
+        values = (scale * random.standard_normal(shape)).astype(np.float32)
+        ours.update((rows, values) if sparse else values)
+        gradient = torch.from_numpy(values.copy())
+        if sparse:
+            numbers = torch.from_numpy(rows)[None]
+            gradient = torch.sparse_coo_tensor(
+                numbers, gradient, table.shape, check_invariants=True
+            )
+        theirs.grad = gradient
+        optimizer.step()
+    np.testing.assert_allclose(ours.params["table"], theirs.detach().numpy(), rtol=0, atol=1e-6)
     ours.close()
