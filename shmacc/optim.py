@@ -16,8 +16,7 @@ numbers are.
 
 import dataclasses
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,9 +27,6 @@ __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
 
 
 _DECAY = 4  # where the weight decay stands among an optimizer's numbers
-
-LearningRate = float | Mapping[str, float] | None
-"""Of one update: all arrays', or by patterns of their names; None: the optimizers' own."""
 
 
 class Slot(NamedTuple):
@@ -70,7 +66,7 @@ class Optimizer:
             object.__setattr__(self, field.name, checked)
 
     def _number(self, value: object, what: str) -> float:
-        number = _finite(value, f"{type(self).__name__}'s {what}")
+        number = finite(value, f"{type(self).__name__}'s {what}")
         most = self._at_most.get(what, math.inf)
         if not 0 <= number <= most:
             bounds = "not be negative" if most == math.inf else f"be between 0 and {most:g}"
@@ -347,7 +343,7 @@ class Ftrl(Optimizer):
     l2: float = 0.0
 
     def _number(self, value: object, what: str) -> float:
-        number = _finite(value, f"Ftrl's {what}")
+        number = finite(value, f"Ftrl's {what}")
         if what == "learning_rate_power":
             if number > 0:
                 raise InvalidArgumentError(f"Ftrl's {what} must not be positive, but was {value!r}")
@@ -397,53 +393,12 @@ def _numbers(kind: type[Optimizer]) -> list[str]:
     return [name for name in names if name not in layout.OPTIMIZER_OPTIONS]
 
 
-def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict[str, Any]:
-    """Return what a mapping from patterns gives each name: that of the first pattern it matches.
-
-    Args:
-        given: A ``*`` in a pattern is for any characters; all others are for themselves.
-        names: Those that there are. The ones that match no pattern are left out.
-        what: What the mapping gives, for the message.
+def finite(value: object, what: str) -> float:
+    """Return a number.
 
     Raises:
-        InvalidArgumentError: A pattern other than ``"*"`` is for no name.
+        InvalidArgumentError: It is none, or no finite one.
     """
-    found: dict[str, Any] = {}
-    for pattern, value in given.items():
-        if not isinstance(pattern, str):
-            raise InvalidArgumentError(f"{what} is by name, but a name was {pattern!r}")
-        matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
-        new = [name for name in names if name not in found and matches(name)]
-        if not new and pattern != "*":
-            of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
-            raise InvalidArgumentError(
-                f"There is {what} for {pattern!r}, which is no array{of_earlier}"
-            )
-        found.update(dict.fromkeys(new, value))
-    return found
-
-
-def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
-    """Return the rates of one update by name, checked; those left out are the optimizers' own.
-
-    Args:
-        value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
-        names: Of the arrays.
-
-    Raises:
-        InvalidArgumentError: One is no number, negative or infinite; or a pattern is for no name.
-    """
-    if value is None:
-        return {}
-    given = value if isinstance(value, Mapping) else {"*": value}
-    rates = {pattern: _finite(rate, "learning_rate") for pattern, rate in given.items()}
-    for rate in rates.values():
-        if rate < 0:
-            raise InvalidArgumentError(f"learning_rate must not be negative, but was {rate!r}")
-    return by_name(rates, names, "a learning_rate")
-
-
-def _finite(value: object, what: str) -> float:
     try:
         number = math.nan if isinstance(value, str) or _is_flag(value) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core, optim
-from shmacc._accumulators import changes
+from shmacc._accumulators import changes, patterns
+from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
@@ -18,7 +19,6 @@ from shmacc._opening.options import IfExists, Options, Owners
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from shmacc.optim import LearningRate
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
 
@@ -89,7 +89,7 @@ class Parameters(SharedArrays):
         arrays = given.asked(contents)
         if isinstance(optimizer, Mapping):
             names = [array.spec.name for array in arrays]
-            optimizer = optim.by_name(optimizer, names, "an optimizer")
+            optimizer = patterns.by_name(optimizer, names, "an optimizer")
         asked = [_with_optimizer(array, optimizer) for array in arrays]
         self._open(
             tuple(array.asked.spec for array in asked),
@@ -228,7 +228,7 @@ class Parameters(SharedArrays):
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
         """
         found, gradients = self._round_of(taken)
-        rates = optim.learning_rates(learning_rate, self)
+        rates = patterns.learning_rates(learning_rate, self)
         return self._commit(found, gradients, values, rates, arguments.timeout(timeout))
 
     def skip(

@@ -12,6 +12,7 @@ from torch import nn
 
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Optimizers
+from shmacc._accumulators.patterns import LearningRate
 from shmacc._gradients import arguments
 from shmacc._gradients.arguments import OnDeath
 from shmacc._gradients.spec import TensorSpec
@@ -19,7 +20,6 @@ from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
-from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from shmacc import optim
+from shmacc._accumulators import patterns
 from shmacc._accumulators.parameters import Optimizers
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
@@ -93,7 +94,7 @@ def by_name(given: Optimizers | OptimizerOfTorch, model: nn.Module) -> dict[str,
         found = _of_torch(given, parameters, on_model.rows_alone(model))
     else:
         by_pattern = given if isinstance(given, Mapping) else {"*": given}
-        found = optim.by_name(by_pattern, parameters, "an optimizer")
+        found = patterns.by_name(by_pattern, parameters, "an optimizer")
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for name in trained:
         if found.get(name) is None:

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from shmacc import optim
+from shmacc._accumulators import patterns
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Parameters
+from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arrays as as_arrays
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
-from shmacc.optim import LearningRate
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 
@@ -192,7 +193,7 @@ class Atomic:
 
     def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
-        optim.learning_rates(rate, self.arrays)
+        patterns.learning_rates(rate, self.arrays)
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint has beside the model, the step and who has left."""
