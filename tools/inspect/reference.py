@@ -38,6 +38,7 @@ ANSWERS: Final = {
     "wait": waiting.Waiting,
     "metrics": metrics.Metrics,
 }
+_WIDTH: Final = 118
 _SIMPLE: Final = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _STATUS: Final = {
     0: "fine",
@@ -61,7 +62,21 @@ def schema() -> str:
         "anyOf": list(answers.values()),
         "$defs": answers | {name: _object(record, found) for name, record in found.items()},
     }
-    return json.dumps(whole, indent=2) + "\n"
+    return _lines(whole) + "\n"
+
+
+def _lines(value: Any, depth: int = 0) -> str:
+    """Return JSON with a line for each object that fits in one."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(line) + depth <= _WIDTH:
+        return line
+    parts = [_lines(of, depth + 1) for of in (value.values() if isinstance(value, dict) else value)]
+    begin, end = "[]"
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {part}" for key, part in zip(value, parts, strict=True)]
+        begin, end = "{}"
+    margin = "\n" + " " * depth
+    return f"{begin}{margin} {f',{margin} '.join(parts)}{margin}{end}"
 
 
 def records() -> dict[str, type]:
