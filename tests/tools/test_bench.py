@@ -122,7 +122,7 @@ def test_parts_of_shmacc_alone_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "bench" / "tables.md"
-    parts = ["several_processes", "waiting", "many_tensors", "memory"]
+    parts = ["several_processes", "waiting", "many_tensors"]
     assert main(["run", "--quick", "--parts", *parts, "--output", str(file)]) == 0
     tables = file.read_text(encoding="utf-8")
     assert tables.count("\n## ") == len(parts)

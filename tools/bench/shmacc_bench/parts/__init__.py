@@ -9,7 +9,6 @@ PARTS: Final = (
     "several_processes",
     "waiting",
     "many_tensors",
-    "memory",
     "arrays_in",
     "rounds",
     "ddp",

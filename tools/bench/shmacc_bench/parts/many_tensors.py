@@ -76,10 +76,6 @@ def _turn(use: Callable[[], None]) -> float:
 
 
 def _kib(acc: Any) -> float:
-    return kib_held(acc.shared_name)
-
-
-def kib_held(name: str) -> float:
     """Return the memory that a segment holds: its file without holes."""
     shm = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is on Linux
-    return sum(file.stat().st_blocks for file in shm.glob(f"shmacc.*{name}")) / 2
+    return sum(file.stat().st_blocks for file in shm.glob(f"shmacc.*{acc.shared_name}")) / 2
