@@ -140,6 +140,7 @@ def test_no_public_type_is_left_to_inference() -> None:
         "shmacc.torch._replica.Replica",
         "shmacc.torch._replicas.AsyncReplicas",
         "shmacc.torch._replicas.SyncReplicas",
+        "shmacc.torch._viewer.Viewer",
     }
 
 
