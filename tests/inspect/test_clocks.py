@@ -164,7 +164,7 @@ def test_a_standstill_is_named_when_it_has_lasted_and_not_before(
 
     def stalls(patience: float) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-c", _STALLS.format(patience=patience, name=NAME)],
+            [sys.executable, "-P", "-c", _STALLS.format(patience=patience, name=NAME)],
             env={**os.environ, **under(clock, seconds)},
             capture_output=True,
             text=True,
@@ -204,7 +204,7 @@ def test_events_are_told_once_though_the_clock_is_set(clock: str, crew: Crew) ->
         pass
     until(lambda: len(inspection.describe(NAME).events) > 0)
     done = subprocess.run(
-        [sys.executable, "-c", _TWO_LOOKS.format(name=NAME)],
+        [sys.executable, "-P", "-c", _TWO_LOOKS.format(name=NAME)],
         env={**os.environ, **under(clock, 0)},
         capture_output=True,
         text=True,

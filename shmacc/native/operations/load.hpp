@@ -53,13 +53,10 @@ class Load {
         std::deque<ActivityScope> activities;
         for (const Arrays& each : arrays_) activities.emplace_back(*each.segment, kWaitsForLock);
         for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
-        OpenSegment* busy = arrays_.empty() ? gradients_.front().segment : arrays_.front().segment;
-        while (busy) {
-            {  // its lock may be long in coming, so no other one is held meanwhile
-                HeldLocks wait(*busy);
-                wait.acquire_all(kForever, interruption_);
-            }
-            busy = replace_if_free(activities);
+        while (OpenSegment* const busy = replace_if_free(activities)) {
+            interruption_.check();
+            HeldLocks wait(*busy);  // its lock may be long in coming, so no other one is held meanwhile
+            wait.acquire_all(kForever, interruption_);
         }
     }
 
