@@ -314,6 +314,15 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
 
+    def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
+        """Refuse a `rate` that exceeds `largest` as for `Adam`, or times the decay."""
+        Adam.check_rate(self, rate, smallest, largest)
+        if rate * self.weight_decay > largest:
+            raise InvalidArgumentError(
+                f"learning_rate times weight_decay must be at most {largest:.3g} in the array's "
+                f"dtype, but was {rate:g} * {self.weight_decay:g}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Ftrl(Optimizer):

@@ -278,7 +278,9 @@ def _convert(
     with np.errstate(all="ignore"):
         converted = array.astype(to)
         if target in "fc" and largest(array.dtype) > largest(to):
-            infinite = ~np.isfinite(converted) & np.isfinite(array)
+            infinite = np.isinf(converted.real) & np.isfinite(array.real)
+            if target == "c":  # each part by itself: the other one may be NaN
+                infinite |= np.isinf(converted.imag) & np.isfinite(array.imag)
             if bool(infinite.any()):
                 raise InvalidArgumentError(
                     f"{what} hold {array[infinite].flat[0]!r}, which would become infinite in "

@@ -27,6 +27,8 @@ REFUSED: Final[list[tuple[str, Any, str]]] = [
     ("bfloat16", [3.4e38, 0], "infinite in bfloat16"),
     ("float32", np.array([1e39, 0]), "infinite in float32"),
     ("complex64", np.array([1e39j, 0]), "infinite in complex64"),
+    ("complex64", np.array([complex(np.nan, 1e39), 0]), "infinite in complex64"),
+    ("complex64", np.array([complex(1e39, np.nan), 0]), "infinite in complex64"),
     ("float32", np.array([1j, 0]), "same_kind"),
     ("int32", [1.5, 0], "must be integers"),
     ("int32", np.array([1.0, 0]), "same_kind"),
@@ -157,6 +159,7 @@ TOO_LARGE: Final = [
     optim.Adam(1e38, 0.999, 0.1),  # the correction makes it larger
     optim.Adam(0.1, epsilon=1e39),
     optim.AdamW(0.1, weight_decay=1e39),
+    optim.AdamW(1e37, weight_decay=1e38),
     optim.Ftrl(1e39),
     optim.Ftrl(0.1, l1=1e39),
     optim.Ftrl(0.1, initial_accumulator_value=1e39),
