@@ -325,7 +325,11 @@ class Chief:
         Of an optimizer of `shmacc.optim` its state as well, but not that of torch's.
 
         As that of a module, it has the parameters themselves: save it before the next round.
+
+        Raises:
+            FailedPreconditionError: The model is not in shared memory any more.
         """
+        on_model.check_in_place(self._own, self._places)
         return {
             "step": self.global_step,
             "left": torch.from_numpy(self._left.copy()),

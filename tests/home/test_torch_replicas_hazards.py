@@ -206,6 +206,8 @@ def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
         MOVES[move](model)
         with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
             replicas.round(timeout=LONG).__enter__()
+        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
+            replicas.state_dict()  # would be a checkpoint of numbers that nobody trains
         assert replicas._group.num_accumulated() == 1
         replicas._group.advance_step(1)
         replica._handed = None
