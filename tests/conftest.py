@@ -11,7 +11,11 @@ import pytest
 
 # Before they are imported: a failure in a helper is to say the values, too.
 pytest.register_assert_rewrite(
-    "helpers.support", "helpers.accumulator_machine", "helpers.pages", "helpers.thrice"
+    "helpers.support",
+    "helpers.accumulator_machine",
+    "helpers.pages",
+    "helpers.thrice",
+    "home.torch_training",
 )
 
 from helpers.apart import Crew  # noqa: E402 - see above

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import mmap
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import torch
-from helpers.apart import Apart, Crew
 from helpers.support import LONG
+from home.torch_training import contents, same
 from torch import nn
 
 import shmacc
@@ -25,32 +23,16 @@ from shmacc.optim import SGD, Adagrad, Adam, AdamW
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from helpers.apart import Apart
 
 NAME: Final = "replicas"
 ADAM: Final = Adam(0.05)
 DEATHS: Final = 50
 UPDATES: Final = 20
-# Children of a server that has torch already, which takes seconds to import.
-CONTEXT: Final = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
 # Says torch itself, of what its optimizers make.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
-
-def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call the function, in a child of a server that has another namespace."""
-    os.environ["SHMACC_NAMESPACE"] = namespace
-    torch.set_num_threads(1)
-    return function(*args)
-
-
-@pytest.fixture
-def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Start a child that calls a function with arguments."""
-    crew = Crew("forkserver")
-    yield functools.partial(crew.start, within, namespace)
-    crew.end()
 
 
 class Words(nn.Module):
@@ -95,16 +77,6 @@ def hand_over(replica: Replica, model: nn.Module) -> None:
     backward(model, replica.rank, replica.global_step)
     with pytest.raises(errors.DeadlineExceededError):
         replica.step()
-
-
-def contents(model: nn.Module) -> dict[str, Any]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.parametrize(

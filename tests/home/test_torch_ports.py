@@ -5,7 +5,6 @@ After mnist_hogwild of pytorch/examples, facebookresearch/dlrm and ikostrikov/py
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import torch
-from helpers.apart import Apart, Crew
 from helpers.support import LONG
 from torch import nn
 from torch.nn import functional
@@ -23,7 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from shmacc.torch import Replica, StepSampler, SyncReplicas, clip_grad_norm_, optimizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from helpers.apart import Apart
 
 NAME: Final = "port"
 RANKS: Final = 2  # the sum of two gradients is the same to the bit in either order
@@ -31,23 +31,8 @@ RANKS: Final = 2  # the sum of two gradients is the same to the bit in either or
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
-def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call the function, in a child of a server that has another namespace."""
-    os.environ["SHMACC_NAMESPACE"] = namespace
-    torch.set_num_threads(1)
-    return function(*args)
-
-
-@pytest.fixture
-def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Start a child that calls a function with arguments."""
-    crew = Crew("forkserver")
-    yield functools.partial(crew.start, within, namespace)
-    crew.end()
-
-
 class Net(nn.Module):
-    """That of mnist_hogwild, smaller: convolutions, dropout."""
+    """The model of mnist_hogwild, smaller: convolutions and dropout."""
 
     def __init__(self) -> None:
         """Make it, always the same."""
@@ -116,7 +101,7 @@ def clicks(model: nn.Module, _: Any, step: int, rank: int) -> None:
 
 
 class ActorCritic(nn.Module):
-    """That of pytorch-a3c, smaller: a cell of memory, and two heads."""
+    """The model of pytorch-a3c, smaller: an LSTM cell and two heads."""
 
     def __init__(self) -> None:
         """Make it, always the same."""
@@ -160,7 +145,7 @@ def play(model: nn.Module, _: Any, step: int, rank: int) -> None:
 
 @dataclass(frozen=True)
 class Port:
-    """A program: what its chief and its replicas have.
+    """What the chief and the replicas of a program use.
 
     Attributes:
         model: Makes it.

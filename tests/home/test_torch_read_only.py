@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG
+from home.torch_training import contents
 from torch import nn
 
 import shmacc
@@ -99,10 +100,6 @@ WRITES: Final[dict[str, Callable[[Any], Any]]] = {
     "out=": lambda model: in_place(lambda weight: torch.mul(weight, 2, out=weight), model),
     "numpy": to_numpy,
 }
-
-
-def contents(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 import torch
-from helpers.apart import Apart, Crew
 from helpers.support import LONG, until
+from home.torch_training import CONTEXT, within
 from torch import nn
 
 import shmacc
@@ -24,28 +21,11 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from helpers.apart import Apart
+
 
 NAME: Final = "replicas"
 BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it, are the same
-# Children of a server that has torch already, which takes seconds to import; and no forks of a
-# process that has used it.
-CONTEXT: Final = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
-
-
-def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call the function, in a child of a server that has another namespace."""
-    os.environ["SHMACC_NAMESPACE"] = namespace
-    torch.set_num_threads(1)
-    return function(*args)
-
-
-@pytest.fixture
-def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Start a child that calls a function with arguments."""
-    crew = Crew("forkserver")
-    yield functools.partial(crew.start, within, namespace)
-    crew.end()
 
 
 @pytest.fixture

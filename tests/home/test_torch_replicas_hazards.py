@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
-from helpers.apart import Crew
 from helpers.support import LONG, until
 from torch import nn
 
@@ -20,9 +18,9 @@ from shmacc.torch import Replica, SyncReplicas, _run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from helpers.apart import Apart
+
 NAME: Final = "replicas"
-CONTEXT: Final = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
 # Says torch itself, of what its optimizers make.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
@@ -128,8 +126,7 @@ def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed:
     ended._shared.close()
 
 
-def leave_a_block_in_a_forked_child(namespace: str) -> list[bool]:
-    os.environ["SHMACC_NAMESPACE"] = namespace
+def leave_a_block_in_a_forked_child() -> list[bool]:
     with chief_of(one_layer()) as replicas:
         pid = os.fork()
         if pid == 0:
@@ -142,10 +139,8 @@ def leave_a_block_in_a_forked_child(namespace: str) -> list[bool]:
             return [replica.running, not replica._left[0]]
 
 
-def test_the_end_of_a_forked_child_is_not_that_of_the_training(namespace: str) -> None:
-    crew = Crew("forkserver")
-    assert crew.start(leave_a_block_in_a_forked_child, namespace).result() == [True, True]
-    crew.end()
+def test_the_end_of_a_forked_child_is_not_that_of_the_training(start: Callable[..., Apart]) -> None:
+    assert start(leave_a_block_in_a_forked_child).result() == [True, True]
 
 
 def test_a_step_that_is_tried_again_says_whether_the_gradient_counted() -> None:

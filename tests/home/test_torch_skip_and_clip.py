@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG
+from home.torch_training import Words, contents
 from torch import nn
 
 from shmacc import errors
@@ -19,26 +20,6 @@ from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, clip_grad_norm_, 
 NAME: Final = "replicas"
 # Says torch itself, of what its optimizers make.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
-
-class Words(nn.Module):
-    """Rows by number, a dense layer, statistics."""
-
-    def __init__(self, *, sparse: bool = True) -> None:
-        """Make it, always the same."""
-        super().__init__()
-        torch.manual_seed(7)
-        self.rows = nn.Embedding(20, 4, sparse=sparse)
-        self.layer = nn.Linear(4, 2)
-        self.norm = nn.BatchNorm1d(2)
-
-    def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
-        return self.norm(self.layer(self.rows(words)))
-
-
-def contents(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import io
 import multiprocessing.process
-import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
-from helpers.apart import Apart, Crew
 from helpers.support import LONG
+from home.torch_training import Words, contents, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +21,9 @@ from shmacc.optim import SGD, Adam
 from shmacc.torch import AsyncReplicas, Replica, StepSampler, SyncReplicas, Viewer, optimizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from helpers.apart import Apart
 
 NAME: Final = "replicas"
 # Says torch itself, of what its optimizers and its compiler make.
@@ -33,47 +33,6 @@ pytestmark = [
 ]
 kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 optimizers = pytest.mark.parametrize("optimizer", [Adam(0.05), None], ids=["Adam", "torch's"])
-
-
-def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call the function, in a child of a server that has another namespace."""
-    os.environ["SHMACC_NAMESPACE"] = namespace
-    torch.set_num_threads(1)
-    return function(*args)
-
-
-@pytest.fixture
-def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Start a child that calls a function with arguments."""
-    crew = Crew("forkserver")
-    yield functools.partial(crew.start, within, namespace)
-    crew.end()
-
-
-class Model(nn.Module):
-    """Rows by number, a dense layer, statistics."""
-
-    def __init__(self, seed: int = 7) -> None:
-        """Make it."""
-        super().__init__()
-        torch.manual_seed(seed)
-        self.rows = nn.Embedding(20, 4, sparse=True)
-        self.layer = nn.Linear(4, 2)
-        self.norm = nn.BatchNorm1d(2)
-
-    def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
-        return self.norm(self.layer(self.rows(words)))
-
-
-def contents(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value, expected[name]), name
 
 
 def backward(model: nn.Module, step: int) -> None:
@@ -96,19 +55,19 @@ def make_round(replicas: Any, replica: Replica, model: nn.Module) -> None:
 @pytest.mark.parametrize("of", ["a state", "a model", "a compiled model"])
 def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
     """Slots are new; and one that exists goes on from what it has."""
-    trained = Model(1)
+    trained = Words(1)
     initial = {
         "a state": trained.state_dict(),
         "a model": trained,
         "a compiled model": torch.compile(trained, backend="eager"),
     }[of]
-    model, other = Model(), Model()
+    model, other = Words(), Words()
     with kind(model, NAME, total_num_replicas=1, optimizer=SGD(0.1), initial=initial) as replicas:
         with Replica(other, NAME, 0, timeout=0.01) as replica:
             same(contents(model), contents(trained))
             same(contents(other), contents(trained))
             make_round(replicas, replica, other)
-        after, late = contents(model), Model()
+        after, late = contents(model), Words()
         again = kind(late, NAME, total_num_replicas=1, optimizer=SGD(0.1), initial=initial)
         same(contents(late), after)
         assert not torch.equal(after["layer.weight"], trained.layer.weight)
@@ -117,19 +76,19 @@ def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
-        SyncReplicas(Model(), NAME, total_num_replicas=1, initial={})
+        SyncReplicas(Words(), NAME, total_num_replicas=1, initial={})
     with (
-        SyncReplicas(Model(), NAME, total_num_replicas=1) as replicas,
+        SyncReplicas(Words(), NAME, total_num_replicas=1) as replicas,
         pytest.raises(errors.InvalidArgumentError, match="initial="),
     ):
-        replicas.load_state_dict(Model().state_dict())
+        replicas.load_state_dict(Words().state_dict())
 
 
 @kinds
 @optimizers
 def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> None:
     """By torch, and by another training: fine-tuning with a new head."""
-    model, other = Model(), Model()
+    model, other = Words(), Words()
     with (
         kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
         Replica(other, NAME, 0, timeout=0.01) as replica,
@@ -155,7 +114,7 @@ def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> Non
 @optimizers
 def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
     """It has no rank, its model is its own, and nobody waits for it."""
-    model, other, seen = Model(), Model(), Model(3)
+    model, other, seen = Words(), Words(), Words(3)
     with (
         kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
         Viewer(seen, NAME, timeout=LONG) as viewer,
@@ -185,10 +144,10 @@ def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
 
 def test_a_viewer_does_not_see_half_an_update() -> None:
     """It waits for the end of a block, and refuses what a block has left half done."""
-    model, other = Model(), Model()
+    model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
-        Viewer(Model(3), NAME, timeout=0.01) as viewer,
+        Viewer(Words(3), NAME, timeout=0.01) as viewer,
         Replica(other, NAME, 0, timeout=0.01) as replica,
     ):
         backward(other, 0)
@@ -207,7 +166,7 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
 
 def compute(rank: int, steps: int) -> int:
     """A replica that runs out of data."""
-    model = Model()
+    model = Words()
     counted = 0
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         for _ in range(steps):
@@ -221,10 +180,10 @@ def test_the_loop_until_all_have_left_has_a_round_for_each_batch(
     start: Callable[..., Apart], optimizer: Any
 ) -> None:
     """And an evaluator sees the last step."""
-    model = Model()
+    model = Words()
     blocks = 0
     with SyncReplicas(model, NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
-        viewer, seen = Viewer(Model(3), NAME, timeout=LONG), list[int]()
+        viewer, seen = Viewer(Words(3), NAME, timeout=LONG), list[int]()
         evaluator = threading.Thread(target=lambda: seen.extend(viewer.steps()))
         evaluator.start()
         children = [start(compute, rank, 40) for rank in range(2)]
@@ -248,7 +207,7 @@ def test_the_loop_until_all_have_left_has_a_round_for_each_batch(
 
 def test_what_active_has_waited_for() -> None:
     """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
-    model, other = Model(), Model()
+    model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
         Replica(other, NAME, 0, timeout=0.01) as replica,
@@ -295,7 +254,7 @@ DATA: Final = TensorDataset(torch.arange(50))
 def batches(rank: int, workers: int, stop: int) -> list[list[int]]:
     """A replica that trains on a loader; stops, without leaving, before that step."""
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    model = Model()
+    model = Words()
     seen: list[list[int]] = []
     replica = Replica(model, NAME, rank, timeout=LONG)
     sampler = StepSampler(DATA, replica, 4, epochs=2, seed=3)
@@ -315,7 +274,7 @@ def batches(rank: int, workers: int, stop: int) -> list[list[int]]:
 def test_a_restarted_replica_goes_on_with_its_data(
     start: Callable[..., Apart], workers: int
 ) -> None:
-    with SyncReplicas(Model(), NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas:
+    with SyncReplicas(Words(), NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas:
         whole = start(batches, 0, workers, -1)
         first = start(batches, 1, workers, 5)
         blocks = 0
@@ -335,7 +294,7 @@ def test_a_restarted_replica_goes_on_with_its_data(
 
 
 def test_a_sampler_is_a_function_of_the_step() -> None:
-    model, other = Model(), Model()
+    model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas,
         Replica(other, NAME, 1, timeout=0.01) as replica,
@@ -364,13 +323,13 @@ def test_a_sampler_is_a_function_of_the_step() -> None:
 def test_compiled_models(compiled: str, optimizer: str) -> None:
     """Of a replica, and of the chief; a checkpoint is that of a model that is not."""
 
-    def compile_it(model: Model) -> Any:
+    def compile_it(model: Words) -> Any:
         if compiled == "all":
             return torch.compile(model, backend="aot_eager")
         model.layer = torch.compile(model.layer, backend="aot_eager")
         return model
 
-    model, theirs, alone = Model(), compile_it(Model()), Model()
+    model, theirs, alone = Words(), compile_it(Words()), Words()
     of_torch = [
         torch.optim.SparseAdam(model.rows.parameters()),
         torch.optim.Adam([*model.layer.parameters(), *model.norm.parameters()]),
