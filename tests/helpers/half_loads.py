@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from helpers.stepping_tracer import Traced, on_one_core
+from helpers.stepping_tracer import Traced, mark_call, on_one_core
 
 import shmacc
 from shmacc import _core
@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 
 def loading(path: Path, attach: Callable[[], dict[str, Any]]) -> Callable[[Mark], None]:
-    """What a loader does that marks the beginning and the end of the extension's call."""
-    real = _core.load
+    """Return a loader that marks the beginning and the end of the extension's call."""
 
     def load(mark: Mark) -> None:
-        def marked(*args: Any) -> None:
-            mark()
-            real(*args)
-            mark()
-
         what = attach()
-        _core.load = marked  # type: ignore[assignment]
+        mark_call(_core, "load", mark)
         shmacc.load(path, what)
         for one in what.values():
             one.close()
@@ -40,7 +34,7 @@ def loading(path: Path, attach: Callable[[], dict[str, Any]]) -> Callable[[Mark]
 
 @contextmanager
 def half_loaded(params: Parameters, load: Callable[[Mark], None]) -> Iterator[Traced]:
-    """The loader, stopped after the parameters were marked as being loaded."""
+    """Stop a loader as soon as it has marked the parameters as being loaded."""
     with on_one_core(), Traced(load) as child:
         child.run_to_mark()
         while not params._half_loaded:

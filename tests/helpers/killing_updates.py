@@ -15,7 +15,7 @@ from helpers import segment_layout as layout
 from helpers.apart import run_apart
 from helpers.killing_images import Image, Windows
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import Traced, on_one_core
+from helpers.stepping_tracer import Traced, mark_call, on_one_core
 
 from shmacc import AccumulatorGroup, Parameters, _core
 from shmacc._layout import names
@@ -72,16 +72,8 @@ class UpdateScene:
 
     def act(self, mark: Mark) -> None:
         """Be a chief that marks the beginning and the end of the extension's call."""
-        real = _core.update
-
-        def marked(*args: Any) -> bool:
-            mark()
-            made = real(*args)
-            mark()
-            return made
-
         with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
-            _core.update = marked  # type: ignore[assignment]
+            mark_call(_core, "update", mark)
             with group.round(1) as taken:
                 self.update(params, taken)
 

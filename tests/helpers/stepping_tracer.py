@@ -14,7 +14,7 @@ import traceback
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pytest
 
@@ -145,6 +145,19 @@ class Traced:
             self.stopped_by = os.WSTOPSIG(status)
         else:
             self.status = status
+
+
+def mark_call(module: Any, function: str, mark: Mark) -> None:
+    """Have that function of the module mark its beginning and its end, in this process."""
+    real = getattr(module, function)
+
+    def marked(*args: Any) -> Any:
+        mark()
+        made = real(*args)
+        mark()
+        return made
+
+    setattr(module, function, marked)
 
 
 def _run(function: Callable[[Mark], object]) -> None:
