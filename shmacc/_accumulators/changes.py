@@ -237,16 +237,12 @@ def _check_rows(array: Array, rows: IndexArray) -> None:
         )
 
 
-def of_state(own: tuple[Array, ...], state: object) -> tuple[list[Change], int, list[int]]:
+def of_state(own: tuple[Array, ...], state: Any) -> tuple[list[Change], int, list[int]]:
     """Return what restores a state: the changes, the step, how often each array was updated.
 
     Raises:
         InvalidArgumentError: It is no state, or that of other parameters.
     """
-    if not isinstance(state, Mapping):
-        raise InvalidArgumentError(
-            f"A state is a mapping from name to array, but was a {type(state).__name__}"
-        )
     existing = {array.name: array.described() for array in own}
     names = saving.names(state, "arrays", existing, "array", "parameters'")
     counts = saving.get(state, "updates")

@@ -98,6 +98,7 @@ def _check(what: object) -> None:
             "What is saved is a mapping from name to accumulator or parameters, but was a "
             f"{type(what).__name__}"
         )
+    names: dict[int, str] = {}
     for name, one in what.items():
         if not isinstance(name, str) or not name or not _can_be_stored(name):
             raise InvalidArgumentError(
@@ -108,8 +109,6 @@ def _check(what: object) -> None:
                 f"{name!r} must be an accumulator, a group or shmacc.Parameters, but was a "
                 f"{type(one).__name__}"
             )
-    names: dict[int, str] = {}
-    for name, one in what.items():
         other = names.setdefault(one._token, name)  # noqa: SLF001
         if other != name:
             raise InvalidArgumentError(f"{other!r} and {name!r} are the same {type(one).__name__}")

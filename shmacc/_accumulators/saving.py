@@ -68,10 +68,6 @@ def from_arrays(
         InvalidArgumentError: It is no state, one of other members, or inconsistent.
         ResourceExhaustedError: There is no memory for contiguous copies.
     """
-    if not isinstance(state, Mapping):
-        raise InvalidArgumentError(
-            f"A state is a mapping from name to array, but was a {type(state).__name__}"
-        )
     own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
     order = _saved_members(state, own)
     count = arguments.partial_count(get(state, "count"), "the state's count")
@@ -113,9 +109,7 @@ def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpe
     return order
 
 
-def names(
-    state: Mapping[str, Any], key: str, existing: Mapping[str, str], what: str, whose: str
-) -> list[str]:
+def names(state: Any, key: str, existing: Mapping[str, str], what: str, whose: str) -> list[str]:
     """Return the names that a state has, in its order.
 
     Args:
@@ -126,8 +120,12 @@ def names(
         whose: What the state is of, in a message.
 
     Raises:
-        InvalidArgumentError: They are others, or some occur twice.
+        InvalidArgumentError: It is no state, its names are others, or some occur twice.
     """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(
+            f"A state is a mapping from name to array, but was a {type(state).__name__}"
+        )
     order, described = _texts(state, key), _texts(state, "specs")
     saved = dict(zip(order, described, strict=False))
     for name in existing.keys() | saved.keys():

@@ -80,9 +80,12 @@ class StepSampler:
         """
         epoch, number = divmod(step, self._steps)
         if self._order[0] != epoch:
-            random = torch.Generator().manual_seed(self._seed + epoch)
-            shuffled = torch.randperm(self._size, generator=random)
-            order = shuffled.tolist() if self._shuffle else list(range(self._size))
-            self._order = epoch, order
+            self._order = epoch, self._order_of(epoch)
         begin = (number * self._replica.total_num_replicas + self._replica.rank) * self._batch
         return self._order[1][begin : begin + self._batch]
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._size))
+        random = torch.Generator().manual_seed(self._seed + epoch)
+        return list(torch.randperm(self._size, generator=random).tolist())
