@@ -60,7 +60,7 @@ def _on_a_disk(folder: str, make: Callable[[], Any]) -> tuple[str, list[str]]:
 
 @every_maker
 def test_a_disk_is_named(make: Callable[[], Any]) -> None:
-    """As an emptyDir of Kubernetes without `medium: Memory` is one."""
+    """Kubernetes mounts such a disk for an emptyDir without `medium: Memory`."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         kind = _memory._filesystem_at(folder)
         if kind in {"", "tmpfs", "ramfs"}:

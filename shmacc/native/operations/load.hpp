@@ -7,9 +7,9 @@
 // nothing throws after the first commit. So only a death can end a load half way, and the commits are in this order:
 //
 //   1  RoundState of all parameters: marked as being loaded (RoundState::sealed), with the process that loads
-//   2  RoundState and lane of each of the parameters: its arrays
-//   3  each accumulator: its gradients, which ends its round
-//   4  RoundState of each of the parameters: no mark
+//   2  RoundState and lane of each parameters' segment: its arrays
+//   3  RoundState and lane of each accumulator: its gradients. This ends its open round.
+//   4  RoundState of all parameters: the mark is removed
 //
 // A single segment has one commit, 2 or 3, and no mark. Each instant of death:
 //   before 1            nothing has changed. Gradients put in are undone by the lanes' next owners.

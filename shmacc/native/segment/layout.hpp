@@ -153,7 +153,7 @@ constexpr Named kOptimizerNames[] = {
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// Added to a kind. Version 2.0.0 knows neither these nor AdamW, and refuses to open parameters that have them.
+// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters with one, or with AdamW.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 

@@ -41,7 +41,7 @@ class Task:
     """The model, its data, and its loss."""
 
     def __init__(self) -> None:
-        """Draw the tables that are to be found."""
+        """Draw the tables that a training is to find again."""
         self._hidden = Pairs(SIZES, 8, seed=7).requires_grad_(requires_grad=False)
         self._shares = [np.cumsum(1 / np.arange(1, size + 1)) for size in SIZES]
 

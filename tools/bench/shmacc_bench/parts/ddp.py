@@ -116,7 +116,7 @@ class Rank:
         self.kind, self.rank = kind, rank
 
     def train(self, name: str, meeting: str, world: int, blocks: int, nap: float) -> Any:
-        """Return, of shmacc and of DDP: milliseconds a step by block, of processors, the losses."""
+        """Return each block's milliseconds a step and CPU time, and the losses, of both."""
         dist.init_process_group("gloo", meeting, rank=self.rank, world_size=world)
         ddp, model = DistributedDataParallel(Digits(self.kind)), Digits(self.kind)
         optimizer = _optimizer(ddp)

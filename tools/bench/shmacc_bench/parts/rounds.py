@@ -1,8 +1,8 @@
-"""Whole rounds with an optimizer's update, of ids as real ones are: repeated, and not sorted.
+"""Whole rounds with an optimizer's update. As in real batches, ids repeat and are not sorted.
 
-Beside torch as one writes it by hand: each worker copies its gradient into shared tensors of its
-own, the chief makes one sparse tensor of them, coalesces it, and lets `torch.optim.Adagrad` update.
-Every process has one thread, and is a worker of both, in turns.
+They are timed beside torch code that one would write by hand: each worker copies its gradient into
+shared tensors of its own, the chief makes one sparse tensor of them, coalesces it, and lets
+`torch.optim.Adagrad` update. Every process has one thread, and is a worker of both, in turns.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TorchPeer(Peer):
-    """The whole table as one shared tensor, and a count for each row; as many threads as it likes.
+    """One shared tensor holds the whole table, another a count for each row. torch chooses threads.
 
     It cannot wait in a take.
     """
