@@ -1,6 +1,7 @@
 """The extension (shmacc/native): everything that happens under the lock, and the waits."""
 
 from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -69,6 +70,12 @@ class TakenRound:
 
 class Caller:
     def __init__(self) -> None: ...
+
+class Descriptor:
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+def open_file(path: Path, flags: int, mode: int = 0) -> Descriptor: ...
 
 class Handle:
     def close(self, error: BaseException | None = None) -> None: ...

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from shmacc import _core
 from shmacc.errors import InvalidArgumentError
-
-_STDERR = 2
 
 
 @contextlib.contextmanager
@@ -29,23 +28,25 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     replaced = _status(path)
     target = Path(os.path.realpath(path))
     with contextlib.ExitStack() as at_end:
-        directory = _above_streams(os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY))
-        at_end.callback(os.close, directory)
-        low, name = _open_new(target)
-        descriptor = _above_streams(low)
-        if name is not None:
+        directory = _core.open_file(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        at_end.callback(directory.close)
+        name, opened = None, _open_nameless(target.parent)
+        if opened is None:
+            name = _hidden(target)
             at_end.callback(name.unlink, missing_ok=True)
-        file = at_end.enter_context(os.fdopen(descriptor, "wb"))
+            opened = _core.open_file(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        at_end.callback(opened.close)
+        file = at_end.enter_context(os.fdopen(opened.fileno(), "wb", closefd=False))
         yield file
         file.flush()
         if replaced is not None:
-            _give_rights(descriptor, replaced)
-        os.fsync(descriptor)
+            _give_rights(opened.fileno(), replaced)
+        os.fsync(opened.fileno())
         if name is None:
-            _link(descriptor, target, directory)
+            _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
-        os.fsync(directory)
+        os.fsync(directory.fileno())
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -58,25 +59,18 @@ def _status(path: Path) -> os.stat_result | None:
     return status
 
 
-def _open_new(target: Path) -> tuple[int, Path | None]:
-    """Open a new file in the same directory; return its descriptor, and its name if it has one."""
-    with contextlib.suppress(OSError):  # whatever is wrong but that comes again below
-        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
-        if Path(_of_descriptor(descriptor)).exists():
-            return descriptor, None
-        os.close(descriptor)
-    name = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), name
+def _open_nameless(directory: Path) -> _core.Descriptor | None:
+    """Open a new file without a name; None if it could not be given one, whatever the reason."""
+    with contextlib.suppress(OSError):
+        opened = _core.open_file(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        if Path(_of_descriptor(opened.fileno())).exists():
+            return opened
+    return None
 
 
-def _above_streams(descriptor: int) -> int:
-    """Return its duplicate if it is a closed standard stream's, which C libraries print to."""
-    if descriptor > _STDERR:
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
-    finally:
-        os.close(descriptor)
+def _hidden(target: Path) -> Path:
+    """Return a name beside the target's that nobody else has."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 
 
 def _of_descriptor(descriptor: int) -> str:
@@ -99,14 +93,18 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
 
     A name that is taken needs a second one, which is renamed. It is always the same one: what a
     process leaves that dies between the two calls, the next one takes away. By the directory's lock
-    nobody else has it meanwhile.
+    nobody else has it meanwhile. If somebody has that lock, be it for ever as who keeps
+    systemd-tmpfiles away, the second name is this call's own, and stays behind a death.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):
         os.link(source, target, src_dir_fd=directory)  # with a descriptor it follows the link
         return
-    name = target.with_name(f".{target.name}.shmacc-save")
-    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        name = target.with_name(f".{target.name}.shmacc-save")
+    except OSError:
+        name = _hidden(target)
     try:
         name.unlink(missing_ok=True)
         os.link(source, name, src_dir_fd=directory)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import itertools
 import os
 import stat
 import tempfile
@@ -14,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, needs_root
+from helpers.at_every_point import Points, coming_between
+from helpers.support import LONG
 
 import shmacc
-from shmacc import Parameters, errors, optim
+from shmacc import Parameters, _core, errors, optim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,14 +45,14 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def _no_nameless_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = os.open
+    system = _core.open_file
 
-    def refusing(path: Any, flags: int, *mode: int, **how: Any) -> int:
+    def refusing(path: Path, flags: int, mode: int = 0) -> _core.Descriptor:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return system(path, flags, *mode, **how)
+        return system(path, flags, mode)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(_core, "open_file", refusing)
 
 
 def modes(path: Path) -> int:
@@ -159,6 +163,44 @@ def test_a_failure_leaves_nothing(
         shmacc.save(path, {"params": params})
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
+def _descriptors() -> list[str]:
+    return sorted(each.name for each in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("points", [Points.LINES, Points.INSTRUCTIONS])
+def test_an_interruption_anywhere_leaves_nothing(
+    params: Parameters, path: Path, points: Points
+) -> None:
+    """No other file, and no descriptor; "all of it or nothing", whatever is raised wherever."""
+    shmacc.save(path, {"params": params})
+    descriptors = _descriptors()
+    for number in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt), coming_between(_raise, points, number) as seen:
+            shmacc.save(path, {"params": params})
+        assert _descriptors() == descriptors
+        assert list(path.parent.iterdir()) == [path]
+        if not seen.came:
+            break
+    assert number > 20
+
+
+def test_another_programs_lock_of_the_directory_stops_no_save(
+    params: Parameters, path: Path
+) -> None:
+    """Who keeps systemd-tmpfiles from cleaning up has it for ever."""
+    lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    for _ in range(2):
+        shmacc.save(path, {"params": params}, timeout=LONG)
+    os.close(lock)
+    assert list(path.parent.iterdir()) == [path]
+    shmacc.load(path, {"params": params})
 
 
 STEPS: Final = ("savez", "fsync", "link", "replace")

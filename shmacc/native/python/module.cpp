@@ -233,6 +233,24 @@ bool refuse_in_subinterpreter() {
     return true;
 }
 
+// As os.open, but with an owner from the first moment, and with a number above those of the standard streams.
+Descriptor open_file(nb::handle path, int flags, mode_t mode) {
+    PyObject* encoded = nullptr;
+    if (!PyUnicode_FSConverter(path.ptr(), &encoded)) nb::raise_python_error();
+    const nb::bytes name = nb::steal<nb::bytes>(encoded);
+    int error = 0;
+    Descriptor opened = [&] {
+        WithoutGil released;
+        Descriptor file = open_above_streams(name.c_str(), flags, mode);
+        error = errno;
+        return file;
+    }();
+    if (opened) return opened;
+    errno = error;
+    PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path.ptr());
+    nb::raise_python_error();
+}
+
 int (*execute)(PyObject*);  // nanobind's
 int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : execute(m); }
 
@@ -282,6 +300,11 @@ NB_MODULE(_core, m) {
         .def("columns", &TakenRound::columns);
 
     nb::class_<Caller>(m, "Caller").def(nb::init<>());
+
+    nb::class_<Descriptor>(m, "Descriptor").def("fileno", &Descriptor::get).def("close", [](Descriptor& self) {
+        self = Descriptor();
+    });
+    m.def("open_file", &open_file, nb::arg("path"), nb::arg("flags"), nb::arg("mode") = 0);
 
     bind_blocks(m);
 
