@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import process_work
 from helpers.apart import every_start_method
+from helpers.lock_holder import sleeps_in
 from helpers.support import LONG, stop, until
 
 import shmacc
@@ -96,6 +97,7 @@ def test_take_partial_of_anything_leaves_the_heads_round_alone(
     """Its number is reached: it is the head's, also before that has come to take it."""
     dense.apply_grad(1.0)
     (first,) = line_up(crew, dense, 2)
+    until(lambda: sleeps_in("dense", first.pid, "waits in the queue"))
     stop(first.pid)
     dense.apply_grad(2.0)
     assert dense.take_partial(0, timeout=0).count == 0

@@ -53,10 +53,17 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
     """A process waits in the queue with its take, and is stopped."""
     with Apart(_take, name, num_required) as head:
         head.hear()
-        # Asleep, and so not under the lock, which it had to join.
-        until(lambda: activity(name, head.pid) == "waits in the queue" and sleeps(head.pid))
+        until(lambda: sleeps_in(name, head.pid, "waits in the queue"))
         head.signal(signal.SIGSTOP)
         yield head
+
+
+def sleeps_in(name: str, pid: int, doing: str) -> bool:
+    """Whether it sleeps in this wait, so that a stop does not find it with the lock.
+
+    It is seen in the queue before that: it joins under the lock, and looks once more.
+    """
+    return activity(name, pid) == doing and sleeps(pid)
 
 
 def sleeps(pid: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.apart import Apart
 from helpers.killing_scenes import NAME, Scene, path, rows
+from helpers.lock_holder import sleeps_in
 from helpers.stepping_walk import stopped, under_the_lock, walk
 from helpers.support import LONG, SOON, slept, until
 
@@ -121,7 +122,7 @@ def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
         processes: list[Apart] = []
         for function in functions:
             processes += stack.enter_context(others(function))
-            until(lambda: len(inspection.describe(NAME).line) == len(processes))  # noqa: B023
+            until(lambda: sleeps_in(NAME, processes[-1].pid, "waits in the queue"))  # noqa: B023
         yield processes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from helpers.apart import Crew
 
 NAME: Final = "still"  # as in helpers.standing_still
+A_TICK: Final = 0.02  # seconds; of the clock of the segments, twice at least
 
 
 def make_single() -> Any:
@@ -142,6 +144,7 @@ def test_a_worker_is_idle_only_since_it_came_back_from_a_wait(
     start(crew, apply_one_round_and_hang, NAME)
     until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
     (before,) = inspection.describe(NAME).processes
+    until(lambda: time.time() > before.last_seen + A_TICK)
     with shmacc.attach(NAME) as acc:
         acc.take(1)
         until(lambda: inspection.describe(NAME).processes[0].activity == "idle")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers.inspect_tool import Terminal, ask, start
+from helpers.lock_holder import sleeps_in
 from helpers.standing_still import (
     NAME,
     apply_and_wait_for_the_step,
@@ -90,7 +91,7 @@ def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
 
 def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
     taker = start(crew, inspect_tool.wait_in_line, NAME, 2)
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: sleeps_in(NAME, taker.pid, "waits in the queue"))
     pid = stop(taker)
     worker = start(crew, apply_and_idle, NAME)
     until(lambda: inspection.describe(NAME).stats.num_accumulated == 1)
@@ -120,7 +121,7 @@ def test_a_worker_that_was_stopped_before_the_step_that_it_waits_for(
     """It is what the take waits for, although it waits itself, as far as can be seen."""
     monkeypatch.setattr(_standstill, "_AFTER_GRADIENTS", 0.0)
     worker = start(crew, apply_and_wait_for_the_step, NAME)
-    until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
+    until(lambda: sleeps_in(NAME, worker.pid, "waits for the step"))
     pid = stop(worker)
     start(crew, take_two_rounds, NAME)
     until(lambda: inspection.describe(NAME).stats.takes == 1)

@@ -15,6 +15,7 @@ import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
 from helpers.inspect_tool import ask, idle, path_of, run, start, wait_in_line
+from helpers.lock_holder import sleeps_in
 from helpers.standing_still import stop
 from helpers.support import until
 
@@ -160,7 +161,7 @@ def test_help_is_a_verb() -> None:
 def test_one_gradient_is_in_the_singular(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [2], "acc") as acc:
         taker = start(crew, wait_in_line, "acc", 1)
-        until(lambda: bool(inspection.describe("acc").line))
+        until(lambda: sleeps_in("acc", taker.pid, "waits in the queue"))
         stop(taker)
         acc.apply_grad([1, 2])
         (stall,) = inspection.describe("acc").summary.stalls

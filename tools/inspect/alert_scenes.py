@@ -261,14 +261,16 @@ def stopped_workers(stage: Stage, name: str) -> None:
     """A take waits for workers that are stopped."""
     make(name)
     stage.start(takes, name, 2)
-    stage.stop(stage.start(applies_once, name))
+    worker = stage.start(applies_once, name)
+    wait_until(lambda: inspection.describe(name).stats.num_accumulated == 1)
+    stage.stop(worker)
 
 
 def stopped_taker(stage: Stage, name: str) -> None:
     """The gradients have arrived for a take that is stopped."""
     make(name)
     taker = stage.start(takes, name, 1)
-    wait_until(lambda: len(inspection.describe(name).line) == 1)
+    wait_until(lambda: _doing(name, "waits in the queue") == 1)
     stage.stop(taker)
     stage.start(applies_once, name)
 
@@ -359,8 +361,8 @@ def orphan(_stage: Stage, name: str) -> None:
 def split(stage: Stage, name: str) -> None:
     """Somebody removed a segment's file under its users."""
     make(name)
-    stage.start(takes, name, 1)
-    wait_until(lambda: inspection.describe(name).summary.attached_alive == 1)
+    stage.start(applies_once, name)
+    wait_until(lambda: inspection.describe(name).stats.num_accumulated == 1)
     Path(inspection.resolve(name).path).unlink()
 
 
